@@ -1,1 +1,1 @@
-"""The user API: flows, streams, and the handle of a running job. `aioflow` re-exports it."""
+"""The user API: flows, streams, and the handle of a running job. `aioflow` exports it."""

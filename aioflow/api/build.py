@@ -1,4 +1,4 @@
-"""Adds operators to a flow: the one place where streams become nodes and edges."""
+"""Adds operators to the graph of a flow. All methods of streams use it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One stream that an operator reads: a node's output, or a side output of it, and how its
-    records are dealt out.
+    """One stream that an operator reads, and how its records are distributed.
+
+    It is the output of a node, or one of its side outputs.
     """
 
     node_id: int
@@ -56,11 +57,11 @@ class Upstream:
 
     @property
     def place(self) -> TapPlace:
-        """The place where its records can be tapped."""
+        """The place where a tap can observe the records of the stream."""
         return self.node_id if self.side is None else (self.node_id, self.side.name)
 
     def partitioned(self, strategy: ShipStrategy, function: Any = None, **more: Any) -> Upstream:
-        """Returns the same stream with another partitioning. `more` are further fields of
+        """Returns the same stream with another partitioning. `more` are other fields of
         `Partitioning`.
         """
         return Upstream(self.node_id, self.side, Partitioning(strategy, function, **more))
@@ -68,7 +69,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """The options of every operator: `name=`, `uid=`, `parallelism=`."""
+    """The options that every operator has: `name=`, `uid=`, `parallelism=`."""
 
     name: str | None = None
     uid: str | None = None
@@ -76,7 +77,9 @@ class OperatorOptions:
 
 
 def check_parallelism(name: str, parallelism: object) -> None:
-    """Raises GraphError. None: that of the flow."""
+    """Raises GraphError for an invalid parallelism. None is valid: it stands for that of the
+    flow.
+    """
     if parallelism is None:
         return
     if not isinstance(parallelism, int):
@@ -89,8 +92,9 @@ def check_parallelism(name: str, parallelism: object) -> None:
 
 
 def check_place(graph: StreamGraph, name: str, options: OperatorOptions) -> None:
-    """Raises GraphError for a uid that another operator of `graph` has or that is no text, or
-    more subtasks than there are key groups.
+    """Raises GraphError for an invalid name, uid or parallelism.
+
+    A uid must be unique in `graph`. The parallelism must not exceed the number of key groups.
     """
     for option, given in (("name", options.name), ("uid", options.uid)):
         if given is not None and not (isinstance(given, str) and given):
@@ -130,11 +134,11 @@ def add_operator(
     remark: str = "",
     side_tags: tuple[OutputTag[Any], ...] | None = None,
 ) -> StreamNode:
-    """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a
-    union).
+    """Adds one operator to `graph`, and returns its node.
 
-    It has keyed state if everything that it reads comes straight from a `key_by`; `keyed` and
-    `event_time` say otherwise.
+    `inputs` has a list of streams for each input; several streams are a union. The operator has
+    keyed state if all its streams come straight from a `key_by`, unless `keyed` says otherwise. It
+    has event time if all its streams have, unless `event_time` says otherwise.
     """
     name = options.name or name_of(kind, function)
     check_parallelism(options.name or kind, options.parallelism)
@@ -169,8 +173,9 @@ def add_operator(
 
 
 def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputTag[Any]) -> None:
-    """Say that `tag` will never have anything, if that is known of all of `nodes`: no error,
-    since it is a stream like any other.
+    """Warns if none of `nodes` can ever emit to the side output `tag`.
+
+    This is no error, because the side output is a valid stream.
     """
     if any(node.side_tags is None or tag in node.side_tags for node in nodes):
         return
@@ -212,7 +217,7 @@ def refuse_pushed(graph: StreamGraph, call: str) -> None:
 
 
 def warn_of_loose_ends(graph: StreamGraph) -> None:
-    """Warns of streams without a reader in a run without a job handle to subscribe by.
+    """Warns of streams without a reader, in a run without a job handle to subscribe by.
 
     This is no error, because a function may have side effects.
     """
@@ -231,14 +236,12 @@ def warn_of_loose_ends(graph: StreamGraph) -> None:
 
 
 def event_time_of(graph: StreamGraph, streams: list[Upstream]) -> bool:
-    """Returns whether every one of `streams` has a watermark strategy upstream."""
+    """Whether all of `streams` have a watermark strategy upstream."""
     return all(graph.nodes[stream.node_id].event_time for stream in streams)
 
 
 def is_keyed(streams: list[Upstream]) -> bool:
-    """Returns whether every one of `streams` comes directly from a `key_by`: keyed state needs a
-    key for each record.
-    """
+    """Whether all of `streams` come straight from a `key_by`, as keyed state requires."""
     return all(
         stream.partitioning is not None and stream.partitioning.strategy is ShipStrategy.HASH
         for stream in streams
@@ -246,7 +249,7 @@ def is_keyed(streams: list[Upstream]) -> bool:
 
 
 def name_of(kind: str, function: Any) -> str:
-    """The default name: the kind, and the function's name where it has one worth showing."""
+    """Returns the default name of an operator: its kind, and the name of its function if useful."""
     if function is None or is_expression(function):
         return kind
     name = getattr(function, "__name__", None) or type(function).__name__
@@ -254,7 +257,9 @@ def name_of(kind: str, function: Any) -> str:
 
 
 def check_watermarks(name: str, strategy: object) -> None:
-    """Raises GraphError for what is no strategy, as a function that gives the timestamp."""
+    """Raises GraphError if `strategy` is not a WatermarkStrategy, for example a timestamp
+    function.
+    """
     if not isinstance(strategy, WatermarkStrategy):
         expected = (
             'af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=fn), or another of its '
@@ -269,18 +274,18 @@ def check_watermarks(name: str, strategy: object) -> None:
 def make_operator(
     operator: Callable[..., Operator], function: Any, *args: Any, **options: Any
 ) -> Operator:
-    """An operator for one subtask, with a function object of its own."""
+    """Returns an operator for one subtask, with its own function object."""
     return operator(fresh(function), *args, **options)
 
 
 def fresh(function: Any) -> Any:
-    """A function object of its own for one subtask: function classes are instantiated, their
-    instances copied, others shared.
+    """Returns a function object for one subtask.
 
-    So two subtasks, and two runs of the same flow, never meet in an attribute.
+    Function classes are instantiated, their instances copied, other functions shared. So two
+    subtasks, and two runs of the same flow, never share an attribute.
     """
     if isinstance(function, type):
-        # Other classes are functions like any other: map(str) makes strings.
+        # Other classes are ordinary functions: map(str) makes strings.
         return (
             function()
             if issubclass(function, (Function, AggregateFunction, CheckpointedFunction))

@@ -1,5 +1,7 @@
-"""Chooses the operator that runs a function of one element: inline in the chain, awaited, in a
-thread, guarded by `on_error`, or with full access.
+"""Chooses the operator that calls a user's function for each element.
+
+The function runs inline in the chain, is awaited, runs in a thread, is guarded by `on_error`, or
+has full access to the element.
 """
 
 from __future__ import annotations
@@ -31,24 +33,24 @@ if TYPE_CHECKING:
 __all__ = ["Call", "inline_call", "process_call", "row_call"]
 
 CONCURRENCY = 8
-"""Calls at a time when the user says nothing: enough to hide latency, few enough for any server."""
+"""Default number of concurrent calls: enough to hide latency, few enough for most servers."""
 
 OPTIONS = ("blocking", "concurrency", "ordered", "timeout", "retry", "on_error", "on_timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The operator that calls a function, and what the graph has to know of it."""
+    """An operator that calls a function, and further arguments for the graph."""
 
     factory: Callable[[], Operator]
     more: dict[str, Any]
-    """Arguments of `add_operator`."""
+    """Further arguments of `add_operator`."""
 
 
 def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bool) -> Call:
-    """For `map`, `filter` and `flat_map`, with their own options.
+    """Returns the operator for `map`, `filter` or `flat_map` with their `options`.
 
-    `keyed`: directly behind a `key_by`, where a class has keyed state.
+    `keyed`: the step follows a `key_by` directly, so a function class has keyed state.
     """
     if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
         raise GraphError(
@@ -71,14 +73,14 @@ def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bo
 
 
 def inline_call(kind: StatelessKind, fn: Any) -> Call:
-    """What nothing awaits."""
+    """Returns the operator for a function that runs inline, with nothing to await."""
     return Call(
         partial(_stateless, kind, fn), {"side_tags": (), "stateful": has_operator_state(fn)}
     )
 
 
 def process_call(fn: Any, *, keyed: bool) -> Call:
-    """For `process`."""
+    """Returns the operator for `process`."""
     from aioflow.operators.async_process import AsyncProcessOperator, is_async_process
 
     _check_function(fn, "process", "process_element", "value, ctx")
@@ -92,8 +94,8 @@ def process_call(fn: Any, *, keyed: bool) -> Call:
 
 
 def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
-    """Raises GraphError for a function class of another kind, or what cannot be called with
-    `parameters`.
+    """Raises GraphError for a function class of another kind, or a callable with other
+    parameters.
     """
     if _is_function_class(fn):
         given = fn if isinstance(fn, type) else type(fn)
@@ -108,15 +110,16 @@ def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
 
 
 def _is_function_class(fn: Any) -> bool:
-    """Or an object of one."""
+    """Whether `fn` is a function class or an instance of one."""
     return issubclass(fn if isinstance(fn, type) else type(fn), Function)
 
 
 def _asynchronous_factory(
     kind: StatelessKind, function: Any, options: dict[str, Any]
 ) -> Callable[[], Operator] | None:
-    """The factory of the operator that `options` ask for; None when the function runs inline,
-    fused with its neighbours.
+    """Returns the factory of the operator that `options` ask for.
+
+    Returns None if the function runs inline, fused with its neighbours.
     """
     for name in options:
         if name not in OPTIONS:

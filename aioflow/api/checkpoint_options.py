@@ -1,4 +1,4 @@
-"""The checkpoint options of a run, checked together: `checkpoints= every= restore=` and related
+"""Checks the checkpoint options of a run together: `checkpoints= every= restore=` and related
 ones.
 """
 
@@ -36,7 +36,7 @@ NEED_CHECKPOINTS = (
     "tolerable_failures",
     "fresh",
 )
-"""They say how checkpoints are taken, or what becomes of those that are there."""
+"""Options that only make sense with `checkpoints=`."""
 
 REMOTE = ("s3", "gs", "az")
 SCHEMES = ("file", "memory", *REMOTE)
@@ -46,7 +46,7 @@ KEY_BYTES_MIN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """The options of `flow.run(**options)` about checkpoints, and about where state comes from."""
+    """The options of `flow.run(**options)` about checkpoints, and about the origin of the state."""
 
     checkpoints: str | PathLike[str] | None = None
     """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory.
@@ -54,41 +54,38 @@ class CheckpointOptions:
     None: state lives as long as the run.
     """
     every: str | timedelta = "10s"
-    """Between two checkpoints."""
+    """Time between two checkpoints."""
     unaligned: bool | str | timedelta = False
-    """Whether barriers overtake what is in flight: from the start (True), or once one is not
-    through after so long.
+    """Whether barriers overtake data in flight: from the start (True), or after this time.
     """
     timeout: str | timedelta = "10m"
-    """A checkpoint that takes longer is given up."""
+    """Maximum duration of a checkpoint, after which it is aborted."""
     min_pause: str | timedelta = "0s"
-    """At least so long between the end of one checkpoint and the beginning of the next."""
+    """Minimum time between the end of one checkpoint and the beginning of the next."""
     max_concurrent: int = 1
-    """How many checkpoints may be under way at once, savepoints included.
-
-    With `unaligned` always one.
+    """Maximum number of concurrent checkpoints, including savepoints. With `unaligned` always 1.
     """
     retain: int = 1
-    """How many completed checkpoints are kept. Savepoints are never deleted."""
+    """Number of completed checkpoints that are kept. Savepoints are never deleted."""
     tolerable_failures: int | None = None
-    """How many checkpoints in a row may fail before the job does.
+    """Number of checkpoints in a row that may fail before the job fails.
 
     None: any number, each with a warning.
     """
     restore: str | PathLike[str] | None = "latest"
-    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a
-    savepoint's path, which needs no store; None: nowhere."""
+    """Origin of the state: "latest" for the flow's newest checkpoint or savepoint in the store, the
+    path of a savepoint (even without a store), or None to begin without state."""
     fresh: bool = False
-    """With `restore=None`: begin without state although the store holds that of an unfinished
-    job.
+    """Whether a run with `restore=None` may begin although the store holds the state of an
+    unfinished job.
     """
     allow_non_restored: bool = False
-    """Begin although some state of the checkpoint belongs to no operator of this flow any more:
-    it is dropped.
+    """Whether to drop state of the checkpoint that belongs to no operator of this flow, instead
+    of refusing to begin.
     """
     checkpoint_key: bytes | PathLike[str] | None = field(default=None, repr=False)
-    """Secret, or the `Path` of its file: then only checkpoints and savepoints that were written
-    with it are restored.
+    """Secret, or the `Path` of its file. With it, only checkpoints and savepoints that were
+    written with the same secret are restored.
     """
 
     def checkpoint_settings(self) -> CheckpointSettings | None:
@@ -97,9 +94,9 @@ class CheckpointOptions:
 
 
 def check_checkpoint_options(given: Mapping[str, Any], options: CheckpointOptions) -> None:
-    """Raises TypeError or ValueError for what cannot be meant.
+    """Raises TypeError or ValueError for options that contradict each other or make no sense.
 
-    `given`: the arguments as they came, without defaults.
+    `given`: the arguments that the caller passed, without defaults.
     """
     if options.checkpoints is None:
         for name in NEED_CHECKPOINTS:
@@ -146,14 +143,14 @@ def check_checkpoint_options(given: Mapping[str, Any], options: CheckpointOption
 
 
 def _settings(options: CheckpointOptions) -> CheckpointSettings | None:
-    """Returns the checkpoint settings of `options`, or None for a run without checkpoints and
+    """Returns the checkpoint settings of `options`, None if the run has neither checkpoints nor
     restore.
     """
     if options.checkpoints is None:
         if options.restore in (
             None,
             LATEST,
-        ):  # The default goes on where there is a store to look into.
+        ):  # The default "latest" only applies with a store.
             return None
         where = store_url(options.restore, "restore")
         key = checkpoint_key(options.checkpoint_key)
@@ -209,9 +206,10 @@ def _settings(options: CheckpointOptions) -> CheckpointSettings | None:
 
 
 def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
-    """The key itself, or the content of its file without the end of its last line.
+    """Returns the checkpoint key: `given` itself, or the content of that file without its last
+    newline.
 
-    Raises TypeError, or ValueError if it is too short.
+    Raises TypeError, or ValueError if the key is too short.
     """
     if given is None:
         return None
@@ -239,11 +237,11 @@ def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
 
 
 def store_url(where: str | PathLike[str], option: str) -> str:
-    """`where` as a URL; without a scheme it is a directory of this machine.
+    """Returns `where` as a URL. Without a scheme it is a directory of this machine.
 
-    Raises TypeError, or ValueError for an unknown scheme.
+    `option` names the argument in errors. Raises TypeError, or ValueError for an unknown scheme.
     """
-    value: object = where  # As given: the annotation is only a promise.
+    value: object = where  # Callers may pass other types than the annotation says.
     if not isinstance(value, (str, PathLike)) or not fspath(value):
         raise TypeError(
             f'{option}= takes a URL like "file:///var/lib/app", or a directory; got '
@@ -265,7 +263,7 @@ def store_url(where: str | PathLike[str], option: str) -> str:
         named, single, _ = text.partition(":")
         if (
             single and named in SCHEMES
-        ):  # A directory of that name would keep what was meant for elsewhere.
+        ):  # Otherwise a local directory of that name would be used by mistake.
             raise ValueError(
                 f"{option} is {text!r}: the scheme is written {named}://; a directory of that "
                 f"name is ./{text}"
@@ -291,8 +289,9 @@ def store_url(where: str | PathLike[str], option: str) -> str:
 
 
 def shown_path(url: str) -> str:
-    """A URL as users take it further: of a directory of this machine its path, otherwise the URL
-    itself.
+    """Returns the path of a directory of this machine, otherwise the URL itself.
+
+    Users pass either to other calls.
     """
     return unquote(url.removeprefix("file://")) if url.startswith("file:///") else url
 

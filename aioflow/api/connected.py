@@ -1,4 +1,4 @@
-"""Two streams of different types into one operator, and the broadcast state pattern."""
+"""Connects two streams of different types to one operator, and the broadcast state pattern."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class BroadcastStream(HalfStream, Generic[U]):
-    """A stream that every subtask sees, with the state that it may fill.
+    """A stream that every subtask receives, with the broadcast state that it may change.
 
     Made by `stream.broadcast(*descriptors)`.
     """
@@ -59,7 +59,7 @@ class BroadcastStream(HalfStream, Generic[U]):
 
 @explained_methods
 class ConnectedStreams(HalfStream, Generic[T, U]):
-    """Two streams side by side.
+    """Two streams that one operator reads.
 
     With a broadcast stream on the right, `process` takes a BroadcastProcessFunction.
     """
@@ -85,7 +85,7 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         left: Callable[[T], Any] | Expr[Any],
         right: Callable[[U], Any] | Expr[Any] | None = None,
     ) -> ConnectedStreams[T, U]:
-        """Key both sides alike; the broadcast side takes no key."""
+        """Partitions both streams by key. A broadcast stream gets no key."""
         if self._broadcast:
             if right is not None:
                 raise GraphError(
@@ -112,7 +112,9 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """`f1` for the elements of the left, `f2` for those of the right: one element each."""
+        """Emits one element for each element: `f1` for elements of the left, `f2` for those of the
+        right.
+        """
         return self._rows(StatelessKind.MAP, f1, f2, OperatorOptions(name, uid, parallelism))
 
     def flat_map(
@@ -124,7 +126,7 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """Like `map`, any number of elements each."""
+        """Emits any number of elements for each element: `f1` for the left, `f2` for the right."""
         return self._rows(StatelessKind.FLAT_MAP, f1, f2, OperatorOptions(name, uid, parallelism))
 
     def process(
@@ -138,8 +140,10 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """A CoProcessFunction, or with a broadcast stream a BroadcastProcessFunction; the Keyed
-        ones over keyed streams.
+        """Calls a CoProcessFunction, or with a broadcast stream a BroadcastProcessFunction.
+
+        Keyed streams take the keyed variants: KeyedCoProcessFunction,
+        KeyedBroadcastProcessFunction.
         """
         wanted = BroadcastProcessFunction if self._broadcast else CoProcessFunction
         given = fn if isinstance(fn, type) else type(fn)
@@ -171,9 +175,9 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
 
     @property
     def _is_keyed(self) -> bool:
-        """Whether there are keyed state and timers.
+        """Whether the operator has keyed state and timers.
 
-        A key on one side alone only deals its elements out.
+        A key on one side alone only distributes its elements.
         """
         return is_keyed(
             self._left.upstreams

@@ -17,13 +17,13 @@ __all__ = ["Entering"]
 
 
 class Entering(AbstractAsyncContextManager[Job]):
-    """A run of `flow` that has not begun. Entered once."""
+    """A run of `flow` that has not begun. It can be entered once."""
 
     def __init__(self, flow: str, running: AbstractAsyncContextManager[Job]) -> None:
         self._flow = flow
         self._running = running
         self._is_told = False
-        """Whether the run was entered, or its creator knows why it was not."""
+        """Whether the run was entered, or an error has already explained the wrong use."""
 
     async def __aenter__(self) -> Job:
         self._is_told = True
@@ -46,9 +46,8 @@ class Entering(AbstractAsyncContextManager[Job]):
         )
 
     def __exit__(self, *exc_info: object) -> None:
-        """Nothing was entered.
-
-        It is here so that `with` comes as far as `__enter__`, which says what is wrong.
+        """Does nothing. Without this method, `with` would not call `__enter__`, which explains the
+        error.
         """
 
     def __await__(self) -> Any:
@@ -59,7 +58,7 @@ class Entering(AbstractAsyncContextManager[Job]):
             "`await flow.execute()`"
         )
 
-    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+    if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):  # Copying, pickling and introspection ask for these.

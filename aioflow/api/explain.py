@@ -1,5 +1,5 @@
-"""Describes how a flow will run: its tasks, their operators, the exchanges between them, and the
-reasons.
+"""Describes how a flow will run: its tasks, their operators, the exchanges between them, and
+why.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ __all__ = ["explain", "explain_graph"]
 
 
 def explain(stream: DataStream[Any]) -> str:
-    """The part of the flow that `stream` depends on."""
+    """Describes the part of the flow that `stream` depends on."""
     graph = stream.flow.graph
     needed = graph.upstream_of([upstream.node_id for upstream in stream.upstreams])
     return explain_graph(build_job_graph(graph.restricted_to(needed), explained=True))
 
 
 def explain_graph(graph: JobGraph) -> str:
-    """One paragraph a task, producers first: whose output it takes and how, then its operators,
-    each handing over to the next.
+    """Describes a graph in one paragraph for each task, producers first.
+
+    A paragraph lists the inputs of the task, with their partitioning, and then its operators in
+    order.
     """
     count = len(graph.vertices)
     lines = [
@@ -97,7 +99,7 @@ DEALT_OUT = {
 
 
 def _dealt_out(edge: JobEdge) -> str:
-    """How records choose among subtasks, and by which key or function."""
+    """Returns how an exchange distributes records, with the key or function that it uses."""
     function = edge.partitioning.function
     if function is None:
         return DEALT_OUT[edge.partitioning.strategy]
@@ -110,8 +112,9 @@ IN_SPARK = ", as far as both mean the same by Spark itself with on=af.Spark(...)
 
 
 def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) -> bool:
-    """Whether Spark may do it where it reads a DataFrame; `in_spark`: whether it may do the one
-    before.
+    """Whether Spark itself may run the operator, after reading a DataFrame.
+
+    `in_spark`: whether that holds for the previous operator.
     """
     if node.source is not None:
         return bool(getattr(node.source, "in_spark", False)) and node.watermarks is None
@@ -122,9 +125,7 @@ def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) 
 
 
 def _keeps(edge: JobEdge) -> bool:
-    """Whether columns stay columns on the way: what deals records out one by one makes rows of
-    them.
-    """
+    """Whether columns stay columns on this exchange. Distributing records one by one makes rows."""
     return edge.partitioning.strategy not in (ShipStrategy.SHUFFLE, ShipStrategy.CUSTOM)
 
 
@@ -136,10 +137,10 @@ def _how(
     given: str,
     of_columns: bool,
 ) -> tuple[str, bool]:
-    """How it runs, and whether it gives columns.
+    """Returns how an operator runs, and whether it emits columns.
 
-    `columns`: it is given them; `given`: why not. `of_columns`: whether any source may have some,
-    so that advice is of use.
+    `columns`: whether it receives columns; `given`: the reason if not. `of_columns`: whether any
+    source of the flow may produce columns, so that advice about them is useful.
     """
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"
@@ -166,12 +167,12 @@ def _how(
 
 
 def _may_give_columns(source: object) -> bool:
-    """Whether rows are not all that there ever is."""
+    """Whether a source produces columns, or can."""
     return bool(getattr(source, "columnar", False)) or hasattr(source, "with_columns")
 
 
 def _in_units(remark: str) -> str:
-    """Durations as they are written in a program."""
+    """Replaces milliseconds in a remark by durations as written in a program, such as 5m."""
     return re.sub(r"\b(\d+) ms\b", lambda found: _duration(int(found[1])), remark)
 
 

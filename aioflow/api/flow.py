@@ -1,4 +1,4 @@
-"""A flow: the program as pure data, and the ways to run it.
+"""The flow: a program as plain data, and the ways to run it.
 
 Building a flow opens nothing and binds no loop; the same object can be run many times, in any loop,
 at the same time.
@@ -85,7 +85,7 @@ class Flow:
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self._graph.nodes)} operators)"
 
-    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+    if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
 
         def __getattr__(self, name: str) -> Any:
             from aioflow.api.keyed import KeyedStream
@@ -115,20 +115,24 @@ class Flow:
             )
 
         async def __aexit__(self, *exc_info: object) -> None:
-            """Nothing was entered: it is here so that `async with` comes as far as `__aenter__`."""
+            """Does nothing. Without this method, `async with` would not call `__aenter__`, which
+            explains the error.
+            """
 
     @property
     def name(self) -> str:
-        """The name under which checkpoints are kept."""
+        """The name of the flow, under which its checkpoints are stored."""
         return self._graph.name
 
     @property
     def graph(self) -> StreamGraph:
-        """The program as data. Not to be changed."""
+        """The operators and streams of the flow. Not to be changed by the caller."""
         return self._graph
 
     def job_graph(self) -> JobGraph:
-        """The vertices and exchanges that a run deploys. Raises GraphError for a wrong flow."""
+        """Returns the vertices and exchanges that a run deploys. Raises GraphError for an invalid
+        flow.
+        """
         return build_job_graph(self._graph, explained=True)
 
     @overload
@@ -181,12 +185,12 @@ class Flow:
         parallelism: int | None = None,
         watermarks: WatermarkStrategy[Any] | None = None,
     ) -> DataStream[Any]:
-        """A stream read from `what`: a Source, a re-iterable, or a function that returns an
-        iterator or an async iterator.
+        """Returns a stream that is read from `what`.
 
-        A function of one parameter `position` that yields `(value, position)` can be replayed after
-        a restart, any other cannot. An iterable is one split, read by one subtask; the flow's
-        parallelism begins after it.
+        `what` is a Source, a re-iterable such as a list, or a function that returns an iterator or
+        an async iterator. A function with one parameter `position` that yields `(value, position)`
+        can be replayed after a restart, any other cannot. An iterable is one split, read by one
+        subtask; the flow's parallelism begins after it.
         """
         source = as_source(what)
         if any(node.source is source for node in self._graph.nodes.values()):
@@ -221,15 +225,16 @@ class Flow:
     def run(self, **options: Any) -> AbstractAsyncContextManager[Job]:
         """Runs the flow in this loop: `async with flow.run() as job`. The guide lists the options.
 
-        Entering waits until every operator is open, and raises what failed there. Leaving: a job
-        that has failed raises its error; with bounded sources waits for the end; otherwise stops,
-        bounded by `stop_timeout`. A function as a source counts as endless: if it has not ended, a
-        warning says how much of it was read. Leaving by an exception cancels.
+        Entering waits until every operator is open, and raises the error of one that failed.
+        Leaving the block raises the error of a job that has failed. Otherwise it waits for the end
+        if all sources are bounded, or stops the job, for at most `stop_timeout`. A function as a
+        source counts as endless: if it has not ended, a warning says how much of it was read.
+        Leaving by an exception cancels the job.
         """
         return Entering(self.name, self._run(self._graph, options))
 
     async def execute(self, **options: Any) -> JobResult:
-        """Runs the flow to its end. Cancelling this call cancels the job.
+        """Runs the flow to its end, and returns the result. Cancelling this call cancels the job.
 
         Raises GraphError for a flow with `af.io.push()`, which would never end. Warns of streams
         without a sink: this run has no job handle, so they cannot be subscribed to.
@@ -254,9 +259,9 @@ class Flow:
         self, /, *streams: DataStream[Any], **options: Any
     ) -> tuple[list[Any], ...]: ...
     async def collect(self, /, *streams: DataStream[Any], **options: Any) -> tuple[list[Any], ...]:
-        """Run once and return the elements of each stream, in order of arrival.
+        """Runs the flow to its end, and returns the elements of each stream, in order of arrival.
 
-        Runs what they depend on and no other sink.
+        Only the operators that the streams depend on run, without the sinks of the flow.
         """
         if not streams:
             raise TypeError("collect() needs at least one stream")
@@ -270,8 +275,10 @@ class Flow:
         return tuple(collected.rows for collected in results)
 
     def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]:
-        """The elements of `stream` as they come, with back pressure: what
-        `stream.execute_and_collect()` gives.
+        """Returns an iterator over the elements of `stream` while the flow runs, with back
+        pressure.
+
+        `stream.execute_and_collect()` calls this.
         """
         graph = self._part([stream])
         refuse_pushed(graph, "execute_and_collect()")
@@ -280,7 +287,7 @@ class Flow:
         return rows
 
     def _part(self, streams: Sequence[DataStream[Any]]) -> StreamGraph:
-        """A copy of the graph with what `streams` depend on and nothing else."""
+        """Returns a copy of the graph with only the nodes that `streams` depend on."""
         for stream in streams:
             if stream.flow is not self:
                 raise GraphError(
@@ -298,7 +305,7 @@ class Flow:
         if collects:
             options = options.that_collect()
         graph = _with_own_sources(graph)
-        # What is none of these, the job refuses.
+        # The job refuses anything else.
         subscribed = {
             one.place
             for stream in options.subscribe
@@ -321,8 +328,11 @@ class Flow:
 
 
 def _with_own_sources(graph: StreamGraph) -> StreamGraph:
-    """Sources that are pushed into get an inlet for this run, and those that look for files
-    remember what they found for it alone: the same flow may run twice at once."""
+    """Returns a copy of the graph whose sources have their own state for this run.
+
+    Push sources get an inlet, and sources that look for files remember the files found. So the same
+    flow may run twice at once.
+    """
     uids = graph.uids()
     own = graph.copy()
     for i, node in graph.nodes.items():
@@ -334,7 +344,9 @@ def _with_own_sources(graph: StreamGraph) -> StreamGraph:
 
 
 def _own_source(source: Source[Any]) -> Source[Any]:
-    """`source` for one place and one run, if it remembers what it found."""
+    """Returns a copy of `source` for one run if it remembers the files found, otherwise
+    `source`.
+    """
     fresh = getattr(getattr(source, "finder", None), "fresh", None)
     if fresh is None:
         return source

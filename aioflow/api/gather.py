@@ -1,4 +1,4 @@
-"""Returns results of a run to the program: gathered in a list, or row by row with back pressure."""
+"""Returns the results of a run to the program: in a list, or row by row with back pressure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ __all__ = ["CollectOperator", "Collected", "RowStream"]
 T = TypeVar("T")
 
 ROWS_BUFFERED_MAX = 1024
-"""Rows that wait for the reader of `execute_and_collect` before the job is held back."""
+"""Number of rows that may wait for the reader of `execute_and_collect` before the job waits."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """The gathered results of a run. They belong to the program, and outlive the attempts that fill
-    them.
+    """The rows that a run has collected.
+
+    They belong to the program, and outlive the attempts that add to them.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -41,11 +42,11 @@ class Collected:
 
 
 class CollectOperator(Operator):
-    """Gathers all elements in one list.
+    """Collects all elements in one list.
 
     An attempt that restores a checkpoint removes the elements after that checkpoint; any other
-    attempt begins with an empty list. So the list holds each element once. The list is not state:
-    a later run does not restore it.
+    attempt begins with an empty list. So the list holds each element once. The list is not state: a
+    later run does not restore it.
     """
 
     def __init__(self, collected: Collected) -> None:
@@ -76,7 +77,7 @@ class CollectOperator(Operator):
 
 
 class _RowOperator(Operator):
-    """Hands rows to a RowStream, and takes no more while `ROWS_BUFFERED_MAX` wait there."""
+    """Passes rows to a RowStream, and accepts no more while `ROWS_BUFFERED_MAX` wait there."""
 
     def __init__(self, rows: RowStream[Any]) -> None:
         self._rows = rows
@@ -91,8 +92,9 @@ class _RowOperator(Operator):
 
 
 class RowStream(Generic[T]):
-    """The rows of a run: `async for row in ...`, or `async with ... as rows` first, to end the
-    run with the block.
+    """The rows of a run: `async for row in ...`.
+
+    With `async with ... as rows` around the loop, the run ends with the block.
     """
 
     def __init__(self, run: Callable[[], AbstractAsyncContextManager[Job]]) -> None:
@@ -104,7 +106,7 @@ class RowStream(Generic[T]):
         self.has_room = Availability(available=True)
 
     def operator(self) -> Operator:
-        """Factory of the operator that fills this stream."""
+        """Returns an operator that fills this stream."""
         return _RowOperator(self)
 
     @property
@@ -112,13 +114,13 @@ class RowStream(Generic[T]):
         return max(0, ROWS_BUFFERED_MAX - len(self._rows)) if self.has_room.is_available else 0
 
     def put(self, rows: list[T]) -> None:
-        """Take rows from the job, on its loop."""
+        """Adds rows from the job. Called on the job's loop."""
         self._rows.extend(rows)
         if len(self._rows) >= ROWS_BUFFERED_MAX:
             self.has_room.set_unavailable()
         self._wake()
 
-    if not TYPE_CHECKING:  # A checker knows that none of it is there.
+    if not TYPE_CHECKING:  # Hidden from type checkers, which report these uses themselves.
 
         def __iter__(self) -> Never:
             how = (
@@ -137,10 +139,12 @@ class RowStream(Generic[T]):
             raise TypeError("a run is entered by `async with stream.execute_and_collect() as rows`")
 
         def __exit__(self, *exc_info: object) -> None:
-            """Nothing was entered: it is here so that `with` comes as far as `__enter__`."""
+            """Does nothing. Without this method, `with` would not call `__enter__`, which explains
+            the error.
+            """
 
     async def __aenter__(self) -> Self:
-        self._rows.clear()  # Of a run before, which was left early.
+        self._rows.clear()  # Rows of an earlier run, which was left early.
         self.has_room.set_available()
         self._running = self._run()
         self._job = await self._running.__aenter__()
@@ -171,8 +175,8 @@ class RowStream(Generic[T]):
         while True:
             while self._rows:
                 row = self._rows.popleft()
-                # Not before half of it is read: waking the job for each row would cost more than
-                # the row.
+                # The job goes on once half of the rows are read. Waking it for each row would cost
+                # more than the row.
                 if not self.has_room.is_available and len(self._rows) <= ROWS_BUFFERED_MAX // 2:
                     self.has_room.set_available()
                 yield row

@@ -1,6 +1,4 @@
-"""Hints for errors about an argument that is neither a function nor an expression: what to write
-instead.
-"""
+"""Hints for error messages about a wrong argument: what the user probably meant to write."""
 
 from __future__ import annotations
 
@@ -34,14 +32,13 @@ WRITTEN = (
     ast.unaryop,
     ast.cmpop,
 )
-"""What a text may consist of to be read as an expression: nothing that is written otherwise
-there, as `and` and `in` are.
-"""
+"""Kinds of syntax that mean the same in a text and in an expression, unlike `and` and `in`."""
 
 
 def field_hint(given: Any) -> str:
-    """Returns what to write if a name or a position was meant as a field, or a text as an
-    expression.
+    """Returns what to write if a name or position was meant as a field, or a text as an expression.
+
+    Returns an empty string for other values.
     """
     if not isinstance(given, (str, int)):
         return ""
@@ -54,8 +51,9 @@ def field_hint(given: Any) -> str:
 
 
 def keys_hint(given: Any, method: str) -> str:
-    """What to write, as an argument of `method`, if a key of several fields was meant; otherwise
-    as `field_hint`.
+    """Returns what to write as an argument of `method` if a key of several fields was meant.
+
+    Returns the same as `field_hint` for other values.
     """
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         return field_hint(given)
@@ -92,15 +90,16 @@ def aggregates_hint(given: Mapping[str, Any]) -> str | None:
 
 
 def window_time_hint(given: Mapping[str, Any]) -> str | None:
-    """What to write if the time of a window was given beside the window."""
+    """Returns what to write if `time=` was passed to `window()` instead of the window itself."""
     if "time" not in given:
         return None
     return f'it belongs to the window: window(af.session("1s", time={given["time"]!r}))'
 
 
 def _as_expression(text: str) -> str | None:
-    """`text` as an expression of fields, like `af.col.cents > 1`; None if it is none, or a name
-    alone.
+    """Returns the text as an expression of fields, like `af.col.cents > 1`.
+
+    Returns None if the text is no expression, or a name alone.
     """
     try:
         tree = ast.parse(text, mode="eval")
@@ -123,7 +122,7 @@ def _as_expression(text: str) -> str | None:
 
 
 def as_select(given: Sequence[Any]) -> str:
-    """A select of what was given without names."""
+    """Returns a call of `select` for columns that were passed without names."""
     found = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
     if len(given) == 1 and is_expression(found[0]):
         return f"select(value={found[0]!r})"

@@ -1,4 +1,6 @@
-"""The handle of a running job: its state, its end, and the ways to talk to it while it runs."""
+"""The handle of a running job: its state, its end, and ways to communicate with it while it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CANCEL_TIMEOUT_S = 60.0
-"""How long a job that was left may take to end once it was cancelled, before it is given up:
-more than its tasks take to close.
+"""Maximum time for a cancelled job to end after its block was left, before it is given up. Its
+tasks take less to close.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """The result of a job that ended.
+    """The result of a job that has ended.
 
     `duration_ms` is wall-clock time from its creation to its end; `restarts` counts failovers.
     """
@@ -71,7 +73,7 @@ class JobResult:
 
 @explained_methods
 class Job:
-    """A job that was started. Everything is called on the loop that runs it."""
+    """A started job. All methods must be called on the loop that runs it."""
 
     def __init__(self, graph: StreamGraph, job_graph: JobGraph, options: RunOptions) -> None:
         self._graph = graph
@@ -83,7 +85,7 @@ class Job:
         self._runner: asyncio.Task[JobStatus] | None = None
         self._end_callbacks: list[Callable[[], None]] = []
         self.monitor_url: str | None = None
-        """Where the dashboard is, with `monitor=`."""
+        """URL of the dashboard, None without `monitor=`."""
         self._stop_asked = False
         self._gathering: dict[tuple[TapPlace, ...], Subscription[Any]] = {}
         self._result: JobResult | None = None
@@ -95,19 +97,17 @@ class Job:
 
     @property
     def id(self) -> str:
-        """32 hex digits, new for each run."""
+        """Id of the job: 32 hex digits, new for each run."""
         return self._cluster.job_id
 
     @property
     def name(self) -> str:
-        """The flow's name."""
+        """Name of the flow."""
         return self._job_graph.name
 
     @property
     def status(self) -> JobStatus:
-        """An `af.JobStatus`, which is a string in Flink's spelling: RUNNING, FINISHED, FAILED
-        ...
-        """
+        """Status of the job: an `af.JobStatus`, a string such as RUNNING, FINISHED or FAILED."""
         return self._cluster.job_master.status
 
     @property
@@ -116,18 +116,18 @@ class Job:
         return self._job_graph
 
     def monitored(self) -> Monitored:
-        """The view of the job for `af.monitor_app(job)`."""
-        from aioflow.monitoring.adapters import MonitoredJob  # Loads what only an endpoint needs.
+        """Returns the view of the job for `af.monitor_app(job)`."""
+        from aioflow.monitoring.adapters import MonitoredJob  # Imports what only an endpoint needs.
 
         return MonitoredJob(self._cluster, str(self._options.state))
 
-    # Life, driven by Flow.run.
+    # The life of the job, driven by Flow.run.
 
     @asynccontextmanager
     async def monitoring(self) -> AsyncIterator[None]:
-        """With `monitor=` the endpoint is served inside the block, from before the first task on.
+        """Serves the monitoring endpoint inside the block if `monitor=` was given.
 
-        Raises OSError.
+        It is served from before the first task starts. Raises OSError if it cannot listen.
         """
         if self._options.monitor is None:
             yield
@@ -139,7 +139,9 @@ class Job:
             yield
 
     async def start(self) -> None:
-        """Deploy, and wait until every operator is open. Raises what failed there."""
+        """Deploys the job, and waits until every operator is open. Raises the error of one that
+        failed.
+        """
         for stream in self._options.subscribe:
             key = self._tapped(stream)
             self._gathering[key] = Subscription(
@@ -182,7 +184,8 @@ class Job:
                 node.source.inlet.end(f"{over}: nothing can be put into {node.name!r} any more")
 
     async def leave(self) -> None:
-        """Leaving `async with flow.run()` normally. Raises the error of a job that has failed.
+        """Ends the job when `async with flow.run()` is left normally. Raises the error of a failed
+        job.
 
         It does so also if `wait()`, `stop()` or a subscription has raised the error before: a
         subscriber that handles it must not hide it from the rest of the program.
@@ -190,8 +193,8 @@ class Job:
         if not self.status.is_terminal and not self._job_graph.bounded:
             cut_off = self._functions_cut_off()
             try:
-                # Cancelled meanwhile, it still ends before this returns: nothing of it may outlive
-                # its block. `stop` bounds itself.
+                # If this call is cancelled, the job still ends before it returns, because nothing
+                # may outlive the block. `stop` limits its own time.
                 await close_within(
                     self.stop(),
                     self._options.stop_timeout_s + CANCEL_TIMEOUT_S,
@@ -204,9 +207,11 @@ class Job:
             self._raise_error()
 
     def _functions_cut_off(self) -> list[JobVertex]:
-        """Source functions that have not ended, and that the next run does not read on.
+        """Returns the vertices of source functions that have not ended, and that cannot be
+        continued later.
 
-        A function may end or not. So its source counts as endless and is stopped.
+        The job cannot know whether a function ever ends. So its source counts as endless and is
+        stopped.
         """
         executions = self._cluster.job_master.executions.executions
         resumed = self._options.checkpoints is not None
@@ -234,13 +239,18 @@ class Job:
             )
 
     async def abort(self) -> None:
-        """Leaving by an exception, which wins: cancel, and wait until everything is released."""
+        """Cancels the job, and waits until everything is released.
+
+        Used when `async with flow.run()` is left by an exception, which is the error that is
+        raised.
+        """
         self._cluster.job_master.cancel()
         await self._ended()
 
     async def _ended(self) -> None:
-        """Wait for the runner, however it ends; being cancelled meanwhile, however often,
-        cancels the job, but still waits for it.
+        """Waits for the runner, however it ends.
+
+        A cancellation of this call cancels the job, but the call still waits for its end.
         """
         assert self._runner is not None
         cancelled: asyncio.CancelledError | None = None
@@ -263,10 +273,10 @@ class Job:
     # For users.
 
     async def wait(self) -> JobResult:
-        """Wait for the end. Raises the job's own error when it failed, JobCanceled when it was
-        cancelled.
+        """Waits for the end of the job, and returns its result.
 
-        Cancelling this cancels only the wait.
+        Raises the job's own error if it failed, JobCanceled if it was cancelled. Cancelling this
+        call cancels only the wait.
         """
         self._check_loop("wait()")
         assert self._runner is not None
@@ -278,12 +288,12 @@ class Job:
                 f"job {self.name!r} ({self.id}) was cancelled while its result was awaited"
             )
         await self._ended()
-        if self._result is None:  # Made once: rates go on falling after the end.
+        if self._result is None:  # Made once, because rates go on falling after the end.
             self._result = self._sum_up()
         return self._result
 
     async def cancel(self) -> None:
-        """End the job now, without a result, and wait until its tasks are gone.
+        """Cancels the job, and waits until its tasks have ended.
 
         A job that is over stays as it is.
         """
@@ -294,16 +304,18 @@ class Job:
     async def stop(
         self, savepoint: str | PathLike[str] | Literal[False] | None = None, drain: bool = False
     ) -> str | None:
-        """End the sources where they are and let what is under way reach the sinks; cancelled after
-        `stop_timeout`.
+        """Stops the job gracefully: ends its sources, and processes everything that they have
+        emitted.
 
-        With checkpoints a savepoint is the last thing that is done, and its path is returned: under
-        the store, or in the directory `savepoint`; False: none, the job goes on from its last
-        checkpoint then. None is returned where none was made: without checkpoints, and when
-        `stop_timeout` was over before it was complete, of which a warning tells. With `drain`,
-        event time ends too: open windows fire and functions finish. Closing has 30 s of its own,
-        also once cancelled. Raises CheckpointError when the store does not take the savepoint, and
-        what the job failed with, if it could not be stopped that way.
+        After `stop_timeout` the job is cancelled. With checkpoints the job ends with a savepoint,
+        and its path is returned. The savepoint lies under the store, or below the directory
+        `savepoint`. With `savepoint=False` none is taken, and a later run continues from the last
+        checkpoint. Returns None if there is no savepoint: without checkpoints, or if `stop_timeout`
+        was over first, which is logged as a warning.
+
+        With `drain`, event time ends too: open windows fire and functions finish. Closing the
+        operators may take 30 s more, also after a cancellation. Raises CheckpointError if the
+        savepoint cannot be stored, and the job's own error if it failed meanwhile.
         """
         self._check_loop("stop()")
         assert self._runner is not None
@@ -364,13 +376,15 @@ class Job:
         return shown_path(await self._cluster.job_master.savepoint(where))
 
     async def savepoints(self) -> list[str]:
-        """Paths of the savepoints of this flow that are under the store, oldest first."""
+        """Returns the paths of the savepoints of this flow that are under the store, oldest
+        first.
+        """
         return [shown_path(url) for url in await self._cluster.job_master.savepoints()]
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now and wait until it is completed.
+        """Takes a checkpoint now, and waits until it is completed.
 
-        Returns its number. Raises as `savepoint` does.
+        Returns its number. Raises the same errors as `savepoint`.
         """
         self._check_loop("checkpoint()")
         return await self._cluster.job_master.checkpoint()
@@ -404,8 +418,9 @@ class Job:
             )
 
     def _warn_of_derived_uids(self) -> None:
-        """Once a job: state that a savepoint holds is found again by uid, and one that comes
-        from the graph changes with it.
+        """Warns, once in a job, of operators whose state is stored under a derived uid.
+
+        A savepoint's state is found again by uid, and a derived uid may change with the graph.
         """
         if self._told_of_uids or self._options.checkpoints is None or self.status.is_terminal:
             return
@@ -433,20 +448,21 @@ class Job:
         return store_url(given, option)
 
     def metrics(self) -> dict[str, float]:
-        """All metrics now, by dotted name: task, operator, metric."""
+        """Returns all metrics now, by dotted name: task, operator, metric."""
         return dict(self._cluster.metrics())
 
     def subscribe(
         self, stream: DataStream[T], buffer: int = 1000, overflow: str = "drop_oldest"
     ) -> Subscription[T]:
-        """Follows `stream` from now on: `async with job.subscribe(s) as rows: async for row in
-        rows`.
+        """Returns a subscription to the elements of `stream` from now on.
 
-        A slow reader never slows the job down. When `buffer` rows wait, `overflow` drops the oldest
-        or the newest (counted in `rows.dropped`), or ends the subscription with an error. After a
-        restart it may repeat the rows since the last checkpoint. Sources of columns read only the
-        fields that the flow uses. So this raises GraphError for such a stream, unless
-        `run(subscribe=[stream])` announced the subscription.
+        Use it as `async with job.subscribe(s) as rows: async for row in rows`. A slow reader never
+        slows the job down. When `buffer` rows wait, `overflow` drops the oldest or the newest
+        (counted in `rows.dropped`), or ends the subscription with an error. After a restart the
+        subscription may repeat the rows since the last checkpoint.
+
+        Sources that produce columns read only the fields that the flow uses. So this raises
+        GraphError for such a stream, unless `run(subscribe=[stream])` announced the subscription.
         """
         self._check_loop("subscribe()")
         key = self._tapped(stream)
@@ -477,8 +493,9 @@ class Job:
             self._end_callbacks.remove(subscription.wake)
 
     def state(self, stream: DataStream[Any] | str) -> StateReader:
-        """The keyed state of the operator that made `stream` (or that has this uid), read
-        between two slices: `.get(key)`, `.items()`.
+        """Returns a reader of the keyed state of the operator that made `stream` or has that uid.
+
+        Its methods `get(key)` and `items()` read the state while the job runs.
         """
         self._check_loop("state()")
         if isinstance(stream, str):
@@ -490,7 +507,7 @@ class Job:
         return StateReader(self._cluster, self._job_graph, node_id)
 
     def _with_uid(self, uid: str) -> int:
-        """The node whose uid it is. Raises StateError."""
+        """Returns the id of the node with this uid. Raises StateError if there is none."""
         uids = self._graph.uids()
         node_id = next((node_id for node_id, known in uids.items() if known == uid), None)
         if node_id is None:
@@ -509,10 +526,10 @@ class Job:
         return node_id
 
     def input(self, stream: DataStream[T]) -> PushInlet[T]:
-        """The way into a stream that begins at `af.io.push()`: `await
-        job.input(events).put(event)`; waiting is back pressure.
+        """Returns the inlet of a stream that begins at `af.io.push()`.
 
-        What was accepted is replayed after a restart of the job, as long as this process lives.
+        Use it as `await job.input(events).put(event)`, which waits under back pressure. Accepted
+        elements are replayed after a restart of the job, as long as this process lives.
         """
         node_id = self._one_node(
             stream,
@@ -529,8 +546,10 @@ class Job:
         return inlet
 
     def _check_loop(self, call: str) -> None:
-        """Refuses a call from another loop: it would never wake up, and would wake the job's loop
-        from the wrong thread.
+        """Raises RuntimeError if this is not the loop that runs the job.
+
+        A call from another loop would never wake up, and would wake the job's loop from the wrong
+        thread.
         """
         if asyncio._get_running_loop() is not self._loop:
             raise RuntimeError(
@@ -540,16 +559,16 @@ class Job:
             )
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the job is over; at once if it is."""
+        """Calls `callback` when the job is over, or at once if it is."""
         if self.status.is_terminal:
             callback()
         else:
             self._end_callbacks.append(callback)
 
     def _one_node(self, stream: DataStream[Any], otherwise: str) -> int:
-        """The node that makes `stream`.
+        """Returns the id of the node that makes `stream`.
 
-        Raises GraphError also for a union, which is no operator: it `otherwise`.
+        Raises GraphError for a union of several streams. `otherwise` is the end of its message.
         """
         node_id, *more = self._node_ids(stream)
         if more:
@@ -557,7 +576,9 @@ class Job:
         return node_id
 
     def _node_ids(self, stream: DataStream[Any]) -> tuple[int, ...]:
-        """The nodes that make `stream`. Raises GraphError when they are no part of this job."""
+        """Returns the ids of the nodes that make `stream`. Raises GraphError if the job does not
+        run them.
+        """
         if not hasattr(stream, "upstreams"):
             raise GraphError(
                 f"job {self.name!r} was asked for {stream!r} of type {type(stream).__name__}, "
@@ -573,7 +594,9 @@ class Job:
         return ids
 
     def _tapped(self, stream: DataStream[Any]) -> tuple[TapPlace, ...]:
-        """Where what makes `stream` can be seen: as `_node_ids`, side outputs by their tags."""
+        """Returns the places where taps can observe `stream`. Raises GraphError if the job does not
+        run them.
+        """
         self._node_ids(stream)
         return tuple(one.place for one in stream.upstreams)
 
@@ -612,7 +635,7 @@ class Job:
 
 
 def _commits(node: StreamNode) -> bool:
-    """Whether it is a sink whose prepared writes are part of a savepoint."""
+    """Whether a node is a sink whose prepared writes are part of a savepoint."""
     return (
         node.sink and node.factory is not None and bool(getattr(node.factory(), "commits", False))
     )
@@ -632,7 +655,7 @@ def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> RunningJob:
             options.task_options(graph.name),
             options.checkpoint_settings(),
         )
-    from aioflow.cluster.workers import WorkersCluster  # Loads what only processes need.
+    from aioflow.cluster.workers import WorkersCluster  # Imports what only processes need.
 
     return WorkersCluster(
         host,

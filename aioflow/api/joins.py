@@ -43,7 +43,10 @@ STEPS = "where(key).equal_to(key).window(assigner)"
 
 @explained_methods
 class _TwoStreams(HalfStream, Generic[T, U]):
-    """Keys and window of a two-stream operation, said step by step."""
+    """A join or co-group of two streams whose keys and window are not complete yet.
+
+    `where`, `equal_to` and `window` set them, one after the other.
+    """
 
     completed_by = f"{STEPS}.apply(fn)"
 
@@ -61,12 +64,12 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         ) = None
 
     def where(self, key: Callable[[T], Any] | Expr[Any]) -> Self:
-        """Key of the left elements."""
+        """Sets the key of the left elements: a function or an expression."""
         self._left_keyed = keyed_stream(self._left, key, "where", f" of the {self.kind}")
         return self
 
     def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> Self:
-        """Key of the right elements."""
+        """Sets the key of the right elements: a function or an expression."""
         if self._left_keyed is None:
             raise GraphError(
                 f"{self.kind}: where(key of the left) comes before equal_to(key of the right)"
@@ -83,8 +86,10 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         evictor: Evictor[Any] | None = None,
         lateness: str | timedelta = "0s",
     ) -> Self:
-        """Elements meet within one window; in a co-group, a key of only one side makes a group
-        too.
+        """Sets the window in which elements of both sides meet.
+
+        In a co-group, a key that occurs on only one side makes a group too. Elements later than
+        `lateness` are dropped.
         """
         if self._left_keyed is None or self._right_keyed is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
@@ -98,7 +103,7 @@ class _TwoStreams(HalfStream, Generic[T, U]):
     def _apply(
         self, fn: Any, options: OperatorOptions, said: str = "apply(...)"
     ) -> DataStream[Any]:
-        """`said`: what the user wrote, for an error."""
+        """Adds the operator. `said` is the user's call, for error messages."""
         if self._window is None or self._left_keyed is None or self._right_keyed is None:
             raise GraphError(
                 f"{self.kind}: where(...).equal_to(...).window(...) come before {said}"
@@ -135,8 +140,9 @@ def _window_join(
 
 @explained_methods
 class JoinedStreams(_TwoStreams[T, U]):
-    """`a.join(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(left, right)` gives one row for
-    each pair.
+    """A window join: pairs of elements from both sides with the same key, in the same window.
+
+    Written as `a.join(b).where(k).equal_to(k).window(w).apply(fn)`.
     """
 
     completed_by = f"{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field)"
@@ -156,26 +162,28 @@ class JoinedStreams(_TwoStreams[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """One row a pair, stamped with the window's `end - 1`."""
+        """Emits one row, `fn(left, right)`, for each pair. Its timestamp is the window's `end -
+        1`.
+        """
         return self._apply(fn, OperatorOptions(name, uid, parallelism))
 
     def pairs(
         self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
     ) -> DataStream[Pair[T, U]]:
-        """Each pair as `Pair(left, right)`, stamped with the window's `end - 1`.
+        """Emits each pair as `Pair(left, right)`. Its timestamp is the window's `end - 1`.
 
-        Of tumbling and sliding windows it runs on columns.
+        With tumbling and sliding windows it can run on columns.
         """
         return self._apply(Pair, OperatorOptions(name, uid, parallelism), "pairs()")
 
     def select(
         self, columns: dict[str, Any] | None = None, /, **named: Any
     ) -> DataStream[dict[str, Any]]:
-        """`pairs()`, and `select` of each: `select(name=af.left.name, item=af.right.id)`.
+        """Emits a dict row for each pair: `select(name=af.left.name, item=af.right.id)`.
 
-        `name=`, `uid=` and `parallelism=` that are no expressions are those of the join, which has
-        the state; `on_error=tag` is of the columns. `pairs(uid="met").select(uid=...)` names
-        either.
+        It is short for `pairs()` and `select`. If `name=`, `uid=` and `parallelism=` are no
+        expressions, they are options of the join, which has the state. `on_error=tag` applies to
+        the columns. To give a column such a name as well, write `pairs(uid="met").select(uid=...)`.
         """
         own = operator_options(named)
         return self._apply(Pair, own, "select(...)").select(
@@ -185,8 +193,9 @@ class JoinedStreams(_TwoStreams[T, U]):
 
 @explained_methods
 class CoGroupedStreams(_TwoStreams[T, U]):
-    """`a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(key, lefts, rights)` gives
-    any number of rows.
+    """A co-group: all elements of both sides with the same key, in the same window.
+
+    Written as `a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`.
     """
 
     kind = "co_group"
@@ -205,13 +214,19 @@ class CoGroupedStreams(_TwoStreams[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """The rows of each group, stamped with the window's `end - 1`."""
+        """Emits any number of rows, `fn(key, lefts, rights)`, for each group.
+
+        Their timestamp is the window's `end - 1`.
+        """
         return self._apply(fn, OperatorOptions(name, uid, parallelism))
 
 
 @explained_methods
 class IntervalJoin(HalfStream, Generic[K, T, U]):
-    """Pairs whose times differ by no less than `lower` and no more than `upper`, both included."""
+    """Pairs of elements with the same key whose times are within an interval of each other.
+
+    The time of the right element minus that of the left is from `lower` to `upper`, both included.
+    """
 
     completed_by = "process(fn)"
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -252,8 +267,9 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """`fn(left, right, ctx)` gives the rows of one pair, stamped with the larger of the two
-        times.
+        """Emits the rows of `fn(left, right, ctx)` for each pair.
+
+        Their timestamp is the larger of the two elements' times.
         """
         check_plain(fn, "process of interval_join", "left, right, ctx", "process_element")
         factory = partial(_interval_join, fn, *self._bounds)

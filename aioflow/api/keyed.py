@@ -1,7 +1,7 @@
 """Keyed streams, the results of `key_by`. All elements of a key reach one subtask, which keeps the
 key's state and timers.
 
-What needs keys stands here alone, so that leaving out the `key_by` is an error where the flow is
+Methods that need keys are only here, so that forgetting the `key_by` is an error where the flow is
 written.
 """
 
@@ -52,14 +52,15 @@ ACC = TypeVar("ACC")
 
 
 METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custom"}
-"""How what deals records out is called, where it is not its own name."""
+"""Names of methods that partition a stream, where they differ from the strategy's name."""
 
 
 @explained_methods
 class KeyedStream(DataStream[T], Generic[K, T]):
-    """A stream dealt out by key.
+    """A stream that is partitioned by key.
 
-    What follows directly has keyed state; after `map` or `filter` it is keyed no more.
+    An operator directly on this stream has keyed state. After `map` or `filter` the stream is no
+    longer keyed.
     """
 
     _has_keys = True
@@ -99,8 +100,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[Any]:
-        """Keyed state and timers for each element: a KeyedProcessFunction, or a generator
-        function of (value, ctx).
+        """Calls a function with keyed state and timers for each element.
+
+        `fn` is a KeyedProcessFunction, or a generator function of (value, ctx).
         """
         return self._process(fn, OperatorOptions(name, uid, parallelism))
 
@@ -112,7 +114,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[T]:
-        """Running: the reduced value of the key after each element."""
+        """Emits the reduced value of the key so far, after each element."""
         check_plain(fn, "reduce", "a, b")
         return self._running(
             partial(make_operator, RunningReduceOperator, fn),
@@ -124,7 +126,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def count(
         self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
     ) -> DataStream[tuple[K, int]]:
-        """Running: `(key, how many so far)` for each element."""
+        """Emits `(key, number of elements so far)` after each element."""
         return self._aggregated("count", count(), OperatorOptions(name, uid, parallelism))
 
     def sum(
@@ -135,7 +137,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Running: `(key, sum of fn so far)` for each element; without `fn` the element itself."""
+        """Emits `(key, sum so far)` after each element. Adds `fn(element)`, or without `fn` the
+        element.
+        """
         return self._aggregated("sum", sum_of(fn), OperatorOptions(name, uid, parallelism))
 
     def min(
@@ -146,7 +150,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Running: `(key, least fn so far)` for each element."""
+        """Emits `(key, minimum so far)` after each element, of `fn(element)` or the element
+        itself.
+        """
         return self._aggregated("min", min_of(fn), OperatorOptions(name, uid, parallelism))
 
     def max(
@@ -157,7 +163,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Running: `(key, greatest fn so far)` for each element."""
+        """Emits `(key, maximum so far)` after each element, of `fn(element)` or the element
+        itself.
+        """
         return self._aggregated("max", max_of(fn), OperatorOptions(name, uid, parallelism))
 
     @hinted(aggregates_hint)
@@ -169,7 +177,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Running: `(key, result so far)` for each element."""
+        """Emits `(key, result of agg so far)` after each element."""
         return self._aggregated("aggregate", agg, OperatorOptions(name, uid, parallelism))
 
     @hinted(window_time_hint)
@@ -181,15 +189,19 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         evictor: Evictor[Any] | None = None,
         lateness: str | timedelta = "0s",
     ) -> WindowedStream[K, T]:
-        """Group by window. Elements later than `lateness` go to `.late` of the result."""
+        """Groups the elements of each key by window.
+
+        Elements later than `lateness` are dropped, and go to `.late` of the result.
+        """
         from aioflow.api.windows import WindowedStream
 
         return WindowedStream(self, assigner, trigger=trigger, evictor=evictor, lateness=lateness)
 
     def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T]:
-        """Windows of `size` elements of a key; with `slide` the last `size`, each `slide` elements.
+        """Groups each `size` elements of a key, or with `slide` the last `size` after each `slide`
+        elements.
 
-        What is left at the end is dropped.
+        An incomplete window at the end is dropped.
         """
         from aioflow.api.windows import WindowedStream
 
@@ -198,8 +210,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def interval_join(
         self, other: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta
     ) -> IntervalJoin[K, T, U]:
-        """Pairs (left, right) with left.time + lower <= right.time <= left.time + upper;
-        `.process(fn(left, right, ctx))`.
+        """Joins elements of the same key: left.time + lower <= right.time <= left.time + upper.
+
+        Continue with `.process(fn(left, right, ctx))`.
         """
         from aioflow.api.joins import IntervalJoin
 
@@ -207,7 +220,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return IntervalJoin(self, other, lower, upper)
 
     def _aggregated(self, kind: str, agg: Any, options: OperatorOptions) -> DataStream[Any]:
-        resolve_aggregate(agg)  # A wrong aggregate is an error here, where it was written.
+        resolve_aggregate(agg)  # Raises here, where the wrong aggregate was written.
         return self._running(partial(_aggregating, agg), kind, None, options)
 
     def _running(
@@ -224,8 +237,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
 def keyed_stream(
     stream: DataStream[T], fn: Any, method: str, whose: str = ""
 ) -> KeyedStream[Any, T]:
-    """`stream.key_by(fn)`, also where that is written otherwise: `method` and `whose`, as
-    "where" and " of the join", are for errors.
+    """Returns `stream.key_by(fn)`, for `key_by` itself and for calls that include it.
+
+    `method` and `whose` name the call in errors, such as "where" and " of the join".
     """
     written = method + whose
     if is_async(fn, "key_by"):

@@ -28,17 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["RunOptions", "Runner", "parse_options"]
 
 COLLECTED = ".collected"
-"""Folder in a store for runs that only collect.
-
-No flow has a place of that name: see `encode_flow`.
-"""
+"""Folder in a store for runs that only collect. No flow can have this place: see `encode_flow`."""
 
 POLICIES = ("no_restart", "fixed_delay", "exponential_delay", "failure_rate")
-"""Functions of `aioflow` that make one."""
+"""Names of the functions of `aioflow` that make a restart policy."""
 
 
 class Runner(Protocol):
-    """A place where flows run."""
+    """The interface of a place where flows run, for the option `on=`."""
 
     def start(
         self,
@@ -48,7 +45,7 @@ class Runner(Protocol):
         options: TaskOptions,
         checkpoints: CheckpointSettings | None,
     ) -> RunningJob:
-        """Makes the run of one job. Raises what keeps it from running there."""
+        """Returns the run of one job, which has not started. Raises errors that prevent it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,60 +53,60 @@ class RunOptions(CheckpointOptions):
     """The options of `flow.run(**options)`."""
 
     workers: int = 0
-    """0: everything in this loop.
+    """Number of worker processes. 0: everything runs in this loop.
 
-    N: N worker processes; what is part of this program (results, inputs, functions as sinks) stays
-    here.
+    Parts of this program (results, inputs, functions as sinks) always run in this process.
     """
     on: Runner | None = None
-    """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`,
-    `af.Spark("local[4]")`.
+    """Other place to run the flow: `af.RemoteCluster("host:port", secret=...)`,
+    `af.Spark("local[4]")`. None: here.
     """
     state: Any = "heap"
-    """State backend: a name, or an object that makes one."""
+    """State backend: its name, or an object that makes backends."""
     restart: RestartPolicy = field(default_factory=no_restart)
-    """When a failed job tries again.
+    """Policy that says when a failed job restarts.
 
     With `checkpoints` the default is `af.exponential_delay()`, once all tasks have run.
     """
     monitor: str | None = None
-    """`"HOST:PORT"` at which the dashboard, REST and `/metrics` are served while the run lasts;
-    port 0: any free one.
+    """Address `"HOST:PORT"` at which the dashboard, REST and `/metrics` are served during the
+    run. Port 0: any free port.
     """
     monitor_options: Mapping[str, Any] = field(default_factory=dict)
-    """What it may do, and for whom, by names of `MonitorOptions`: `{"token": ..., "enable_control":
-    True}`. Without: reading, on this machine."""
+    """Options of the monitoring endpoint, by names of `MonitorOptions`: `{"token": ...,
+    "enable_control": True}`. By default it allows reading from this machine."""
     stop_timeout: str | timedelta = "30s"
-    """How long a graceful stop may take before the job is cancelled."""
+    """Maximum time of a graceful stop, after which the job is cancelled."""
     cancellation_timeout: str | timedelta = "30s"
-    """How long functions may take to end once the job is cancelled, or has failed. The job then
-    fails with `af.CancellationTimeout`, which names the operator that holds it."""
+    """Maximum time for functions to end once the job is cancelled, or has failed. After it the job
+    fails with `af.CancellationTimeout`, which names the operator that does not end."""
     strict: bool = False
-    """Refuse values that could not travel to another process, instead of warning once for each
-    edge.
+    """Whether to refuse values that cannot be sent to another process, instead of warning once
+    for each edge.
     """
     subscribe: Sequence[Any] = ()
-    """Streams whose subscription must miss nothing: the job gathers their records from the first
-    one on, until `job.subscribe`.
+    """Streams whose subscription must not miss a record: the job collects their records from the
+    start until `job.subscribe`.
     """
     heartbeat: HeartbeatOptions | None = None
-    """How worker processes are watched.
+    """Heartbeats of worker processes.
 
-    None: every second, given up after a minute of silence; the end of a process is seen at once.
+    None: one a second, and a process counts as dead after a minute of silence. The end of a
+    process is noticed at once.
     """
     debug: bool | None = None
-    """Look for functions that change values which others see too. None: as asyncio's debug mode."""
+    """Whether to detect functions that change values shared with other operators. None: only in
+    asyncio's debug mode."""
     host: Host | None = None
-    """The seam to clock, files and network; None is this machine."""
+    """Clock, files and network that the run uses. None: those of this machine."""
     tasks: TaskOptions = field(default_factory=TaskOptions)
-    """Batch and slice sizes."""
+    """Options of tasks, such as the sizes of batches and slices."""
 
     def that_collect(self) -> RunOptions:
-        """The options of a run whose rows go to a list or an iterator of the program.
+        """Returns the options of a run that collects rows in a list or an iterator of the program.
 
-        Rows in memory are gone with the program, so such a run begins with no state of another one.
-        It has a place of its own in the store, and leaves the state of the flow with its sinks
-        alone.
+        Rows in memory are gone with the program, so such a run restores no state of another one. It
+        has its own place in the store, and does not touch the state of the flow with its sinks.
         """
         if self.checkpoints is None:
             return self
@@ -151,9 +148,9 @@ class RunOptions(CheckpointOptions):
 
 
 def parse_options(given: Mapping[str, Any]) -> RunOptions:
-    """`RunOptions` of keyword arguments.
+    """Returns `RunOptions` from keyword arguments.
 
-    Raises TypeError for an unknown one, naming the nearest that exists.
+    Raises TypeError for an unknown one, naming the most similar that exists.
     """
     known = [f.name for f in fields(RunOptions)]
     for name in given:
@@ -170,7 +167,7 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
             f"workers must be a number of processes, got {options.workers!r}: without processes "
             "of its own it is workers=0"
         )
-    policy: object = options.restart  # As given: the annotation is only a promise.
+    policy: object = options.restart  # Callers may pass other types than the annotation says.
     if not isinstance(policy, RestartPolicy):
         what = f"{type(policy).__name__}: {policy!r}"
         hint = did_you_mean(policy, POLICIES, "af.{}(...)") if isinstance(policy, str) else ""
@@ -203,6 +200,6 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         )
     check_checkpoint_options(given, options)
     if options.checkpoints is not None and "restart" not in given:
-        # State outlives a failure, so trying again is what is wanted.
+        # With checkpoints, state survives a failure, so the default is to restart.
         options = replace(options, restart=once_running())
     return options

@@ -1,6 +1,6 @@
-"""Reads keyed state of a running job: between two slices, on the subtask that owns the key.
+"""Reads keyed state of a running job, on the subtask that owns the key, between two slices of work.
 
-What is read is not committed.
+The values are not committed: a failure may take them back.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["StateReader"]
 
 RETRY_S = 0.02
-"""How often a read looks again while the job restarts."""
+"""Time between two tries of a read while the job restarts."""
 
 DECLARED: Any = object()
-"""The default of a read that names none: None might be wanted."""
+"""Stands for a missing `default`, because None is a valid one."""
 
 
 class StateReader:
-    """The state of one operator.
+    """Reads the keyed state of one operator.
 
-    While the job restarts a read waits up to `timeout`, then raises JobNotRunning; while user code
-    holds the subtask, TimeoutError.
+    While the job restarts, a read waits up to `timeout`, then raises JobNotRunning. While user code
+    blocks the subtask for longer, a read raises TimeoutError.
     """
 
     def __init__(self, cluster: RunningJob, graph: JobGraph, node_id: int) -> None:
@@ -46,10 +46,10 @@ class StateReader:
                 f"operator {self._node.name!r} has no keyed state: only what follows key_by(...) "
                 "directly has"
             )
-        # Now, instead of a wait for tasks that can never be asked.
+        # Raises at once, instead of waiting for tasks that can never be asked.
         cluster.refuse_state(self._node.name)
 
-    if not TYPE_CHECKING:  # A checker knows that it is not there.
+    if not TYPE_CHECKING:  # Hidden from type checkers, which report this use themselves.
 
         def __await__(self) -> Never:
             raise TypeError(
@@ -64,10 +64,11 @@ class StateReader:
         *,
         timeout: str | timedelta = "5s",
     ) -> Any:
-        """The value under `key`; for a key without state `default`, or when that is left out what
-        the descriptor declares, or None.
+        """Returns the value of the state for `key`.
 
-        `name` of the state; may be left out when the operator has one.
+        A key without state has the value `default`. Without `default` that is the default of the
+        state's descriptor, or None. `name` is the name of the state; it may be omitted if the
+        operator has only one.
         """
         given = () if default is DECLARED else (default,)
         vertex = self._vertex
@@ -79,7 +80,7 @@ class StateReader:
     async def items(
         self, limit: int | None = 1000, name: str | None = None, *, timeout: str | timedelta = "5s"
     ) -> list[tuple[Any, Any]]:
-        """Up to `limit` pairs of key and value, over all subtasks."""
+        """Returns up to `limit` pairs of key and value, over all subtasks."""
         found: list[tuple[Any, Any]] = []
         for subtask in range(self._vertex.parallelism):
             left = None if limit is None else limit - len(found)

@@ -1,4 +1,4 @@
-"""`af.run`: a flow that owns its process, like `asyncio.run`."""
+"""`af.run`: runs a flow in a program of its own, like `asyncio.run`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(flow: Flow, **options: Any) -> JobResult:
-    """Run `flow` to its end in a loop of its own: uvloop where it is installed. Options as for
+    """Runs `flow` to its end in a new event loop, and returns the result. Options as for
     `flow.run`.
 
-    The first Ctrl-C or SIGTERM stops the sources and lets what is under way reach the sinks, with
-    checkpoints by a savepoint; the second ends the job at once. A job that is still starting is
-    stopped as soon as it has started. Nothing else in this package touches signals. Raises what the
-    job failed with; KeyboardInterrupt when the second signal has ended it.
+    The loop is uvloop if it is installed. The first Ctrl-C or SIGTERM stops the job gracefully: the
+    sources end, and everything that they have emitted is processed. With checkpoints the job ends
+    with a savepoint. The second signal cancels the job. A job that is still starting is stopped as
+    soon as it has started. No other function of this package handles signals. Raises the error of a
+    failed job, and KeyboardInterrupt if the second signal has ended it.
     """
     if not hasattr(flow, "run"):
         if asyncio.iscoroutine(flow):
-            flow.close()  # Else Python also warns that the coroutine was never awaited.
+            flow.close()  # Otherwise Python also warns that the coroutine was never awaited.
         raise TypeError(
             "af.run() takes a flow and runs it by itself, as in af.run(flow); got "
             f"{type(flow).__name__}: {flow!r}"
@@ -47,7 +48,7 @@ def run(flow: Flow, **options: Any) -> JobResult:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where it is installed, otherwise asyncio's own."""
+    """Returns a uvloop if it is installed, otherwise asyncio's own event loop."""
     try:
         import uvloop
     except ImportError:
@@ -63,7 +64,7 @@ async def _run(flow: Flow, options: dict[str, Any]) -> JobResult:
 
 
 class Signals:
-    """While entered, the first signal stops the job, and the second one cancels it.
+    """Handles signals while entered: the first one stops the job, and the second one cancels it.
 
     A job that is still starting is stopped as soon as it has started: nothing of it is lost, and
     workers end in order. `on_stop` is called once, at the first signal: stopping may take a while,
@@ -84,8 +85,8 @@ class Signals:
             try:
                 loop.add_signal_handler(number, self._on_signal)
             except (NotImplementedError, RuntimeError, ValueError):
-                # Not the main thread, or a platform without signal handlers: then a signal does
-                # what it always does.
+                # Not the main thread, or a platform without signal handlers. Signals then keep
+                # their usual effect.
                 continue
             self._installed.append(number)
         return self
@@ -96,7 +97,7 @@ class Signals:
 
     @contextmanager
     def forced(self) -> Iterator[None]:
-        """What ended because of the second signal is a KeyboardInterrupt."""
+        """Raises KeyboardInterrupt if the second signal has cancelled the code inside the block."""
         try:
             yield
         except (JobCanceled, asyncio.CancelledError):
@@ -106,7 +107,10 @@ class Signals:
 
     @asynccontextmanager
     async def stopping(self, job: Job) -> AsyncIterator[None]:
-        """`job` has started: signals are for it, the one that came before as well."""
+        """Applies signals to `job`, which has started, inside the block.
+
+        A signal that came earlier applies too.
+        """
         self._job = job
         if self._count:
             self._end(job.stop())

@@ -1,5 +1,5 @@
-"""The operators of `stream.sink(...)`, which write to a Sink or call a function, and the checks of
-the argument.
+"""Checks the argument of `stream.sink(...)`, and adds the operator, which writes to a Sink or calls
+a function.
 """
 
 from __future__ import annotations

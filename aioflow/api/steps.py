@@ -16,17 +16,17 @@ __all__ = ["HalfStream", "nearest_method", "no_such_method"]
 
 
 class HalfStream:
-    """Base of the steps between two streams.
+    """Base of incomplete steps, which are no streams yet.
 
-    A method that it does not have is an AttributeError that says what comes first.
+    A method that a step does not have raises an AttributeError that says what to write first.
     """
 
     completed_by: ClassVar[str] = ""
-    """What makes a stream of it, as an error spells it."""
+    """Call that makes the step a stream, for error messages."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """What is written in the place of a method that is often looked for here."""
+    """Advice by the name of a method that users often look for here."""
 
-    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+    if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
 
         def __getattr__(self, name: str) -> Any:
             from aioflow.api.keyed import KeyedStream
@@ -68,7 +68,7 @@ def nearest_method(of: type, name: str) -> str:
 
 
 def no_such_method(of: object, name: str, remedy: str = "") -> AttributeError:
-    """Python's own words, and what to write instead."""
+    """Returns an AttributeError with Python's usual text and `remedy`."""
     words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
     # Python adds the most similar attribute to an error that has a name and an object, which is one
     # hint too many after a remedy. Python fills both in if they are left out, so they are None.

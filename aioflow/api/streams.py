@@ -1,9 +1,9 @@
 """Streams, the building blocks of a flow. Every method adds one operator to the flow and returns
 its output stream.
 
-Functions are plain functions, expressions, or function classes. `def` runs inline, `async def` is
-awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing runs
-before the flow does.
+Functions are plain functions, expressions, or function classes. A plain `def` runs inline, `async
+def` is awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing
+runs before the flow does.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ U = TypeVar("U")
 K = TypeVar("K")
 
 Elements: TypeAlias = Iterable[U] | AsyncIterable[U] | Awaitable[Iterable[U] | None] | None
-"""What a process function may give back: also as a generator, and of either kind by `async def`."""
+"""Possible results of a process function, which may also be a generator or an `async def`."""
 
 
 @explained_methods
@@ -97,7 +97,7 @@ class DataStream(Generic[T]):
             "or job.subscribe(stream)"
         )
 
-    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+    if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
 
         def __await__(self) -> Never:
             raise TypeError(
@@ -182,12 +182,13 @@ class DataStream(Generic[T]):
         parallelism: int | None = ...,
     ) -> DataStream[Any]: ...
     def map(self, fn: Any, **options: Any) -> DataStream[Any]:
-        """One element out for each element in.
+        """Emits `fn(element)` for each element.
 
-        For `async def` and `blocking=True`: `concurrency` calls at a time (8), `ordered` results
-        (True), `timeout` for all tries of one element together, `retry=af.Retry(...)`,
-        `on_timeout=fn(element)` for a value instead of TimeoutError. `on_error=tag` sends
-        `af.Failed` to the side output instead of failing the job.
+        For `async def` and `blocking=True`: `concurrency` is the number of concurrent calls (8).
+        Results are in order unless `ordered=False`. `timeout` limits all tries of one element
+        together, `retry=af.Retry(...)` repeats failed calls, and `on_timeout=fn(element)` gives a
+        value instead of TimeoutError. For all functions, `on_error=tag` sends an `af.Failed` to
+        that side output instead of failing the job.
         """
         return self._rows(StatelessKind.MAP, fn, options)
 
@@ -223,8 +224,9 @@ class DataStream(Generic[T]):
         parallelism: int | None = ...,
     ) -> DataStream[T]: ...
     def filter(self, fn: Any, **options: Any) -> DataStream[T]:
-        """Keeps the elements for which `fn` is true; an expression that gives None drops the
-        element. Options as for `map`.
+        """Keeps the elements for which `fn` is true. Options as for `map`.
+
+        An expression that gives None drops the element.
         """
         return self._rows(StatelessKind.FILTER, fn, options)
 
@@ -260,17 +262,19 @@ class DataStream(Generic[T]):
         parallelism: int | None = ...,
     ) -> DataStream[U]: ...
     def flat_map(self, fn: Any, **options: Any) -> DataStream[Any]:
-        """Any number of elements out for each element in. Options as for `map`."""
+        """Emits all elements of the iterable `fn(element)`, for each element. Options as for
+        `map`.
+        """
         return self._rows(StatelessKind.FLAT_MAP, fn, options)
 
     def select(
         self, columns: dict[str, Any] | None = None, /, *more: Never, **named: Any
     ) -> DataStream[dict[str, Any]]:
-        """Dict rows from expressions: `select(user=e.user, cents=(e.value * 100).round())` or
-        `select({"any name": e.x})`.
+        """Emits a dict row of named expressions for each element.
 
-        Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions:
-        `select(name=e.name)` is a column. So is `on_error=tag` as for `map`.
+        For example `select(user=e.user, cents=(e.value * 100).round())`, or `select({"any name":
+        e.x})`. `name=`, `uid=` and `parallelism=` are options of the operator, unless they are
+        expressions: `select(name=e.name)` is a column. `on_error=tag` is an option as for `map`.
         """
         from aioflow.api.calls import inline_call
 
@@ -307,8 +311,9 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[U]:
-        """`fn` gets up to `max_size` elements at once, gathered for at most `max_wait`, and
-        returns one result for each, in order.
+        """Calls `fn` with lists of elements. It returns one result for each element, in order.
+
+        A list has up to `max_size` elements, collected for at most `max_wait`.
         """
         from aioflow.operators.batching import MapBatchesOperator
 
@@ -341,7 +346,7 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[U]:
-        """Full access to each element: its time, side outputs.
+        """Calls a function with full access to each element: its time and side outputs.
 
         `fn` is a ProcessFunction, or a generator function of (value, ctx).
         """
@@ -362,12 +367,13 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[T]:
-        """At most `n` elements in each `per`, by each subtask; more wait, and hold back what is
-        upstream.
+        """Passes at most `n` elements in each period `per`, in each subtask.
+
+        Further elements wait, which is back pressure for the operators upstream.
         """
         from aioflow.operators.batching import ThrottleOperator
 
-        ThrottleOperator(n, per)  # A wrong rate is an error here, where it was written.
+        ThrottleOperator(n, per)  # Raises here, where the wrong rate was written.
         factory = partial(make_operator, ThrottleOperator, n, per)
         return self._add(
             "throttle", factory, OperatorOptions(name, uid, parallelism), chaining=Chaining.HEAD
@@ -381,9 +387,9 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[T]:
-        """Event time from here on.
+        """Assigns event time to the elements from here on.
 
-        Prefer `watermarks=` of the source, which sees each split on its own.
+        Prefer `watermarks=` of the source, which handles each split separately.
         """
         check_watermarks(name or "timestamps", strategy)
         factory = partial(make_operator, TimestampsAndWatermarksOperator, strategy)
@@ -395,7 +401,7 @@ class DataStream(Generic[T]):
     # Streams of streams.
 
     def union(self, *others: DataStream[T]) -> DataStream[T]:
-        """All elements of this stream and of `others`, in no promised order."""
+        """Merges this stream with `others`. The order between streams is not defined."""
         upstreams = list(self._upstreams)
         for other in others:
             self._same_flow(other, "union")
@@ -407,23 +413,27 @@ class DataStream(Generic[T]):
     @overload
     def connect(self, other: DataStream[U]) -> ConnectedStreams[T, U]: ...
     def connect(self, other: Any) -> ConnectedStreams[T, Any]:
-        """Two streams of different types into one function; with
-        `stream.broadcast(*descriptors)` the broadcast state pattern.
+        """Connects two streams of different types to one function.
+
+        If `other` is `stream.broadcast(*descriptors)`, this is the broadcast state pattern.
         """
         from aioflow.api.connected import ConnectedStreams
 
         return ConnectedStreams(self, other)
 
     def join(self, other: DataStream[U]) -> JoinedStreams[T, U]:
-        """Pairs within windows: `a.join(b).where(k).equal_to(k).window(w).apply(fn)`."""
+        """Joins pairs of elements within windows:
+        `a.join(b).where(k).equal_to(k).window(w).apply(fn)`.
+        """
         from aioflow.api.joins import JoinedStreams
 
         self._same_flow(other, "join")
         return JoinedStreams(self, other)
 
     def co_group(self, other: DataStream[U]) -> CoGroupedStreams[T, U]:
-        """All elements of both sides of a key and window:
-        `.where(k).equal_to(k).window(w).apply(fn(key, lefts, rights))`.
+        """Groups the elements of both streams by key and window.
+
+        Continue with `.where(k).equal_to(k).window(w).apply(fn(key, lefts, rights))`.
         """
         from aioflow.api.joins import CoGroupedStreams
 
@@ -431,7 +441,9 @@ class DataStream(Generic[T]):
         return CoGroupedStreams(self, other)
 
     def side(self, tag: OutputTag[U]) -> DataStream[U]:
-        """The side output `tag` of the operator that made this stream; nothing upstream of it."""
+        """Returns the side output `tag` of the operator that made this stream, not of those
+        upstream.
+        """
         if not isinstance(tag, OutputTag):
             raise GraphError(
                 f"side() takes a tag, got {type(tag).__name__}: {tag!r}; expected "
@@ -449,30 +461,33 @@ class DataStream(Generic[T]):
     @overload
     def key_by(self, fn: Expr[Any]) -> KeyedStream[Any, T]: ...
     def key_by(self, fn: Any) -> KeyedStream[Any, T]:
-        """Deal the elements out by key: all of one key meet in one subtask, which keeps its state.
+        """Partitions the elements by key: all elements of a key reach one subtask, which keeps its
+        state.
 
-        Equal in Python means one key.
+        `fn` is a function or an expression. Keys that are equal in Python are one key.
         """
         from aioflow.api.keyed import keyed_stream
 
         return keyed_stream(self, fn, "key_by")
 
-    # How elements are dealt out to the next operator.
+    # Partitioning for the next operator.
 
     def rebalance(self) -> DataStream[T]:
-        """Round robin over all subtasks."""
+        """Distributes the elements round robin over all subtasks."""
         return self._partitioned(ShipStrategy.REBALANCE)
 
     def rescale(self) -> DataStream[T]:
-        """Round robin within a local group of subtasks."""
+        """Distributes the elements round robin within a local group of subtasks."""
         return self._partitioned(ShipStrategy.RESCALE)
 
     def shuffle(self) -> DataStream[T]:
-        """At random."""
+        """Distributes the elements at random."""
         return self._partitioned(ShipStrategy.SHUFFLE)
 
     def forward(self) -> DataStream[T]:
-        """Straight to the subtask of the same index; both sides must have the same parallelism."""
+        """Sends the elements to the subtask of the same index. Both sides must have the same
+        parallelism.
+        """
         return self._partitioned(ShipStrategy.FORWARD)
 
     @overload
@@ -482,9 +497,10 @@ class DataStream(Generic[T]):
         self, first: MapStateDescriptor[Any, Any], /, *more: MapStateDescriptor[Any, Any]
     ) -> BroadcastStream[T]: ...
     def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> Any:
-        """Every element to every subtask.
+        """Sends every element to every subtask.
 
-        With descriptors: the broadcast side of `connect`, whose state they declare.
+        With descriptors it returns the broadcast side for `connect`, with the state that they
+        declare.
         """
         stream = self._partitioned(ShipStrategy.BROADCAST)
         if not descriptors:
@@ -494,26 +510,26 @@ class DataStream(Generic[T]):
         return BroadcastStream(stream, descriptors)
 
     def global_(self) -> DataStream[T]:
-        """All to the first subtask."""
+        """Sends all elements to the first subtask."""
         return self._partitioned(ShipStrategy.GLOBAL)
 
     def partition_custom(self, fn: Callable[[T, int], int]) -> DataStream[T]:
-        """`fn(value, n)` gives the index of the subtask, 0 to n - 1."""
+        """Sends each element to the subtask `fn(value, n)`, an index from 0 to n - 1."""
         check_plain(fn, "partition_custom", "value, n")
         check_without_resources(fn, "partition_custom")
         check_without_state(fn, "partition_custom")
         return self._partitioned(ShipStrategy.CUSTOM, fn)
 
     def start_new_chain(self) -> DataStream[T]:
-        """The operator that made this stream begins a task of its own."""
+        """Makes the operator that made this stream start a new task."""
         return self._chained(Chaining.HEAD)
 
     def disable_chaining(self) -> DataStream[T]:
-        """The operator that made this stream shares its task with no other."""
+        """Makes the operator that made this stream share its task with no other operator."""
         return self._chained(Chaining.NEVER)
 
     def slot_sharing_group(self, name: str) -> DataStream[T]:
-        """Put the operator that made this stream, and what follows, into a slot sharing group."""
+        """Puts the operator that made this stream, and later ones, into a slot sharing group."""
         for upstream in self._upstreams:
             self._graph.nodes[upstream.node_id].slot_sharing_group = name
         return self
@@ -528,8 +544,10 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[T]:
-        """Write the elements to `sink`: a Sink, or a function or `async def` of one element
-        (at-least-once). Gives this stream back.
+        """Writes the elements to `sink`, and returns this stream.
+
+        `sink` is a Sink, or a function or `async def` of one element, which is called at least
+        once.
         """
         add_sink(self._graph, self._upstreams, sink, OperatorOptions(name, uid, parallelism))
         return self
@@ -542,27 +560,31 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[T]:
-        """Write each element as a line to standard output."""
+        """Prints each element as a line to standard output."""
         from aioflow.io.printing import stdout
 
         return self.sink(stdout(prefix), name=name, uid=uid, parallelism=parallelism)
 
     def explain(self) -> str:
-        """How the flow up to this stream will run: operators, chains, exchanges, and why."""
+        """Describes how the flow up to this stream will run: operators, chains, exchanges, and
+        why.
+        """
         from aioflow.api.explain import explain
 
         return explain(self)
 
     async def collect(self, **options: Any) -> list[T]:
-        """Run what this stream depends on, to the end, and return its elements in order of
-        arrival.
+        """Runs the operators that this stream depends on to their end, and returns its elements.
+
+        The elements are in order of arrival.
         """
         (rows,) = await self._flow.collect(self, **options)
         return rows
 
     def execute_and_collect(self, **options: Any) -> RowStream[T]:
-        """`async for x in stream.execute_and_collect()`: the elements as they come; reading
-        slowly holds the flow back.
+        """Runs the flow while the elements are read: `async for x in stream.execute_and_collect()`.
+
+        A slow reader slows the flow down.
         """
         return self._flow.rows(self, options)
 
@@ -610,8 +632,9 @@ class DataStream(Generic[T]):
 
 
 def operator_options(named: dict[str, Any]) -> OperatorOptions:
-    """Removes the operator's options from the columns of a select and returns them: options are not
-    expressions.
+    """Removes the operator's options from the columns of a select, and returns them.
+
+    An option is not an expression.
     """
     options = [
         option

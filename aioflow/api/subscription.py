@@ -26,9 +26,10 @@ OVERFLOWS = ("drop_oldest", "drop_newest", "error")
 
 
 class Subscription(Generic[T]):
-    """Rows of a stream from attaching on.
+    """The elements of a stream of a running job, from the time of subscription on.
 
-    `dropped` counts those that the reader was too slow for. Several readers share the rows.
+    `dropped` counts the elements that the reader was too slow for. Several readers share the
+    elements.
     """
 
     def __init__(
@@ -40,15 +41,15 @@ class Subscription(Generic[T]):
         buffer: int | None,
         overflow: str,
     ) -> None:
-        """`buffer` None: everything is kept until `bound`.
+        """Attaches at once, to tasks in other processes as soon as they get the message.
 
-        Attaches at once, to tasks in other processes as soon as they hear of it.
+        `buffer` None: all elements are kept until `bound` is called.
         """
         self._workers = workers
         self._job_id = job_id
         self._places = places
         self._rows: deque[T] = deque()
-        self._owed: deque[T] = deque()  # Gathered before `bound`: none of it may be missed.
+        self._owed: deque[T] = deque()  # Collected before `bound`; none of them may be dropped.
         self._buffer = buffer
         self._overflow = overflow
         self._arrived = Availability()
@@ -67,7 +68,9 @@ class Subscription(Generic[T]):
         ]
 
     def bound(self, buffer: int, overflow: str) -> None:
-        """From here on at most `buffer` rows wait, besides what was gathered before."""
+        """Limits the waiting rows to `buffer` from now on. Rows collected before are kept in
+        addition.
+        """
         if overflow not in OVERFLOWS:
             raise ValueError(
                 f"overflow must be one of {', '.join(OVERFLOWS)}, got "
@@ -80,10 +83,10 @@ class Subscription(Generic[T]):
         self._owed, self._rows = self._rows, self._owed
 
     def of_job(self, job: Job) -> None:
-        """The job whose end ends this subscription, and whose error it raises."""
+        """Sets the job whose end ends this subscription, and whose error it raises."""
         self._job = job
 
-    if not TYPE_CHECKING:  # A checker knows that none of it is there.
+    if not TYPE_CHECKING:  # Hidden from type checkers, which report these uses themselves.
 
         def __iter__(self) -> Never:
             raise TypeError(
@@ -105,10 +108,12 @@ class Subscription(Generic[T]):
             )
 
         def __exit__(self, *exc_info: object) -> None:
-            """Nothing was entered: it is here so that `with` comes as far as `__enter__`."""
+            """Does nothing. Without this method, `with` would not call `__enter__`, which explains
+            the error.
+            """
 
     async def __aenter__(self) -> Self:
-        """Attached everywhere: what the job emits from here on is seen."""
+        """Waits until all tasks are attached, so that no later element is missed."""
         try:
             await wait_all(self._attaching)
         except BaseException:
@@ -120,7 +125,7 @@ class Subscription(Generic[T]):
         self.close()
 
     def close(self) -> Any:
-        """Detach; a reader that waits is freed. Acts at once, awaited or not. Idempotent."""
+        """Detaches, and wakes waiting readers. Takes effect at once, awaited or not. Idempotent."""
         if not self._closed:
             self._closed = True
             for place in self._places:
@@ -134,9 +139,10 @@ class Subscription(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """The next row, which no other reader gets.
+        """Returns the next row, which no other reader gets.
 
-        Ends once this is closed or the job is over, with what the job failed with.
+        The iteration ends once the subscription is closed or the job is over. Raises the error of a
+        failed job.
         """
         while True:
             if self._owed or self._rows:
@@ -159,12 +165,13 @@ class Subscription(Generic[T]):
             await asyncio.shield(self._arrived.get_available_future())
 
     def wake(self) -> None:
-        """Let every reader look again."""
+        """Wakes every reader, which then checks for rows and for the end."""
         self._arrived.set_available()
 
     def _miss(self, count: int, refused: Exception | None) -> None:
-        """Records went by in a worker, because this process does not keep up; or they cannot
-        travel at all.
+        """Counts records that a worker did not send.
+
+        This process was too slow for them, or they cannot be encoded (`refused`).
         """
         self.dropped += count
         self._refused = self._refused or refused
@@ -172,7 +179,7 @@ class Subscription(Generic[T]):
         self.wake()
 
     def _take(self, batch: RecordBatch) -> None:
-        """The tap: on the job's loop, for each batch. Copies what it keeps."""
+        """Adds the rows of a batch. Called on the job's loop, and copies what it keeps."""
         values, rows, limit = batch.values, self._rows, self._buffer
         if not values or self._overflowed:
             return

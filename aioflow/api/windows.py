@@ -37,23 +37,24 @@ S = TypeVar("S")
 ACC = TypeVar("ACC")
 
 LATE = OutputTag[Any]("late elements")
-"""The side output that `.late` reads."""
+"""Tag of the side output that `.late` reads."""
 
 
 class WindowResults(DataStream[R], Generic[R, T]):
-    """The results of a window; `late` are the elements that came too late for it."""
+    """The stream of a window's results. `late` are the elements that came too late."""
 
     @property
     def late(self) -> DataStream[T]:
-        """Elements dropped because every window of theirs was over by more than the lateness; of
-        the input's type.
+        """The elements of the input that were dropped because they came too late.
+
+        All windows of such an element were over by more than the lateness.
         """
         return self.side(LATE)
 
 
 @explained_methods
 class WindowedStream(HalfStream, Generic[K, T]):
-    """A keyed stream grouped by window; ends with `reduce`, `aggregate` or `process`."""
+    """A keyed stream grouped by window. Continue with `reduce`, `aggregate` or `process`."""
 
     completed_by = "reduce(fn), aggregate(agg) or process(fn)"
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -93,7 +94,7 @@ class WindowedStream(HalfStream, Generic[K, T]):
     def counting(
         cls, stream: KeyedStream[K, T], size: int, slide: int | None
     ) -> WindowedStream[K, T]:
-        """Windows of `size` elements."""
+        """Returns a stream grouped by windows of `size` elements."""
         assigner, trigger, evictor = count_window(size, slide)
         return cls(stream, assigner, trigger=trigger, evictor=evictor)
 
@@ -128,8 +129,9 @@ class WindowedStream(HalfStream, Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> WindowResults[Any, T]:
-        """`WindowResult(key, start, end, value)` a window, stamped `end - 1`; `window_fn(key,
-        window, value)` makes something else.
+        """Emits a `WindowResult(key, start, end, value)` for each window, with timestamp `end - 1`.
+
+        `window_fn(key, window, value)` makes another result from it.
         """
         return self._add(
             "window",
@@ -170,8 +172,8 @@ class WindowedStream(HalfStream, Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> WindowResults[Any, T]:
-        """Like `reduce`, with an aggregate: `af.count()`, `af.agg(n=af.count(),
-        total=af.sum(fn))`, or an AggregateFunction.
+        """Like `reduce`, with an aggregate: `af.count()`, `af.agg(n=af.count(), total=af.sum(fn))`,
+        or an AggregateFunction.
         """
         return self._add(
             "window", OperatorOptions(name, uid, parallelism), aggregate=agg, window_fn=window_fn
@@ -187,8 +189,9 @@ class WindowedStream(HalfStream, Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> WindowResults[R, T]:
-        """All elements of a window at once: `process(key, ctx, elements)` of a
-        ProcessWindowFunction, or a function like it.
+        """Calls `fn` with all elements of a window: `process(key, ctx, elements)`.
+
+        `fn` is a ProcessWindowFunction, or a function with these parameters.
         """
         return self._add("window", OperatorOptions(name, uid, parallelism), process=fn)
 
@@ -218,8 +221,9 @@ class WindowedStream(HalfStream, Generic[K, T]):
 def require_event_time(
     stream: KeyedStream[Any, Any], assigner: WindowAssigner, which: str = ""
 ) -> None:
-    """An event-time window with no watermark strategy upstream never fires: GraphError, where it
-    is written. `which`: of two streams.
+    """Raises GraphError for an event-time window without a watermark strategy upstream.
+
+    Such a window would never fire. `which` names the stream in the error if there are two.
     """
     if (
         assigner.is_event_time

@@ -1,9 +1,13 @@
-"""Decides which sources of a flow give columns, and which columns are read and sent.
+"""Decides which sources of a flow produce batches of columns, and which columns are read and sent.
 
-Some sources are always columnar. Others, such as files of JSON lines, decode into either. The
-program does not choose: its use of the records decides. A source gives columns if they stay columns
-until an aggregate, a window or a sink uses them. A function on the way gets rows, and those are
-best made at once. The remark of a source's node says why it gives rows.
+Some sources always produce columns. Others, such as files of JSON lines, can produce columns or
+rows (one Python object per record). The program does not choose: its use of the records decides. A
+source produces columns if they stay columns until an aggregate, a window or a sink uses them. A
+function on the way needs rows, and those are best made at once. The remark of a source's node says
+why it produces rows.
+
+A parameter `whole` lists the places (outputs of operators) whose records are observed by taps, so
+that they must keep all fields.
 """
 
 from __future__ import annotations
@@ -53,11 +57,10 @@ def with_columns(
     explained: bool = False,
     whole: Collection[TapPlace] = (),
 ) -> StreamNode:
-    """Returns a source node with a columnar source if that is possible and useful.
+    """Returns a source node whose source produces columns, if that is possible and useful.
 
-    Otherwise returns `node` with the reason in its remark. For a source that never has columns the
-    reason is only found if `explained`, since finding it makes operators. `whole`: places that are
-    watched, besides their consumers.
+    Otherwise returns `node` with the reason in its remark. For a source that never produces columns
+    the reason is only looked up if `explained`, because that instantiates operators.
     """
     source, by_row = node.source, why_rows_for_times(node.watermarks)
     if source is None:
@@ -76,33 +79,33 @@ def with_columns(
         return node if obstacle else replace(node, remark=NO_COLUMNS)
     if obstacle is None and (columnar := offer()) is not None:
         return _narrowed(graph, replace(node, source=columnar), whole)
-    # Beside `with_columns`.
+    # A source with `with_columns` also has `why_rows`.
     reason = obstacle or source.why_rows  # type: ignore[attr-defined]
     return replace(node, remark=f"rows: {reason}")
 
 
 def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """Returns a source node without unread columns, if its source can leave them out."""
+    """Returns a source node that leaves out unread columns, if its source can do that."""
     offer = getattr(node.source, "with_fields", None)
     read = None if offer is None else _read_behind(graph, node, whole)
     if not read or not all(isinstance(name, str) for name in read):
         return node
-    # Not None: some field is read.
+    # `offer` is not None, because some field is read.
     return replace(node, source=offer(tuple(sorted(read))))  # type: ignore[misc]
 
 
 def fields_seen(
     graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()
 ) -> list[str] | None:
-    """Returns the fields that a watcher of `place` sees, if unread ones are left out. None: all.
+    """Returns the fields that an observer of `place` sees, None if it sees all.
 
-    `whole`: as it was when the graph was built. Late elements of a window come from the input of
-    its aggregate.
+    The observer sees fewer fields if unread ones are left out. `whole`: as when the graph was
+    built. Late elements of a window come from the input of its aggregate.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
         node = with_columns(
             graph, graph.nodes[node_id], whole=(*whole, node_id)
-        )  # None of its fields left out.
+        )  # With all of its fields.
         read = _read_behind(graph, node, whole) if getattr(node.source, "columnar", False) else None
         if read is None or _read_behind(graph, node, (*whole, place)) is not None:
             continue
@@ -114,7 +117,7 @@ def fields_seen(
 def _read_behind(
     graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
 ) -> set[str | int] | None:
-    """Returns the fields that the steps after `node`, and its own event time, read. None: all."""
+    """Returns the fields that later steps, and the event time of `node`, read; None for all."""
     if node.id in whole:
         return None
     times = node.watermarks.timestamp if node.watermarks is not None else None
@@ -132,7 +135,7 @@ def _read_behind(
 def _read_by(
     graph: StreamGraph, edge: StreamEdge, whole: Collection[TapPlace]
 ) -> set[str | int] | None:
-    """Returns the fields that one consumer reads; None: all."""
+    """Returns the fields that the consumer at `edge` reads; None for all."""
     if _why_exchanged_as_rows(edge.partitioning) is not None:
         return None
     node = graph.nodes[edge.target]
@@ -160,8 +163,8 @@ def _fields_of(
 ) -> tuple[str | int, ...] | None:
     """Returns the fields that an aggregate or a window reads.
 
-    None for other operators, and if whole records come out, as in a window whose late elements are
-    read.
+    Returns None for other operators, and if whole records come out, as in a window whose late
+    elements are read.
     """
     if (
         not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))
@@ -180,9 +183,10 @@ def with_fields(
     partitioning: Partitioning,
     whole: Collection[TapPlace] = (),
 ) -> Partitioning:
-    """Returns `partitioning` with the fields that the consumer reads, if they are known.
+    """Returns `partitioning` with what the consumer reads of a record, so that the rest is not
+    sent.
 
-    No other part of a record may come out of the consumer.
+    It is left as it is if the consumer's output may contain other parts of the record.
     """
     factory = graph.nodes[edge.target].factory
     if partitioning.strategy is not ShipStrategy.HASH or factory is None:
@@ -203,7 +207,9 @@ def with_fields(
 
 
 def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> bool:
-    """Whether late elements at `place` are incomplete, because something else was sent instead."""
+    """Whether late elements at `place` are incomplete, because only a part of each record was
+    sent.
+    """
     if isinstance(place, int):
         return False
     factory = graph.nodes[place[0]].factory
@@ -220,7 +226,8 @@ def _taken_by(
 ) -> tuple[Callable[[Any], Any], ...] | None:
     """Returns the function for the only part of a record that an aggregate or a window reads.
 
-    None: records are sent whole, for example if there is one subtask, or late elements are read.
+    Returns None if whole records are sent, for example to a single subtask, or if late elements are
+    read.
     """
     if (
         not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))
@@ -235,7 +242,7 @@ def _folded_by(
 ) -> LocalAggregate | None:
     """Returns how a batch is aggregated before it is sent to the subtasks of a window.
 
-    None: all its records are sent.
+    Returns None if all its records are sent.
     """
     if (
         not isinstance(operator, SliceWindowOperator)
@@ -272,7 +279,7 @@ def _counts(operator: Operator) -> bool:
 
 
 def _obstacle(graph: StreamGraph, node: StreamNode) -> str | None:
-    """Returns which step after `node` makes rows, and why; None if all consumers use columns."""
+    """Returns the reason why a step after `node` needs rows; None if all consumers use columns."""
     edges = [edge for edge in graph.outputs_of(node.id) if edge.side is None]
     found = (_obstacle_on(graph, edge) for edge in edges)
     return next((one for one in found if one is not None), None) if edges else NOT_USED
@@ -291,7 +298,10 @@ def _obstacle_on(graph: StreamGraph, edge: StreamEdge) -> str | None:
 
 
 def _why_exchanged_as_rows(partitioning: Partitioning | None) -> str | None:
-    """Returns why an exchange makes rows: it sends records one by one, or by a function."""
+    """Returns the reason why an exchange sends rows, None if it can send columns.
+
+    It sends rows if it distributes records one by one, or by a function.
+    """
     if partitioning is None:
         return None
     if partitioning.strategy is ShipStrategy.HASH:

@@ -1,4 +1,4 @@
-"""Descriptors of one subtask for a TaskExecutor: pure data that the JobMaster makes."""
+"""Descriptors of one subtask: plain data that the JobMaster makes and a TaskExecutor runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 class ExecutionState(Enum):
     """The state of one attempt, in Flink's spelling.
 
-    Only `is_terminal` states are final; each is reported once.
+    States with `is_terminal` are final, and an attempt reports one of them once.
     """
 
     CREATED = "CREATED"
@@ -49,7 +49,7 @@ class ExecutionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionId:
-    """The output of one attempt for one edge. Its text form is its name on the wire."""
+    """The id of the output of one attempt for one edge. Its text form is used on the wire."""
 
     edge_id: int
     producer: ExecutionAttemptId
@@ -64,17 +64,17 @@ class PartitionId:
 
 @dataclass(frozen=True, slots=True)
 class InputChannelDescriptor:
-    """One channel: a subpartition of a producer's partition."""
+    """One channel of a gate: the subpartition of a producer that it reads."""
 
     partition: PartitionId
     subpartition_index: int
     location: str = ""
-    """Data address of the producer's worker, `HOST:PORT`; empty in a cluster of one."""
+    """Data address of the producer's worker, `HOST:PORT`; empty for the same process."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputGateDescriptor:
-    """All channels of one edge into one logical input.
+    """All channels of one edge, which form one logical input.
 
     `keyed`: its batches carry keys. `may_be_overtaken`: barriers may overtake its data.
     """
@@ -88,7 +88,9 @@ class InputGateDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class ResultPartitionDescriptor:
-    """The output of a subtask for one edge: a subpartition per reached consumer subtask."""
+    """The output of a subtask for one edge: one subpartition for each consumer subtask that it
+    reaches.
+    """
 
     partition: PartitionId
     partitioning: Partitioning
@@ -110,9 +112,9 @@ class TaskDeploymentDescriptor:
     splits: tuple[Split, ...] = field(default=())
     """Splits that this subtask of a source vertex reads."""
     restore: TaskRestore | None = None
-    """State to start from. None: everything starts empty."""
+    """State to start from. None: all state starts empty."""
 
     @property
     def task_name(self) -> str:
-        """The name in logs and notes."""
+        """Name of the subtask in logs and notes."""
         return self.vertex.task_name(self.attempt.subtask_index)

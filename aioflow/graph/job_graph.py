@@ -1,10 +1,10 @@
 """The flow as vertices: operators that can share a task are chained, other edges are exchanges.
 
-Two neighbours are chained under these conditions. The only edge between them is forward, with the
-same parallelism and slot sharing group, and no side output. The upstream one has no other main
-consumer, the downstream one no other input, and neither forbids it. A chain is a line; an operator
-with two consumers is its tail. Validation happens here, so an invalid flow fails before anything
-runs.
+Two neighbouring operators are chained under these conditions. The only edge between them is
+forward, with the same parallelism and slot sharing group, and no side output. The upstream operator
+has no other main consumer, the downstream operator has no other input, and neither forbids
+chaining. A chain is a line; an operator with two consumers is its tail. Validation happens here, so
+an invalid flow fails before anything runs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class JobVertex:
 
     @property
     def stays_here(self) -> bool:
-        """Whether an operator of the chain cannot leave the program that runs the flow."""
+        """Whether an operator of the chain must run in the process of the program that runs the
+        flow.
+        """
         return any(node.stays_here for node in self.nodes)
 
     def task_name(self, index: int) -> str:
@@ -86,14 +88,16 @@ class JobVertex:
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """The graph that a JobMaster deploys. Vertices in topological order (producers first)."""
+    """The graph that a JobMaster deploys. The vertices are in topological order, producers
+    first.
+    """
 
     name: str
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
 
     def inputs_of(self, vertex_id: int) -> list[JobEdge]:
-        """Returns edges into a vertex, by input index; the edges of a union share one index."""
+        """Returns the edges into a vertex, by input index; the edges of a union share one index."""
         return sorted(
             (e for e in self.edges if e.target == vertex_id), key=lambda e: (e.input_index, e.id)
         )
@@ -123,7 +127,7 @@ def connected_subtasks(
 ) -> range:
     """Returns the consumer subtasks that subtask `producer` reaches.
 
-    Pointwise strategies spread as evenly as possible, without gaps.
+    Pointwise strategies spread them as evenly as possible, without gaps.
     """
     if not strategy.pointwise:
         return range(consumers)
@@ -144,8 +148,8 @@ def build_job_graph(
     """Chains operators, validates the flow, and numbers the exchanges.
 
     `apart`: operators that stay in the program's process are not chained with others. `explained`:
-    also find out why a source never gives columns, which makes operators. `whole`: places that are
-    watched, so that their records keep all fields.
+    also look up why a source never produces columns, which instantiates operators. `whole`: places
+    whose records are observed by taps, so that they keep all fields.
     """
     _validate(graph)
     uids = graph.uids()

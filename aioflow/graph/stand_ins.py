@@ -1,11 +1,11 @@
-"""Replaces the records of some sources by stand-ins: objects with the same fields.
+"""Replaces the records of some sources by stand-ins: cheap objects with the same fields.
 
 Making a NamedTuple from a line of JSON costs several times what it takes to read the line. A
 stand-in is possible if the records go straight into a keyed exchange that sends only keys, or one
 field (`operators.taking`). Functions with known bodies (`operators.inlining`) must read the times,
-the keys and that field. Then no user code sees the stand-in. This is only done among workers:
-subscriptions and in-flight data there encode the record itself. Within one process a subscriber
-would see the stand-in.
+the keys and that field. Then no user code sees the stand-in. Stand-ins are only used with worker
+processes: subscriptions and in-flight data there encode the record itself. Within one process a
+subscriber would see the stand-in.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ __all__ = ["with_stand_ins"]
 _FIELD = re.compile(r"\.([A-Za-z_]\w*)")
 
 _BY_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE, WatermarkKind.INGESTION)
-"""Strategies that read only the timestamp."""
+"""Watermark strategies that read only the timestamp of a record."""
 
 
 def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """Returns a source node with stand-ins if only fields of its records are read; else `node`.
+    """Returns a source node with stand-ins if only fields of its records are read, otherwise
+    `node`.
 
-    `whole`: watched places, as elsewhere.
+    `whole`: places whose records are observed by taps.
     """
     offer = getattr(node.source, "with_stand_ins", None)
     if offer is None or node.id in whole or getattr(node.source, "columnar", False):
@@ -66,7 +67,7 @@ def _read_by_times(strategy: WatermarkStrategy[Any] | None, fields: Collection[s
 def _read_by(
     graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]
 ) -> bool:
-    """Whether one consumer gets only keys, and at most one field."""
+    """Whether the consumer at `edge` gets only keys, and at most one field."""
     if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
         return False
     partitioning = with_fields(graph, edge, edge.partitioning, whole)
@@ -80,7 +81,7 @@ def _read_by(
 
 
 def _reads_fields(function: Any, fields: Collection[str]) -> bool:
-    """Whether `function` only reads these fields of its argument."""
+    """Whether `function` reads nothing but `fields` of its argument."""
     body = None if is_expression(function) else body_of(function)
     if body is None or len(body.pieces) < 2:
         return False

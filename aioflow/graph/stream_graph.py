@@ -1,7 +1,7 @@
-"""The flow as data: one node per operator, one edge per stream between two of them.
+"""The flow as data: one node for each operator, one edge for each stream between two of them.
 
-Built by the API and never changed by a run: it binds no loop and opens nothing. Node ids count from
-0 in the order of building.
+The API builds it, and a run never changes it: it binds no loop and opens nothing. Node ids count
+from 0 in the order of building.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ DEFAULT_SLOT_SHARING_GROUP = "default"
 
 
 class ShipStrategy(Enum):
-    """How records choose among the consumer's subtasks; the value is the name in graphs and
-    REST.
+    """The way in which an exchange distributes records over the consumer's subtasks.
+
+    The value is the name in graphs and REST.
     """
 
     FORWARD = "FORWARD"
@@ -48,7 +49,7 @@ class ShipStrategy(Enum):
 
     @property
     def may_be_overtaken(self) -> bool:
-        """Whether barriers may overtake its records.
+        """Whether barriers may overtake records of the exchange.
 
         Overtaken records are distributed again when the parallelism changes. That is impossible if
         the choice of a subtask matters, and only user code or the wiring knows it.
@@ -73,13 +74,14 @@ class Chaining(Enum):
 class Partitioning:
     """A ship strategy with its function.
 
-    The function is of the key (HASH), or of the value and the number of subtasks (CUSTOM).
+    For HASH the function computes the key of a record. For CUSTOM it chooses a subtask from the
+    value and the number of subtasks.
     """
 
     strategy: ShipStrategy
     function: Any = None
     fields: tuple[str | int, ...] | None = None
-    """Fields that the consumer reads of columnar records; others are not sent. None: all."""
+    """Fields of columnar records that the consumer reads; others are not sent. None: all."""
     keys_alone: bool = False
     """Whether the consumer reads only the key of a record, which can be sent instead."""
     taken: tuple[Any, ...] | None = None
@@ -88,14 +90,14 @@ class Partitioning:
     Its result can be sent instead of the record, in batches marked `taken`. None: it reads more.
     """
     local: LocalAggregate | None = None
-    """How a batch with few keys is aggregated before it is sent. None: all records are sent."""
+    """Aggregate that shrinks a batch with few keys before it is sent. None: no such aggregate."""
     written: str = "key_by"
     """Name of the user's call that gave the key function, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEdge:
-    """A stream from `source` to input `input_index` of `target`. `side`: reads that side output.
+    """A stream from `source` to input `input_index` of `target`. `side`: the side output it reads.
 
     `partitioning` None: forward if both have the same parallelism, otherwise rebalance.
     """
@@ -109,9 +111,9 @@ class StreamEdge:
 
 @dataclass(slots=True, kw_only=True)
 class StreamNode:
-    """One operator.
+    """One operator, or a source.
 
-    `factory` makes a new one for each subtask; a source node has `source` and no factory.
+    `factory` makes a new operator for each subtask. A source node has `source` and no factory.
     """
 
     id: int
@@ -119,19 +121,19 @@ class StreamNode:
     """map, filter, window, sink, ...: shown in the graph, and part of derived uids."""
     name: str
     uid: str | None = None
-    """The user's uid; `StreamGraph.uids` derives one otherwise."""
+    """The user's uid, None if `StreamGraph.uids` derives one."""
     factory: Callable[[], Operator] | None = None
     source: Source[Any] | None = None
     watermarks: WatermarkStrategy[Any] | None = None
     """The strategy of a source node, applied to each split separately."""
     parallelism: int | None = None
-    """None: that of the flow."""
+    """Number of subtasks. None: that of the flow."""
     parallelism_max: int | None = None
     """Upper bound set by the operator itself: 1 if it cannot be split."""
     keyed: bool = False
-    """Whether its input comes straight from `key_by`: it has keyed state."""
+    """Whether its input comes straight from `key_by`, so that it has keyed state."""
     event_time: bool = False
-    """Whether it has a watermark strategy, upstream or of its own."""
+    """Whether a watermark strategy is set upstream or by the node itself."""
     stateful: bool = False
     sink: bool = False
     stays_here: bool = False
@@ -142,14 +144,14 @@ class StreamNode:
     chaining: Chaining = Chaining.ALWAYS
     slot_sharing_group: str = DEFAULT_SLOT_SHARING_GROUP
     remark: str = ""
-    """Why it runs as it does (rows, slices, per window), for `explain()`."""
+    """Reason why it runs as it does (rows, slices, per window), for `explain()`."""
     side_tags: tuple[OutputTag[Any], ...] | None = None
-    """Its possible side outputs. None: its function decides while it runs."""
+    """Tags of its possible side outputs. None: its function decides while it runs."""
 
 
 @dataclass(slots=True)
 class StreamGraph:
-    """Nodes in the order in which they were built, and the edges between them."""
+    """The nodes in the order in which they were built, and the edges between them."""
 
     name: str
     parallelism: int = 1
@@ -168,7 +170,7 @@ class StreamGraph:
         return max(self.nodes, default=-1) + 1
 
     def inputs_of(self, node_id: int) -> list[StreamEdge]:
-        """Returns edges into a node, by input index."""
+        """Returns the edges into a node, by input index."""
         return sorted(
             (edge for edge in self.edges if edge.target == node_id),
             key=lambda edge: edge.input_index,
@@ -182,7 +184,7 @@ class StreamGraph:
         return wanted if node.parallelism_max is None else min(wanted, node.parallelism_max)
 
     def upstream_of(self, node_ids: Iterable[int]) -> set[int]:
-        """Returns the nodes and everything that they depend on."""
+        """Returns the nodes and all nodes that they depend on."""
         needed: set[int] = set()
         open_ids = list(node_ids)
         while open_ids:
@@ -213,7 +215,7 @@ class StreamGraph:
         )
 
     def topological(self) -> list[int]:
-        """Returns node ids, producers first, otherwise in the order of building.
+        """Returns the node ids, producers first, otherwise in the order of building.
 
         Raises GraphError for a cycle.
         """
