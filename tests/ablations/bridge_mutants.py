@@ -65,7 +65,7 @@ BRIDGE_MUTANTS: list[Mutant] = [
         (f"{CALLS}test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody",),
     ),
     Mutant(
-        "whoever waits for a place at Spark begins behind those that came later",
+        "a caller that waits for a place at Spark begins behind those that came later",
         "aioflow/spark/calls.py",
         "                    successor = self._waiting.popleft()\n",
         "                    successor = self._waiting.pop()\n",

@@ -62,7 +62,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_AGGREGATES}::test_queries_see_what_only_columns_have_added",),
     ),
     Mutant(
-        "columns begin anew for keys that the table holds",
+        "columns start from zero for keys that the table holds",
         "aioflow/columns/cells.py",
         "seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)",
         "seeds = None",
@@ -106,7 +106,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "who subscribes later sees records without the fields that nobody reads",
+        "a later subscriber sees records without unused fields",
         "aioflow/api/job.py",
         "            if seen is not None:\n",
         "            if not isinstance(seen, list | None):\n",
@@ -265,7 +265,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_LOCAL_TESTS}::test_where_each_late_record_gives_a_result_all_records_go",),
     ),
     Mutant(
-        "late elements that somebody reads are folded before they are sent",
+        "late elements with a reader are folded before they are sent",
         "aioflow/graph/column_sources.py",
         (
             "    return (\n"
@@ -469,7 +469,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_TURNS}::test_state_may_be_looked_at_between_two_pieces_of_a_firing",),
     ),
     Mutant(
-        "many keys of a join are encoded anew with each batch",
+        "many keys of a join are encoded again with each batch",
         _SIDES,
         "            self._keys_max, self._keys_counted = 2 * len(self._encoder), False\n",
         "",
@@ -490,7 +490,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_WINDOW_TURNS}::test_a_router_looks_up_the_keys_of_a_piece_alone",),
     ),
     Mutant(
-        "many keys of a window are encoded anew with each slice",
+        "many keys of a window are encoded again with each slice",
         "aioflow/columns/slices.py",
         "            self._count_before = cells.count\n",
         "            pass\n",
@@ -590,7 +590,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "each window of a join reads its slices anew",
+        "each window of a join reads its slices again",
         _SIDES,
         "read = self._read[slot] = together(chunks)",
         "read = together(chunks)",

@@ -14,7 +14,7 @@ RANDOM_CUTS = (
 COORDINATOR = "tests/checkpoint/test_coordinator.py::"
 WORLD = (
     "tests/checkpoint/test_coordinator_random.py::"
-    "test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order"
+    "test_nothing_is_deleted_too_early_or_completed_too_soon_in_any_order"
 )
 RETENTION = "tests/checkpoint/test_completed.py::"
 ASSIGNMENT = "tests/checkpoint/test_assignment.py::"
@@ -27,7 +27,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         " first = None",
         "        if first is not None and not first.tries and self._subtasks.any_closing:\n       "
         "     first = None",
-        (f"{COORDINATOR}test_what_met_a_task_that_is_about_to_end_waits_for_its_end",),
+        (f"{COORDINATOR}test_checkpoint_that_meets_a_task_about_to_end_waits_for_its_end",),
     ),
     Mutant(
         "a checkpoint is taken before the last barrier",
@@ -97,7 +97,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
             "        )\n"
         ),
         "        self._due_ms = None if timeout is None else barrier.timestamp_ms + timeout + 1\n",
-        (f"{ALIGNMENT}test_savepoint_is_aligned_whatever_else_is_asked_for",),
+        (f"{ALIGNMENT}test_savepoint_is_aligned_regardless_of_the_options",),
     ),
     Mutant(
         "a checkpoint that takes several intervals is not warned of",
@@ -173,7 +173,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/coordinator.py",
         "        if checkpoint.kind is not CheckpointKind.SAVEPOINT:\n",
         "        if checkpoint:\n",
-        (f"{COORDINATOR}test_savepoint_beside_the_job_is_told_to_nobody_and_not_restarted_from",),
+        (f"{COORDINATOR}test_savepoint_beside_the_job_is_not_announced_and_not_restarted_from",),
     ),
     Mutant(
         "a checkpoint of a past that was given up completes",
@@ -186,7 +186,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "        instructions: list[Instruction] = []\n",
         (
             f"{COORDINATOR}"
-            "test_what_is_being_stored_survives_a_lost_task_but_not_the_restart_from_an_older_one",
+            "test_checkpoint_being_stored_survives_a_lost_task_but_not_a_restart_from_an_older_one",
         ),
     ),
     Mutant(
@@ -201,7 +201,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "ids begin anew after a restore",
+        "ids restart from the beginning after a restore",
         "aioflow/checkpoint/coordinator.py",
         "        self._next_id = max(self._next_id, checkpoint.checkpoint_id + 1)\n",
         "",
@@ -275,7 +275,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/completed.py",
         "                self._dropped.append(_Dropped(old, set(pending)))\n",
         "                self._dropped.append(_Dropped(old, set()))\n",
-        (f"{RETENTION}test_what_a_pending_checkpoint_may_build_on_waits_for_it",),
+        (f"{RETENTION}test_files_that_a_pending_checkpoint_may_build_on_wait_for_it",),
     ),
     Mutant(
         "a checkpoint that was restored without claim is deleted",
@@ -303,7 +303,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a split that was read to its end is found anew",
+        "a split that was read to its end is discovered again",
         "aioflow/checkpoint/assignment.py",
         "            known[split.id] = index\n",
         "            if not split.finished:\n                known[split.id] = index\n",
@@ -342,7 +342,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "    holds_end = False\n",
         (
             "tests/api/"
-            "test_run.py::test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time",
+            "test_run.py::test_results_that_the_clock_gives_at_the_end_precede_the_end_of_event_time",
         ),
     ),
     Mutant(

@@ -182,7 +182,7 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "Ctrl-C in the midst of starting a process of a cluster leaves one that nobody knows",
+        "Ctrl-C in the midst of starting a process of a cluster leaves an unknown process",
         "aioflow/cli/cluster.py",
         "    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))\n",
         "",
@@ -196,7 +196,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/api/entering.py",
         "            self._is_told = True\n            raise AttributeError(\n",
         "            raise AttributeError(\n",
-        (REMEDIES + "test_a_run_that_nobody_entered_is_told_from_its_job",),
+        (REMEDIES + "test_run_that_was_not_entered_is_reported_by_its_job",),
     ),
     Mutant(
         "a field of another type is told by a place that objects do not have",
@@ -256,7 +256,7 @@ JOB_MUTANTS: list[Mutant] = [
         "inspect.signature(function, follow_wrapped=False)",
         "inspect.signature(function)",
         (
-            SIGNATURES + "test_what_can_be_called_or_nobody_knows_is_not_refused",
+            SIGNATURES + "test_callable_or_unknown_signatures_are_not_refused",
             SIGNATURES + "test_methods_that_fit_in_other_ways_are_not_refused",
         ),
     ),
@@ -265,7 +265,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/core/signatures.py",
         '    if hasattr(called, "__signature__"):',
         "    if called is None:",
-        (SIGNATURES + "test_what_can_be_called_or_nobody_knows_is_not_refused",),
+        (SIGNATURES + "test_callable_or_unknown_signatures_are_not_refused",),
     ),
     Mutant(
         "the class of a function with state is taken for the function",
@@ -276,7 +276,7 @@ JOB_MUTANTS: list[Mutant] = [
             "    ):  # Of such a class an instance is called.\n"
         ),
         "    if True:  # Of such a class an instance is called.\n",
-        (SIGNATURES + "test_what_can_be_called_or_nobody_knows_is_not_refused",),
+        (SIGNATURES + "test_callable_or_unknown_signatures_are_not_refused",),
     ),
     Mutant(
         "a method that takes too little is found at its first call",
@@ -301,7 +301,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/operators/function_classes.py",
         "NEARLY = 0.92\n",
         "NEARLY = 0.8\n",
-        (SIGNATURES + "test_helpers_are_not_taken_for_methods_that_nobody_calls",),
+        (SIGNATURES + "test_helper_methods_are_not_mistaken_for_uncalled_methods",),
     ),
     Mutant(
         "half of what state needs goes by in silence",
@@ -329,7 +329,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/api/streams.py",
         "        def __await__(self) -> Never:\n",
         "        def __awaited__(self) -> Never:\n",
-        (REMEDIES + "test_what_is_not_awaited_says_what_is",),
+        (REMEDIES + "test_missing_await_names_the_remedy",),
     ),
     Mutant(
         "what copying asks a flow for is taken for a method of a stream",
@@ -354,20 +354,20 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/testing/test_mutation.py::test_a_slow_operator_is_named_in_debug_mode_too",),
     ),
     Mutant(
-        "whoever held the loop is told to be async, an aggregate too",
+        "every function that held the loop is told to be async, an aggregate too",
         "aioflow/task/stream_task.py",
         "            description, remedy = describe_place(culprit.ctx), culprit.slow_remedy\n",
         "            description = describe_place(culprit.ctx)\n",
-        ("tests/api/test_run.py::test_what_to_do_about_a_slow_operator_fits_it",),
+        ("tests/api/test_run.py::test_remedy_for_a_slow_operator_fits_the_operator",),
     ),
     Mutant(
-        "a stream that only a side output of is read counts as one that nobody reads",
+        "a stream counts as unread if only its side output is read",
         "aioflow/api/build.py",
         "    read = {edge.source for edge in graph.edges}\n",
         "    read = {edge.source for edge in graph.edges if edge.side is None}\n",
         (
             "tests/api/test_remedies.py::"
-            "test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe",
+            "test_streams_without_a_sink_give_a_warning_where_no_program_can_subscribe",
         ),
     ),
     Mutant(
@@ -375,17 +375,19 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/api/steps.py",
         '    if name.startswith("_"):  # Copying',
         "    if not name:  # Copying",
-        ("tests/api/test_mistakes.py::test_what_no_stream_has_is_the_usual_attribute_error",),
+        (
+            "tests/api/test_mistakes.py::test_unknown_attribute_of_a_stream_is_a_plain_attribute_error",
+        ),
     ),
     Mutant(
-        "a job that is over takes in what nobody will read until its workers are closed",
+        "a finished job accepts elements until its workers are closed",
         "aioflow/api/job.py",
         "        self._cluster.job_master.terminated.add_done_callback(lambda _: "
         "self._close_inlets())\n",
         "",
         (
             "tests/api/"
-            "test_job_handle.py::test_nobody_puts_into_a_failed_job_whose_workers_are_being_closed",
+            "test_job_handle.py::test_put_into_a_failed_job_is_refused_while_its_workers_close",
         ),
     ),
     Mutant(
@@ -444,7 +446,7 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a host waits for a thread that nobody waits for any more",
+        "a host waits for an abandoned thread",
         "aioflow/core/system_host.py",
         "                if thread not in given_up:\n                    thread.join()",
         "                if thread not in ():\n                    thread.join()",
@@ -551,17 +553,14 @@ JOB_MUTANTS: list[Mutant] = [
         "            former = [[replace(split, finished=False) for split in splits] for splits in "
         "former]\n",
         "            former = [[replace(split) for split in splits] for splits in former]\n",
-        (
-            f"{CHECKPOINTS}"
-            "test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed",
-        ),
+        (f"{CHECKPOINTS}test_elements_of_a_run_are_read_although_the_last_run_closed_its_input",),
     ),
     Mutant(
         "the state of an unfinished job is passed over in silence",
         "aioflow/cluster/restoring.py",
         "    if not settings.fresh and recovered is None:\n",
         "    if settings.fresh and recovered is None:\n",
-        (f"{CHECKPOINTS}test_beginning_anew_beside_unfinished_state_has_to_be_meant",),
+        (f"{CHECKPOINTS}test_fresh_start_beside_unfinished_state_needs_a_flag",),
     ),
     Mutant(
         "a function that has finished never finishes again",
@@ -612,7 +611,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/cluster/job_checkpoints.py",
         "                number > finished\n",
         "                finished < number < found.checkpoint_id\n",
-        (f"{BACK}test_what_is_newer_than_what_a_job_went_back_to_keeps_its_files",),
+        (f"{BACK}test_files_newer_than_the_restored_checkpoint_are_kept",),
     ),
     Mutant(
         "a job that was being stopped runs on under the next leader",
@@ -631,11 +630,11 @@ JOB_MUTANTS: list[Mutant] = [
         "            candidate",
         (
             "tests/cluster/"
-            "test_leadership.py::test_who_heard_that_it_leads_no_more_does_so_for_good",
+            "test_leadership.py::test_leader_that_heard_of_its_loss_stops_leading_for_good",
         ),
     ),
     Mutant(
-        "nobody looks at the errors of workers when a start is cancelled",
+        "errors of workers are not retrieved when a start is cancelled",
         "aioflow/cluster/workers.py",
         "            errors = await cancel_and_wait(starts)\n",
         "            errors = await cancel_and_wait([start for start in starts if not "
@@ -656,7 +655,7 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "whoever answers a peer that is gone goes on for ever",
+        "an answer to a lost peer is awaited for ever",
         "aioflow/cluster/rpc.py",
         "        self._peer = None\n        self._cancel_answers()\n        broken",
         "        self._peer = None\n        broken",
@@ -681,14 +680,11 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a cancellation is forgotten when whoever asked for it leaves",
+        "a cancellation is forgotten when its caller leaves",
         "aioflow/cluster/dispatcher.py",
         "(error := await asyncio.shield(managed.cancelling))",
         "(error := await managed.cancelling)",
-        (
-            "tests/cluster/"
-            "test_dispatcher.py::test_a_cancellation_goes_on_when_whoever_asked_for_it_leaves",
-        ),
+        ("tests/cluster/test_dispatcher.py::test_cancellation_continues_when_its_caller_leaves",),
     ),
     Mutant(
         "a job goes on although none of its checkpoints can be written",
@@ -707,7 +703,7 @@ JOB_MUTANTS: list[Mutant] = [
         "            if answer.done():\n                what",
         (
             "tests/cluster/"
-            "test_job_master.py::test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away",
+            "test_job_master.py::test_waiter_for_a_checkpoint_hears_that_the_leader_goes_away",
         ),
     ),
     Mutant(
@@ -782,7 +778,7 @@ JOB_MUTANTS: list[Mutant] = [
             "tests/cluster/test_struct_classes.py::"
             "test_a_struct_of_the_program_has_its_fields_and_options_on_arrival",
             "tests/cluster/test_struct_classes.py::"
-            "test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",
+            "test_post_init_of_a_struct_of_the_program_runs_on_arrival",
         ),
     ),
     Mutant(
@@ -792,7 +788,7 @@ JOB_MUTANTS: list[Mutant] = [
         "    if False:\n",
         (
             "tests/cluster/test_struct_classes.py::"
-            "test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",
+            "test_post_init_of_a_struct_of_the_program_runs_on_arrival",
         ),
     ),
     Mutant(
@@ -814,7 +810,7 @@ JOB_MUTANTS: list[Mutant] = [
         "        if own := None:\n",
         (
             "tests/cluster/test_shipping.py::"
-            "test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",
+            "test_annotations_of_the_programs_classes_are_known_on_arrival",
         ),
     ),
     Mutant(
@@ -824,7 +820,7 @@ JOB_MUTANTS: list[Mutant] = [
         "        elif isinstance(value, NewType) and not _is_by_value(value.__module__):\n",
         (
             "tests/cluster/test_shipping.py::"
-            "test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",
+            "test_annotations_of_the_programs_classes_are_known_on_arrival",
         ),
     ),
     Mutant(

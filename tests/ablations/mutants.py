@@ -168,14 +168,14 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a mail fires as many windows of the clock as are due, whatever they cost",
+        "a mail fires as many windows of the clock as are due, at any cost",
         "aioflow/operators/window.py",
         "        if self._rests or out.pending or out.full:\n",
         "        if self._rests or out.pending:\n",
         ("tests/operators/test_turns.py::test_windows_that_the_clock_fires_do_so_in_turns",),
     ),
     Mutant(
-        "a mail that gives nothing leaves windows unfired until somebody comes by",
+        "a mail that gives nothing leaves windows unfired until the next mail",
         "aioflow/operators/window.py",
         "        if batch.values or self._rests:\n",
         "        if batch.values:\n",
@@ -185,7 +185,7 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "slices of the clock that give nothing wait until somebody comes by",
+        "slices of the clock that give nothing wait until the next mail",
         "aioflow/operators/clock_window.py",
         "        if batch.values or self.has_pending:",
         "        if batch.values:",
@@ -229,7 +229,7 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a piece holds as many results whatever they cost",
+        "a piece holds a fixed number of results, at any cost",
         "aioflow/operators/resumable.py",
         "        if spent_ns > 2 * PIECE_NS:\n",
         "        if spent_ns > 2_000 * PIECE_NS:\n",
@@ -347,8 +347,7 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "windows of few slices are merged in another order than columns are, whatever that does "
-        "to sums",
+        "windows of few slices are merged in another order than columns, which changes sums",
         "aioflow/operators/slice_store.py",
         (
             "            if (\n"
@@ -547,7 +546,7 @@ MUTANTS: list[Mutant] = [
         ("tests/core/test_keygroups.py::test_keys_that_are_equal_in_python_are_one_key",),
     ),
     Mutant(
-        "rebalance begins anew at each batch",
+        "rebalance restarts at the first channel with each batch",
         "aioflow/task/partitioners.py",
         "self._next = (first + len(batch.values)) % consumers",
         "self._next = first",
@@ -638,7 +637,7 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a body is believed whatever it compiles to",
+        "a body is inlined whether or not it compiles to the same code",
         "aioflow/operators/inlining.py",
         "    if body is None or not _same(code, body, code.co_varnames[0]):\n",
         "    if body is None:\n",
@@ -1078,7 +1077,7 @@ MUTANTS: list[Mutant] = [
         ("tests/task/test_exactly_once.py::test_a_checkpoint_in_full_traffic_is_a_consistent_cut",),
     ),
     Mutant(
-        "event time of a split begins anew after a restore",
+        "event time of a split restarts after a restore",
         "aioflow/task/split_watermarks.py",
         "            generator.restore(watermark)\n",
         "            pass\n",
@@ -1150,7 +1149,7 @@ MUTANTS: list[Mutant] = [
         ("tests/io/test_files_restored.py::test_a_job_that_follows_files_goes_on_where_it_was",),
     ),
     Mutant(
-        "a file that has grown is cut anew over a restart",
+        "a file that has grown is split again after a restart",
         "aioflow/io/found_files.py",
         "        if parts and any(kind(path, *where).place not in places for where in former):\n",
         "        if not parts:\n",
@@ -1203,7 +1202,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "tests/cluster/test_split_discovery.py::"
-            "test_what_may_not_have_arrived_is_sent_again_and_to_nobody_else",
+            "test_possibly_lost_splits_are_sent_again_to_the_same_subtask_only",
         ),
     ),
     Mutant(

@@ -37,7 +37,7 @@ test cuts short.
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One bug.
+    """One planted bug.
 
     `old` occurs exactly once in `file`; `tests` are "file::function", and each of them must fail.
     """
@@ -51,10 +51,10 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run of tests said."""
+    """The result of a run of tests."""
 
     failed: frozenset[str]
-    """As "file::function", without classes and parameters."""
+    """Failed tests as "file::function", without classes and parameters."""
     output: str
 
 

@@ -94,7 +94,7 @@ SINK_MUTANTS: list[Mutant] = [
         "aioflow/cluster/job_checkpoints.py",
         "open_store(flow_url(settings.store, graph.name), host, settings.key)",
         "open_store(flow_url(settings.store, graph.name), host)",
-        ("tests/checkpoint_store/test_key.py::test_what_was_written_without_the_key_is_refused",),
+        ("tests/checkpoint_store/test_key.py::test_store_written_without_the_key_is_refused",),
     ),
     Mutant(
         "a part replaces that of another sink",
@@ -176,10 +176,7 @@ SINK_MUTANTS: list[Mutant] = [
             "            checkpoint_id < 0\n"
             "            and isinstance(writer, CheckpointedFunction)\n"
         ),
-        (
-            "tests/api/"
-            "test_function_state.py::test_what_a_function_counted_is_there_after_a_savepoint",
-        ),
+        ("tests/api/test_function_state.py::test_counts_of_a_function_survive_a_savepoint",),
     ),
     Mutant(
         "a completed checkpoint commits its own and not those before it",
@@ -388,7 +385,7 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a stream of NATS that was made anew is read on where the old one was",
+        "a stream of NATS that was created again is read from the old position",
         "aioflow/io/nats_streams.py",
         "        if self._made is not None and made != self._made and behind not in (0, "
         "config.start):\n",
@@ -410,7 +407,7 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_REDIS}test_a_database_that_was_emptied_is_no_commit",),
     ),
     Mutant(
-        "a stream of Redis that was made anew is read on where the old one was",
+        "a stream of Redis that was created again is read from the old position",
         "aioflow/io/redis_streams.py",
         "        if begin > last and behind != self._config.start:\n",
         "        if False:\n",

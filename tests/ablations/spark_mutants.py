@@ -126,7 +126,7 @@ SPARK_MUTANTS: list[Mutant] = [
         "                if not self._accepted and not self._options.follows:\n",
         (
             "tests/cluster/"
-            "test_taskmanager.py::test_one_that_follows_nobody_ends_with_its_jobmanager",
+            "test_taskmanager.py::test_taskmanager_bound_to_one_jobmanager_ends_with_it",
         ),
     ),
 ]

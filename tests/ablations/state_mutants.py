@@ -105,7 +105,7 @@ STATE_MUTANTS: list[Mutant] = [
         (AGAINST_DICTS,),
     ),
     Mutant(
-        "event time begins anew after a restore",
+        "event time restarts after a restore",
         "aioflow/state/heap.py",
         "            self._timers_of(name).watermark = min(reached)\n",
         "            self._timers_of(name)\n",

@@ -34,7 +34,7 @@ STORE_MUTANTS: list[Mutant] = [
         "            pass\n",
         (
             "tests/checkpoint_store/test_crashes.py::"
-            "test_what_a_successor_has_found_survives_its_writer_that_died_before_it_was_durable",
+            "test_checkpoint_found_by_a_successor_survives_a_writer_that_died_before_it_was_durable",
         ),
     ),
     Mutant(
@@ -140,7 +140,7 @@ STORE_MUTANTS: list[Mutant] = [
         "                self._in_doubt.clear()\n",
         (
             "tests/checkpoint_store/"
-            "test_store.py::test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is",
+            "test_store.py::test_checkpoint_removed_by_several_is_forgotten_once_and_nothing_else_is",
         ),
     ),
     Mutant(
@@ -154,13 +154,13 @@ STORE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a holder that is late has lost its lease, though nobody took it",
+        "a late holder has lost its lease, though no other took it",
         "aioflow/checkpoint/flow_lease.py",
         "            if not await self._keeper.renew_late(lease):\n",
         "            if lease.valid_until:\n",
         (
             "tests/checkpoint_store/"
-            "test_flow_lease.py::test_one_that_hung_and_that_nobody_followed_goes_on",
+            "test_flow_lease.py::test_holder_that_hung_without_a_successor_goes_on",
             "tests/checkpoint_store/"
             "test_flow_lease.py::test_one_that_is_late_again_and_again_goes_on",
         ),
@@ -273,7 +273,7 @@ STORE_MUTANTS: list[Mutant] = [
         "        return FirstOf((self, store))\n",
         "        return store\n",
         (
-            "tests/checkpoint/test_local_state.py::test_what_was_written_here_is_read_here",
+            "tests/checkpoint/test_local_state.py::test_files_written_here_are_read_locally",
             "tests/api/test_checkpoints.py::"
             "test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
         ),

@@ -1,5 +1,5 @@
-"""A pytest plugin for runs with a planted bug: the first counterexample will do, nobody reads
-the smallest.
+"""A pytest plugin for runs with a planted bug: it does not shrink, since the first counterexample
+suffices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure() -> None:
-    """After the profile of conftest.py, before any test module is read."""
+    """Runs after the profile of conftest.py, before any test module is read."""
     hypothesis.settings.register_profile(
         "ablations",
         deadline=None,

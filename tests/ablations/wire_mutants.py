@@ -177,7 +177,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "    if not state:\n",
         (
             "tests/cluster/test_shipping.py::"
-            "test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
+            "test_objects_arrive_with_their_attributes_for_any_class",
         ),
     ),
     Mutant(
@@ -187,7 +187,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "        if not usual or cls in self.dispatch_table:\n",
         (
             "tests/cluster/test_shipping.py::"
-            "test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
+            "test_objects_arrive_with_their_attributes_for_any_class",
         ),
     ),
     Mutant(
@@ -207,7 +207,7 @@ WIRE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a fast source fills an exchange of which nobody knows how fast it is read",
+        "a fast source fills an exchange whose reading speed is unknown",
         "aioflow/network/partition.py",
         (
             "            return sum(\n"

@@ -58,7 +58,7 @@ async def test_a_savepoint_of_a_past_that_was_given_up_is_not_the_latest(tmp_pat
     assert numbers.began_at == [None, 10, 10]
 
 
-async def test_a_checkpoint_asked_for_while_a_job_drains_does_not_take_the_place_of_its_savepoint(
+async def test_checkpoint_requested_while_a_job_drains_does_not_replace_its_savepoint(
     tmp_path: Path,
 ) -> None:
     """Every task takes that one behind its last record, and yet must not end with it: the

@@ -1,6 +1,4 @@
-"""What cannot run is refused where it is written: while the flow is built, before anything is
-run.
-"""
+"""Flows that cannot run are refused at the line that builds them, before anything runs."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def test_an_operator_that_cannot_run_is_an_error_at_its_line(
         build(af.Flow("wrong"))
 
 
-async def test_what_was_refused_is_no_part_of_the_flow() -> None:
+async def test_refused_operator_is_not_part_of_the_flow() -> None:
     flow = af.Flow("right")
     stream = numbers(flow)
     for _ in range(2):

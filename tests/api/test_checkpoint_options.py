@@ -1,4 +1,4 @@
-"""What `flow.run(checkpoints=..., every=...)` takes, and what it refuses before anything starts."""
+"""The arguments of `flow.run(checkpoints=..., every=...)`, and their checks before the start."""
 
 import importlib.util
 from datetime import timedelta
@@ -160,7 +160,7 @@ def test_times_of_checkpoints_need_checkpoints(name):
         ({"checkpoints": "memory://a", "tolerable_failures": -1}, r"tolerable_failures is -1"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_remedy(given, message):
+def test_impossible_options_are_refused_with_a_remedy(given, message):
     with pytest.raises(ValueError, match=message):
         parse_options(given)
 

@@ -29,7 +29,7 @@ _NAMES = itertools.count()
 
 @pytest.fixture
 def store() -> str:
-    """A store that nobody else has."""
+    """A store for this test alone."""
     return f"memory://test-checkpoints-{next(_NAMES)}"
 
 
@@ -78,7 +78,7 @@ def complete(rows: list[tuple[int, int]], n: int, keys: int = 5) -> bool:
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 async def test_a_stopped_job_goes_on_where_it_was(store: str, batch: int) -> None:
-    """H6.2: what was counted before is counted once, what came after goes on from there."""
+    """H6.2: earlier elements are counted once, and counting continues with later ones."""
     rows: list[Any] = []
     numbers = Numbers()
     for limit in (100, 250, 300):
@@ -138,7 +138,7 @@ async def test_a_job_that_was_stopped_without_a_savepoint_goes_on_from_its_last_
 
 
 async def test_a_cancelled_job_goes_on_from_its_last_checkpoint(store: str) -> None:
-    """What came after the checkpoint is read again: its rows come twice, its counts do not."""
+    """Elements after the checkpoint are read again: their rows come twice, their counts do not."""
     rows: list[Any] = []
     numbers = Numbers(100)
     async with counting(numbers, rows).run(checkpoints=store, every="1h") as job:
@@ -273,7 +273,7 @@ async def test_a_job_that_has_finished_runs_again_if_it_is_told_to_begin_without
     assert complete(rows, 100), "the last run has finished too"
 
 
-async def test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed(
+async def test_elements_of_a_run_are_read_although_the_last_run_closed_its_input(
     store: str,
 ) -> None:
     rows: list[Any] = []
@@ -292,7 +292,7 @@ async def test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_wa
 async def test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_flow_alone(
     store: str,
 ) -> None:
-    """Before the flow has run, in the midst of it, and after it has finished; also if the reader
+    """Holds before the flow has run, in the middle, and after it has finished; also if the reader
     breaks off.
     """
     rows: list[Any] = []
@@ -329,7 +329,7 @@ async def test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_
 
 
 async def test_a_source_that_was_stopped_is_read_on_also_without_a_savepoint(store: str) -> None:
-    """It has not come to an end of its own, whatever its reader says once it is stopped."""
+    """The source has not ended by itself, even if its reader says so after the stop."""
     rows: list[Any] = []
     numbers = Numbers(end=100)
     for limit in (30, 60):
@@ -368,8 +368,8 @@ async def test_a_bounded_job_of_several_regions_finishes(store: str) -> None:
 async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state(
     store: str, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """I5.1 in one process: what the failed attempt counted after the checkpoint is forgotten,
-    and counted again.
+    """I5.1 in one process: counts that the failed attempt made after the checkpoint are forgotten
+    and made again.
     """
     rows: list[Any] = []
     numbers = Numbers(100)
@@ -441,7 +441,7 @@ def test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed(sto
 
     flow = af.Flow("parts")
     parts = [flow.source(paced(count)).key_by(lambda n: n % 5).count() for count in (10, 60)]
-    both = parts[0].union(parts[1])  # So that all of it restarts together.
+    both = parts[0].union(parts[1])  # All of it restarts together.
     restart = af.fixed_delay(5, "1ms")
     run = run_simulated(
         flow, collect=[*parts, both], checkpoints=store, every="5ms", restart=restart
@@ -455,7 +455,7 @@ def test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed(sto
     )
 
 
-async def test_a_failure_before_the_first_checkpoint_begins_anew(store: str) -> None:
+async def test_failure_before_the_first_checkpoint_restarts_from_the_beginning(store: str) -> None:
     numbers = Numbers(100, end=100)
     failures = iter([True])
 
@@ -473,7 +473,10 @@ async def test_a_failure_before_the_first_checkpoint_begins_anew(store: str) -> 
 
 
 async def test_open_fails_before_the_block_is_entered(store: str) -> None:
-    """Although jobs with checkpoints restart for ever by default: nobody would hear of it."""
+    """The job fails at once, although jobs with checkpoints restart for ever by default.
+
+    Otherwise the error would stay unseen.
+    """
 
     class Broken(af.ProcessFunction[int, int]):
         def open(self, ctx: Any) -> None:
@@ -576,7 +579,7 @@ async def test_two_jobs_on_one_store_are_refused_naming_the_holder(store: str) -
     assert complete(rows, 30)
 
 
-async def test_beginning_anew_beside_unfinished_state_has_to_be_meant(store: str) -> None:
+async def test_fresh_start_beside_unfinished_state_needs_a_flag(store: str) -> None:
     rows: list[Any] = []
     numbers = Numbers(100)
     async with counting(numbers, rows).run(checkpoints=store):
@@ -595,7 +598,7 @@ async def test_beginning_anew_beside_unfinished_state_has_to_be_meant(store: str
 
 
 async def test_checkpoints_are_taken_by_the_clock(store: str) -> None:
-    """F9: one after the other, numbered upwards, also over a restart of the service."""
+    """F9: one after the other, with rising numbers, also over a restart of the service."""
     numbers, rows = Numbers(10), []
     async with counting(numbers, rows).run(checkpoints=store, every="1ms") as job:
         first = await job.checkpoint()
@@ -607,7 +610,7 @@ async def test_checkpoints_are_taken_by_the_clock(store: str) -> None:
         assert await job.checkpoint() > second
 
 
-async def test_what_needs_checkpoints_says_so() -> None:
+async def test_calls_that_need_checkpoints_say_so() -> None:
     async with counting(Numbers(), []).run() as job:
         for ask in (
             job.checkpoint,
@@ -628,7 +631,7 @@ async def test_a_job_that_is_over_makes_no_savepoint(store: str) -> None:
             await job.checkpoint()
 
 
-async def test_where_a_savepoint_goes_has_two_names(store: str, tmp_path: Path) -> None:
+async def test_savepoint_location_has_two_names(store: str, tmp_path: Path) -> None:
     async with counting(Numbers(10), []).run(checkpoints=store, every="1h") as job:
         for number, name in enumerate(("directory", "path")):
             made = await job.savepoint(**{name: tmp_path / str(number)})  # type: ignore[arg-type]
@@ -688,7 +691,7 @@ async def test_a_checkpoint_that_cannot_be_stored_is_given_up_and_the_job_goes_o
     assert complete(rows, 300)
 
 
-async def test_so_many_failures_in_a_row_as_are_tolerated_and_one_more_fail_the_job(
+async def test_failures_in_a_row_beyond_the_tolerated_number_fail_the_job(
     tmp_path: Path,
 ) -> None:
     rows: list[Any] = []
@@ -728,7 +731,7 @@ async def test_a_stop_whose_savepoint_fails_says_so_and_loses_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("how", ["stop", "stop without", "leave", "savepoint"])
-async def test_a_store_that_is_dead_is_an_error_of_whatever_needs_it_and_nothing_hangs(
+async def test_dead_store_is_an_error_of_each_call_that_needs_it_and_nothing_hangs(
     how: str, tmp_path: Path
 ) -> None:
     """The guide: no path, no None, but the error; the job is over when its block is left."""
@@ -761,13 +764,13 @@ async def test_a_job_that_lost_its_lease_ends_and_does_not_come_back(store: str)
             leases = ObjectLeases(open_store(flow_url(store, "counting"), host).objects, "lease")
             newest = (await leases.numbers())[-1] + 1
             assert await leases.create(
-                newest, LeaseInfo(newest, newest, "another", "somebody else").encode()
+                newest, LeaseInfo(newest, newest, "another", "someone else").encode()
             )
             await job.wait()
     assert job.status is af.JobStatus.FAILED
 
 
-# What is pushed.
+# Pushed elements.
 
 
 async def test_a_durable_put_returns_when_a_checkpoint_covers_it(store: str) -> None:
@@ -801,7 +804,7 @@ async def test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for(
     async with flow.run(checkpoints=store, restore=path) as job:
         await job.input(events).put("next")
         await eventually(lambda: rows)
-    # What the savepoint does not hold was counted all the same, but not by this job.
+    # Elements outside the savepoint were counted too, but not by this job.
     assert rows == [("all", started + 1001)]
 
 
@@ -822,7 +825,7 @@ async def test_a_savepoint_that_does_not_hold_all_that_was_put_says_so(
         await job.cancel()
 
 
-async def test_what_was_pushed_is_replayed_after_a_restart_once(store: str) -> None:
+async def test_pushed_elements_are_replayed_once_after_a_restart(store: str) -> None:
     flow, rows, failures = af.Flow("replayed"), [], iter([True])
 
     def fragile(n: int) -> int:
@@ -878,7 +881,7 @@ class OneByOne(af.ProcessFunction[int, int]):
 async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote(
     tmp_path: Path, state: str
 ) -> None:
-    """H7.3: whatever has become of the files meanwhile."""
+    """H7.3: holds even if the files have been changed or removed meanwhile."""
     rows: list[Any] = []
     numbers = Numbers(30_000)
     failures = iter([True])
@@ -919,7 +922,7 @@ def _window(aggregate: Any, **options: Any) -> Callable[[Any], Any]:
 
 
 class Own(af.AggregateFunction[int, int, int]):
-    """Computes what nobody else knows."""
+    """Computes a value that no other function knows."""
 
     def create_accumulator(self) -> int:
         return 0
@@ -996,7 +999,7 @@ class Keeps(af.KeyedProcessFunction[int, int, int]):
 async def test_a_stop_of_a_job_with_state_that_cannot_be_kept_fails_at_once_naming_it(
     store: str, savepoint: Any
 ) -> None:
-    """Without its time-out, which would end the job without a word of why."""
+    """The stop does not wait for its timeout, which would end the job without a reason."""
     rows: list[int] = []
     flow = af.Flow("hopeless")
     flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(
@@ -1023,7 +1026,7 @@ async def test_a_bounded_job_with_state_that_cannot_be_kept_fails_naming_it(stor
         await flow.execute(checkpoints=store, every="1h")
 
 
-async def test_a_running_job_with_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(
+async def test_running_job_with_unwritable_state_fails_at_its_first_checkpoint_naming_the_state(
     store: str,
 ) -> None:
     """API section 3: not with a warning each time and nothing to go back to; no restart would
@@ -1056,7 +1059,7 @@ class Holds(af.CheckpointedFunction):
 async def test_operator_state_that_cannot_be_kept_fails_a_running_job_at_its_first_checkpoint(
     store: str,
 ) -> None:
-    """As with keyed state: no restart would change it."""
+    """Like keyed state, because no restart would change it."""
     flow = af.Flow("hopeless")
     flow.source(Numbers(3).read, uid="numbers").map(Holds(), uid="holds").sink(af.io.blackhole())
     async with asyncio.timeout(60):
@@ -1154,5 +1157,5 @@ async def test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unl
     options: dict[str, Any] = {"checkpoints": store, "every": "1h", "state": state}
     async with flow(after).run(**options, restore="latest", allow_non_restored=True) as job:
         await job.stop()
-    async with flow(after).run(**options) as job:  # What was left behind does not come back.
+    async with flow(after).run(**options) as job:  # Files left behind do not come back.
         await job.stop()

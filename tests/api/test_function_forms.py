@@ -75,7 +75,7 @@ FORMS: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_what_is_async_is_awaited_in_every_form(form: str) -> None:
+async def test_async_functions_are_awaited_in_every_form(form: str) -> None:
     build, expected = FORMS[form]
     assert await build(af.Flow("forms").source([1, 2, 3])).collect() == expected
 

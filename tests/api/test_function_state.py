@@ -192,7 +192,7 @@ PLACES: dict[str, Build] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_what_a_function_counted_is_there_after_a_savepoint(place: str) -> None:
+async def test_counts_of_a_function_survive_a_savepoint(place: str) -> None:
     """H6.2"""
     store, kept = f"memory://test-function-state-{next(_NAMES)}", Kept()
     events: Any = None
@@ -242,7 +242,7 @@ class Late(af.CheckpointedFunction):
 
 
 class LateProcess(af.ProcessFunction[Any, Any]):
-    """As `Late`, without a word of it beforehand."""
+    """Like `Late`, but without declaring the state before."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report = report
@@ -260,8 +260,9 @@ class LateProcess(af.ProcessFunction[Any, Any]):
 
 @pytest.mark.parametrize("place", ["map", "process", "sink"])
 async def test_operator_state_may_be_asked_for_late(place: str) -> None:
-    """Nobody can know beforehand that it will not be: a run in which no element comes keeps it,
-    too.
+    """A run cannot know beforehand whether the function asks.
+
+    A run without elements keeps the state too.
     """
     store, results = f"memory://test-function-state-{next(_NAMES)}", list[int]()
     events: Any = None
@@ -295,7 +296,7 @@ async def test_operator_state_may_be_asked_for_late(place: str) -> None:
 
 @pytest.mark.parametrize("allowed", [False, True])
 async def test_operator_state_is_refused_to_what_can_never_ask_for_it(allowed: bool) -> None:
-    """As a plain function."""
+    """A plain function, for example."""
     store, results = f"memory://test-function-state-{next(_NAMES)}", list[int]()
     events: Any = None
 

@@ -1,5 +1,5 @@
-"""Jobs that were told where to begin, `restore=PATH`: whatever happens before their first
-checkpoint, nothing is lost and no pasts mix.
+"""Jobs that begin with `restore=PATH`: a failure before their first checkpoint loses nothing and
+mixes no states.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def test_a_job_that_went_back_and_crashed_goes_on_from_where_it_went_back_
 async def test_a_job_that_began_with_state_of_another_store_and_crashed_goes_on_from_that(
     tmp_path: Path,
 ) -> None:
-    """Its own store holds another past, whose state and output have nothing to do with it."""
+    """Its own store holds another past, with unrelated state and output."""
     first, _, path = await read_to(100, tmp_path / "one")
     await read_to(30, tmp_path / "other")
     for _ in range(2):
@@ -79,7 +79,7 @@ async def test_a_restore_that_is_refused_leaves_the_newest_what_it_was(tmp_path:
     assert began_at == 150
 
 
-async def test_what_is_newer_than_what_a_job_went_back_to_keeps_its_files(tmp_path: Path) -> None:
+async def test_files_newer_than_the_restored_checkpoint_are_kept(tmp_path: Path) -> None:
     """Increments share files: those of the older one go only when the newer ones go too."""
     rows: list[Any] = []
     numbers = Numbers(20_000)
@@ -110,7 +110,7 @@ async def test_what_is_newer_than_what_a_job_went_back_to_keeps_its_files(tmp_pa
             await eventually(lambda: len(rows) == limit - 20_000)  # noqa: B023  # As above.
             await job.checkpoint()
             checkpoints: Any = job._cluster.job_master._checkpoints
-            # What is dropped is deleted.
+            # Dropped files are deleted.
             await eventually(lambda: not checkpoints._beside)  # noqa: B023
             for number in await store.checkpoints():
                 for name in files_of((await store.checkpoint(number)).subtasks.values()):

@@ -1,6 +1,4 @@
-"""What a user may rely on whatever the batches, slices, neighbours and hash seeds are: the
-guarantees of a run in one loop.
-"""
+"""Guarantees of a run in one loop that hold for all batches, slices, neighbours and hash seeds."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ import aioflow as af
 from aioflow.task.environment import TaskOptions
 
 pytestmark = pytest.mark.timeout(300)
-"""Far above what anything here takes: only a hang is cut off."""
+"""Far above the duration of any test here: only a hang is cut off."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -297,11 +295,11 @@ def test_windows_and_late_elements_are_those_of_a_reference_that_knows_no_batche
     assert dropped == late
 
 
-# In somebody else's loop.
+# In a loop that another owner runs.
 
 
 def burn(seconds: float) -> None:
-    """What takes time of this thread, and no less."""
+    """Uses at least this much time of this thread."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -328,7 +326,7 @@ class LoopGaps:
         self._handle.cancel()
 
     def share_above(self, seconds: float) -> float:
-        """Of the thread's time, how much was spent in turns longer than that."""
+        """Returns the share of the thread's time that was spent in longer turns."""
         return sum(gap for gap in self.seconds if gap > seconds) / sum(self.seconds)
 
 
@@ -484,7 +482,7 @@ async def test_a_flow_that_fails_leaves_the_one_beside_it_alone() -> None:
 async def test_a_run_installs_neither_handlers_nor_policies_nor_hooks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """J6.1: also not for a moment: whoever tries is caught."""
+    """J6.1: not even for a moment; an attempt raises."""
     import signal
 
     touched: list[str] = []
@@ -623,7 +621,7 @@ WAYS_TO_FAIL: dict[str, Callable[[Any], Any]] = {
 async def test_an_error_of_user_code_names_operator_subtask_and_record_in_exactly_one_note(
     way: str,
 ) -> None:
-    """B6.1: and it is the error itself, whoever raised it and wherever."""
+    """B6.1: the error itself arrives, from any function and place."""
     stream = WAYS_TO_FAIL[way](af.Flow("fails", parallelism=2).source(range(20)))
     with pytest.raises(LookupError, match="five") as caught:
         await stream.collect()

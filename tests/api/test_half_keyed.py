@@ -1,5 +1,5 @@
-"""Streams of which one has keys and another has none, brought together: the records go through,
-and nobody has keyed state.
+"""Two streams, one keyed and one not, brought together: the records pass, and no function has keyed
+state.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from aioflow.core.aio import wait_first
 
 
 @pytest.mark.parametrize("blocked", [False, True])
-async def test_a_closed_subscription_is_kept_by_nobody(blocked: bool) -> None:
+async def test_closed_subscription_is_dropped(blocked: bool) -> None:
     """A service subscribes once for each of its requests, for as long as the job runs; also
     while a sink holds the job back.
     """
@@ -82,8 +82,9 @@ async def test_a_block_left_by_cancellation_takes_its_job_along() -> None:
 async def test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What does not close in time is cancelled, and what was made before stays: the next run
-    goes on from there.
+    """A part that does not close in time is cancelled.
+
+    The savepoint stays, and the next run resumes from it.
     """
     gate, handles = asyncio.Event(), list[Any]()
 
@@ -123,9 +124,7 @@ async def test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete(
 
 
 async def test_a_second_cancellation_does_not_leave_the_job_behind() -> None:
-    """Whoever is cancelled twice, as by two timeouts around each other, still takes its job
-    along.
-    """
+    """A caller that is cancelled twice, as by two nested timeouts, still ends its job."""
     closing, gate, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
     reached = asyncio.Event()
 
@@ -167,7 +166,9 @@ async def test_a_second_cancellation_does_not_leave_the_job_behind() -> None:
 async def test_a_stream_that_the_job_does_not_run_is_refused(
     ask: Callable[[Any, Any], Any],
 ) -> None:
-    """Of another flow, whose ids mean something else here, or added since the job began."""
+    """The stream belongs to another flow, whose ids have another meaning, or was added after the
+    start.
+    """
     flow, other = af.Flow("mine"), af.Flow("other")
     mine, foreign = (
         flow.source(af.io.push(), name="mine"),
@@ -223,7 +224,7 @@ async def test_late_elements_and_malformed_lines_can_be_subscribed_to(tmp_path: 
     ids=["a count", "a sum", "the best"],
 )
 async def test_late_elements_of_which_a_part_was_sent_are_whole_or_refused(aggregate: Any) -> None:
-    """Where they are dealt out to several subtasks."""
+    """Holds where late elements are partitioned among several subtasks."""
     rows = [{"user": 1, "ts": ts, "n": 1} for ts in (1_000, 9_000, 2_000)]
     flow = af.Flow("late", parallelism=2)
     strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row["ts"])
@@ -401,7 +402,7 @@ async def test_rows_are_read_one_by_one_and_readers_share_them() -> None:
 
 
 @pytest.mark.parametrize("ended", ["stopped", "failed"])
-async def test_who_puts_after_the_end_reads_how_the_job_ended(ended: str) -> None:
+async def test_put_after_the_end_raises_how_the_job_ended(ended: str) -> None:
     flow = af.Flow("gone")
     numbers = flow.source(af.io.push(), name="numbers")
     numbers.map(lambda x: 1 // x).sink(af.io.blackhole())
@@ -426,7 +427,7 @@ async def test_who_puts_after_the_end_reads_how_the_job_ended(ended: str) -> Non
                 await inlet.put(1)
 
 
-async def test_nobody_puts_into_a_failed_job_whose_workers_are_being_closed() -> None:
+async def test_put_into_a_failed_job_is_refused_while_its_workers_close() -> None:
     flow = af.Flow("closing")
     numbers = flow.source(af.io.push())
     numbers.map(lambda x: 1 // x).sink(af.io.blackhole())

@@ -29,14 +29,14 @@ def numbers() -> Any:
 @pytest.mark.parametrize(
     "method", ["window", "count_window", "count", "sum", "reduce", "aggregate", "interval_join"]
 )
-def test_what_needs_keys_says_so_on_a_stream_without(method: str) -> None:
+def test_keyed_operations_on_an_unkeyed_stream_say_so(method: str) -> None:
     with pytest.raises(
         AttributeError, match=rf"^'DataStream' object has no attribute '{method}': it needs keys"
     ):
         getattr(numbers(), method)
 
 
-def test_what_no_stream_has_is_the_usual_attribute_error() -> None:
+def test_unknown_attribute_of_a_stream_is_a_plain_attribute_error() -> None:
     for name in ("to_the_moon", "_running", "__array__", "_mapp"):
         with pytest.raises(
             AttributeError, match=rf"^'DataStream' object has no attribute '{name}'$"
@@ -59,7 +59,7 @@ def test_a_misspelt_method_is_told_the_nearest_once() -> None:
         ) as caught:
             getattr(stream, name)
         assert caught.value.obj is None, (
-            "or Python says it too, behind it, in the traceback of an error that nobody catches"
+            "or Python says it too, behind it, in the traceback of an uncaught error"
         )
 
 
@@ -102,7 +102,7 @@ def test_a_keyed_process_function_is_refused_on_a_stream_without_keys(function: 
         lambda flow, pushed, other: anext(aiter(pushed.execute_and_collect())),
     ],
 )
-async def test_what_is_pushed_into_is_not_run_without_a_handle_to_push_by(
+async def test_flow_with_pushed_input_is_not_run_without_a_handle(
     run: Callable[[Any, Any, Any], Any],
 ) -> None:
     flow = af.Flow("pushed")
@@ -220,7 +220,7 @@ def test_the_class_of_a_sink_is_refused_where_its_instance_belongs() -> None:
 
 
 class Called:
-    """What a function would do, with what it needs as an attribute."""
+    """Does what a function would do, with its dependency as an attribute."""
 
     def __init__(self, rows: list[Any] | None = None) -> None:
         self.rows = [] if rows is None else rows
@@ -541,7 +541,7 @@ async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(
         ),
     ],
 )
-def test_what_cannot_be_meant_is_told_what_is_expected(use: Callable[[], Any], told: str) -> None:
+def test_impossible_arguments_name_the_expected_ones(use: Callable[[], Any], told: str) -> None:
     with pytest.raises(af.GraphError, match=told):
         use()
 

@@ -49,7 +49,7 @@ async def test_a_store_that_was_moved_is_gone_on_with_at_its_new_place(
 
 
 async def test_a_copy_of_a_store_does_not_hold_its_original(tmp_path: Path) -> None:
-    """The lease is copied too: of a job that has ended, which is nobody's any more."""
+    """The copy contains the lease of a job that has ended, which is free."""
     rows: list[Any] = []
     await crashed_at(100, tmp_path / "old", rows)
     shutil.copytree(tmp_path / "old", tmp_path / "copy")
@@ -63,8 +63,8 @@ async def test_a_copy_of_a_store_does_not_hold_its_original(tmp_path: Path) -> N
 async def test_a_savepoint_is_restored_where_it_was_moved_and_its_store_is_gone(
     tmp_path: Path,
 ) -> None:
-    """Also a second one, of state that was restored from a savepoint: each is complete in
-    itself.
+    """A second savepoint, of state that was restored from a savepoint, works too: each is complete
+    in itself.
     """
     rows: list[Any] = []
     where: str | None = None

@@ -12,7 +12,7 @@ import aioflow as af
 
 
 async def later(*values: Any) -> Any:
-    """What nobody awaits where a plain function belongs."""
+    """Is async where a plain function belongs."""
 
 
 @af.resource
@@ -75,13 +75,13 @@ PLACES: dict[str, Callable[[af.Flow, Any], Any]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_nobody_would_await_is_refused(place: str) -> None:
+def test_async_function_that_would_not_be_awaited_is_refused(place: str) -> None:
     with pytest.raises(af.GraphError, match="needs a plain function"):
         PLACES[place](af.Flow("refused"), later)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_cannot_be_called_is_refused(place: str) -> None:
+def test_uncallable_function_is_refused(place: str) -> None:
     with pytest.raises((af.GraphError, TypeError), match="a function"):
         PLACES[place](af.Flow("refused"), 5)
 
@@ -167,7 +167,7 @@ def test_options_of_async_calls_that_cannot_be_meant_are_refused(
 
 
 class Stateful(af.MapFunction[Any, Any]):
-    """With operator state."""
+    """Has operator state."""
 
     def map(self, value: Any) -> Any:
         return value
@@ -251,15 +251,15 @@ STATELESS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("place", STATELESS)
-def test_operator_state_is_refused_where_nobody_would_keep_it(place: str) -> None:
-    """It would be lost, silently, at the first restart."""
+def test_operator_state_is_refused_where_it_would_not_be_kept(place: str) -> None:
+    """The state would be lost, silently, at the first restart."""
     use, told = STATELESS[place]
     with pytest.raises(af.GraphError, match=f"^{told}"):
         use(timed(af.Flow("refused")))
 
 
 def test_two_functions_of_one_operator_have_no_operator_state_each() -> None:
-    """It has one, and what one of them writes the other would overwrite."""
+    """An operator has one operator state: each function would overwrite the state of the other."""
     stream = timed(af.Flow("refused"))
     with pytest.raises(
         af.GraphError, match=r"both functions have operator state.*write one CoProcessFunction"
@@ -339,7 +339,7 @@ def test_a_program_of_its_own_does_not_run_inside_of_a_loop() -> None:
     "method",
     ["rebalance", "rescale", "shuffle", "forward", "global_", "broadcast", "partition_custom"],
 )
-def test_dealing_out_anew_what_has_keys_is_refused_by_its_name(method: str) -> None:
+def test_repartitioning_a_keyed_stream_is_refused_by_name(method: str) -> None:
     arguments = [lambda value, n: 0] if method == "partition_custom" else []
     with pytest.raises(
         af.GraphError,

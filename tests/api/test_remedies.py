@@ -1,6 +1,4 @@
-"""What is left out, or given in the wrong place, is an error or a warning that says what to
-write.
-"""
+"""A missing or misplaced part of a flow is an error or a warning that names the remedy."""
 
 from __future__ import annotations
 
@@ -169,7 +167,9 @@ def test_a_misspelt_step_is_told_the_nearest_and_copying_finds_nothing() -> None
         (af.io.datagen(abs, count=1), "it can only be read: it stands in flow.source(...)"),
     ],
 )
-def test_what_is_no_sink_is_told_what_writes_there(target: Any, remedy: str) -> None:
+def test_object_that_is_no_sink_is_refused_with_the_way_to_write_there(
+    target: Any, remedy: str
+) -> None:
     with pytest.raises(
         af.GraphError,
         match=(
@@ -211,7 +211,7 @@ def test_the_name_of_a_file_is_told_what_reads_it(name: str, reader: str) -> Non
 
 
 def forget(made: list[Any]) -> None:
-    """What was made is gone when this returns, on any Python."""
+    """Clears `made` and collects garbage, so that its objects are freed on any Python."""
     made.clear()
     gc.collect()
 
@@ -240,7 +240,7 @@ async def test_a_run_that_is_not_entered_by_async_with_says_how() -> None:
 
 
 @pytest.mark.parametrize("name", ["input", "wait", "status", "monitor_url", "inptu"])
-def test_a_run_that_nobody_entered_is_told_from_its_job(name: str) -> None:
+def test_run_that_was_not_entered_is_reported_by_its_job(name: str) -> None:
     """Told once: no warning that nothing ran comes behind it."""
     run: Any = numbers().flow.run()
     with pytest.raises(
@@ -273,12 +273,12 @@ def test_a_run_that_nobody_entered_is_told_from_its_job(name: str) -> None:
         (lambda: numbers().execute_and_collect(), "all at once: `await stream.collect()`"),
     ],
 )
-async def test_what_is_not_awaited_says_what_is(of: Callable[[], Any], remedy: str) -> None:
+async def test_missing_await_names_the_remedy(of: Callable[[], Any], remedy: str) -> None:
     with pytest.raises(TypeError, match=re.escape(remedy)):
         await of()
 
 
-async def test_what_a_job_gives_is_not_awaited_itself() -> None:
+async def test_awaiting_the_handle_of_a_job_is_refused() -> None:
     flow = af.Flow("handles")
     pushed = flow.source(af.io.push())
     counts = pushed.key_by(lambda x: x).count(uid="counts")
@@ -340,7 +340,7 @@ def test_a_stream_is_run_by_its_flow(method: str) -> None:
 
 
 @pytest.mark.parametrize("given", [lambda: numbers().flow.execute(), numbers, lambda: None])
-def test_what_is_no_flow_is_not_run(given: Callable[[], Any]) -> None:
+def test_object_that_is_no_flow_is_not_run(given: Callable[[], Any]) -> None:
     with pytest.raises(
         TypeError,
         match=r"^af\.run\(\) takes a flow and runs it by itself, as in af\.run\(flow\); got ",
@@ -484,7 +484,7 @@ def test_a_join_names_the_side_that_lacks_event_time_or_keys(
 
 
 def meeting(left: Any, right: Any, method: str) -> Any:
-    """Both by the element itself."""
+    """Both sides use the element itself as key."""
     match method:
         case "interval_join":
             return (
@@ -760,7 +760,7 @@ async def test_a_select_has_a_way_out_for_what_fails(workers: int) -> None:
     assert await rows.select(on_error=af.col.a).collect() == [{"on_error": "1"}, {"on_error": "x"}]
 
 
-def test_what_can_only_be_written_is_no_source() -> None:
+def test_write_only_connector_is_no_source() -> None:
     with pytest.raises(
         af.GraphError,
         match=(
@@ -866,8 +866,8 @@ async def test_workers_that_are_no_number_are_told_that_none_is_0(given: Any) ->
 
 
 def loose() -> af.Flow:
-    """Four ends: a sink, a stream that nobody reads, a side output alone that is read, and its
-    reader that nobody reads.
+    """Four ends: a sink, an unread stream, a stream whose side output alone is read, and an unread
+    reader of that.
     """
     flow = af.Flow("loose")
     source = flow.source([1, 2], name="numbers")
@@ -889,7 +889,7 @@ LOOSE = (
 
 
 @pytest.mark.parametrize("run", [lambda: asyncio.run(loose().execute()), lambda: af.run(loose())])
-def test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe(
+def test_streams_without_a_sink_give_a_warning_where_no_program_can_subscribe(
     run: Callable[[], Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -901,7 +901,7 @@ def test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe(
     assert warned.startswith(LOOSE)
 
 
-async def test_streams_that_end_nowhere_are_no_news_where_there_is_a_handle_or_they_are_collected(
+async def test_streams_without_a_sink_give_no_warning_with_a_handle_or_if_collected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     flow = loose()

@@ -24,7 +24,7 @@ import aioflow as af
 from aioflow.task.environment import TaskOptions
 
 pytestmark = pytest.mark.timeout(300)
-"""Far above what anything here takes: only a hang is cut off."""
+"""Far above the duration of any test here: only a hang is cut off."""
 
 
 def notes(error: BaseException) -> list[str]:
@@ -315,7 +315,7 @@ async def test_cancelled_error_raised_by_user_code_fails_the_job_instead_of_hang
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("waits", [False, True])
-def test_what_asks_for_the_end_of_the_program_comes_out_of_the_run_and_is_never_retried(
+def test_request_to_end_the_program_leaves_the_run_and_is_never_retried(
     kind: type[BaseException], waits: bool
 ) -> None:
     calls = []
@@ -407,7 +407,7 @@ async def test_an_error_of_close_does_not_replace_the_error_that_ended_the_task(
 
 
 class Unspeakable(Exception):
-    """Its text cannot be had."""
+    """Raises when it is converted to text."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -498,8 +498,8 @@ async def test_discover_that_raises_fails_the_job_and_names_the_source() -> None
 
 
 async def test_all_that_fail_together_are_told_with_the_first() -> None:
-    """B6.3, J3.3: one root cause, the others attached, although all are cancelled because of the
-    first.
+    """B6.3, J3.3: one root cause with the others attached, although the first error cancels all
+    tasks.
     """
     loop = asyncio.get_running_loop()
     released: asyncio.Future[None] = loop.create_future()
@@ -539,11 +539,13 @@ async def test_an_error_in_a_processing_time_timer_at_the_end_surfaces_as_itself
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
-async def test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time(
+async def test_results_that_the_clock_gives_at_the_end_precede_the_end_of_event_time(
     parallelism: int, waits: bool
 ) -> None:
-    """Of timers, windows and `finish`: a window behind them gives one result a key, and nothing
-    is late for it. `finish` has no time.
+    """Covers timers, windows and `finish`.
+
+    A window behind them gives one result per key, and no element is late for it. `finish` has no
+    time.
     """
 
     class Last(af.KeyedProcessFunction[Any, Any, tuple[str, int]]):
@@ -940,7 +942,7 @@ async def test_a_cancellation_while_the_source_closes_leaves_no_operator_open() 
 
 
 async def test_a_task_cancelled_by_a_stranger_fails_the_job() -> None:
-    """Otherwise the other tasks would wait for it for ever."""
+    """Without a failure, the other tasks would wait for ever."""
     flow = af.Flow("stranger")
     flow.source(Unbounded([1, 2, 3])).map(lambda x: x).sink(af.io.blackhole())
     with pytest.raises(af.Broken, match="cancelled from outside"):
@@ -1017,11 +1019,11 @@ async def test_a_resource_whose_closing_fails_tells_it_as_it_is() -> None:
         await af.Flow("resource").source([1]).map(use).collect()
 
 
-# In somebody else's loop.
+# In a loop that another owner runs.
 
 
 def burn(seconds: float) -> None:
-    """What takes time of this thread, and no less."""
+    """Uses at least this much time of this thread."""
     import time
 
     end = time.thread_time() + seconds
@@ -1343,7 +1345,7 @@ async def test_context_variables_of_the_caller_reach_the_threads_of_functions_an
     assert await flow.source(seen_by_async).collect() == ["mine"]
 
 
-async def test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_meanwhile() -> None:
+async def test_task_started_by_a_source_keeps_the_scope_of_the_source() -> None:
     seen: dict[str, set[str]] = {"async": set(), "thread": set(), "blocking": set()}
 
     async def in_a_task() -> AsyncIterator[int]:
@@ -1475,7 +1477,7 @@ def spin(value: Any) -> Any:
         ),
     ],
 )
-async def test_what_to_do_about_a_slow_operator_fits_it(
+async def test_remedy_for_a_slow_operator_fits_the_operator(
     slow: Any, remedy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     flow = af.Flow("slow")
@@ -1529,7 +1531,7 @@ async def test_two_tasks_of_one_name_have_metrics_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 2_000])
-async def test_what_was_accepted_before_a_stop_reaches_the_sinks(count: int) -> None:
+async def test_elements_accepted_before_a_stop_reach_the_sinks(count: int) -> None:
     """`put` returned, so the element counts, also when the block is left at once."""
     flow = af.Flow("pushed")
     events = flow.source(af.io.push())

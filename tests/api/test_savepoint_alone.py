@@ -64,9 +64,10 @@ async def test_after_a_failure_it_begins_with_the_savepoint_again(tmp_path: Path
     assert complete(rows + again[-100:], 200)
 
 
-async def test_what_a_sink_had_prepared_is_committed(tmp_path: Path) -> None:
-    """The savepoint of a job that goes on holds writes that are prepared and not committed:
-    whoever begins with it commits them.
+async def test_prepared_writes_of_a_sink_are_committed(tmp_path: Path) -> None:
+    """The savepoint of a running job holds prepared writes that are not committed.
+
+    The job that begins with the savepoint commits them.
     """
     out = tmp_path / "out"
     numbers, seen = Numbers(100), [0]
@@ -93,7 +94,7 @@ async def test_what_a_sink_had_prepared_is_committed(tmp_path: Path) -> None:
     assert sorted(lines) == list(range(150))
 
 
-async def test_state_that_belongs_to_nobody_is_refused_unless_it_may_be_dropped(
+async def test_unclaimed_state_is_refused_unless_it_may_be_dropped(
     tmp_path: Path,
 ) -> None:
     _, path = await stopped_at(100, tmp_path)

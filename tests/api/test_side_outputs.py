@@ -35,7 +35,7 @@ class AwaitAtTimer(af.KeyedProcessFunction[int, int, int]):
 
 
 @pytest.mark.parametrize("function", [TellAtTimer, AwaitAtTimer])
-async def test_what_a_timer_sends_to_the_side_is_as_little_late_as_what_it_emits(
+async def test_side_output_of_a_timer_is_no_later_than_its_emitted_elements(
     function: type[TellAtTimer],
 ) -> None:
     """Timers at the last millisecond of a window, and one that only the end of the input fires."""
@@ -70,7 +70,7 @@ def apart(value: int, ctx: af.ProcessContext) -> Iterator[int]:
         yield value
 
 
-async def test_a_tag_that_nothing_was_sent_to_while_a_similar_one_went_unread_is_told_at_the_end(
+async def test_empty_tag_is_reported_at_the_end_if_a_similar_tag_went_unread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     flow = af.Flow("slip")
@@ -151,7 +151,7 @@ async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_wr
         (lambda s: s.map(str, on_error=ODD).union(s.filter(bool)).side(ODD), None),
     ],
 )
-def test_what_is_known_of_a_side_output_is_told_when_it_is_built(
+def test_mistakes_of_a_side_output_known_at_build_time_are_reported_then(
     build: Callable[[af.DataStream[Any]], Any], told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     build(af.Flow("built").source([1]))

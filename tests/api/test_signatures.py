@@ -272,7 +272,7 @@ FLEXIBLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("function", FLEXIBLE.values(), ids=FLEXIBLE)
-def test_what_can_be_called_or_nobody_knows_is_not_refused(function: Any) -> None:
+def test_callable_or_unknown_signatures_are_not_refused(function: Any) -> None:
     assert numbers().map(function).upstreams
     if function is not Counted and function is not injected:
         assert numbers().key_by(function).upstreams
@@ -474,7 +474,7 @@ def test_a_method_that_must_be_there_and_is_spelled_otherwise_is_refused(
 
 
 class Adapted(af.KeyedProcessFunction[int, int, int]):
-    """Whose objects have what the class has not."""
+    """Objects of this class have attributes that the class lacks."""
 
     def __init__(self) -> None:
         self.process_element = self.processElement  # type: ignore[method-assign]
@@ -545,7 +545,7 @@ def test_a_method_that_is_nearly_one_that_would_be_called_is_warned_of(
         {"initialize_state": two, "snapshot_state": two},
     ],
 )
-def test_helpers_are_not_taken_for_methods_that_nobody_calls(
+def test_helper_methods_are_not_mistaken_for_uncalled_methods(
     methods: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     keyed().process(
@@ -554,7 +554,7 @@ def test_helpers_are_not_taken_for_methods_that_nobody_calls(
     assert not caplog.messages
 
 
-def test_what_a_class_inherits_from_one_of_its_own_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_methods_inherited_from_a_user_class_count(caplog: pytest.LogCaptureFixture) -> None:
     base = type("Base", (af.KeyedProcessFunction,), {"process_element": three, "on_timer": three})
     keyed().process(type("Derived", (base,), {"onTimer": elements, "processElement": three}))
     assert not caplog.messages

@@ -1,4 +1,4 @@
-"""What sinks have shown when a job is over, however it ended."""
+"""The output of sinks when a job is over, for every kind of end."""
 
 from __future__ import annotations
 

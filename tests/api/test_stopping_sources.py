@@ -69,12 +69,12 @@ async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_lose
         await eventually(lambda: len(rows) == 3)
         stopping = asyncio.ensure_future(job.stop(drain=drain))
         await eventually(lambda: job.status is af.JobStatus.FINISHED)
-        assert blocks.log == [], "nobody has touched the thread"
-        blocks.release.set()  # What is left to wait for is the thread, for a while.
+        assert blocks.log == [], "the thread was left alone"
+        blocks.release.set()  # Only the thread is left to wait for, for a while.
         path = await stopping
     assert path is not None
     await asyncio.to_thread(blocks.threads[0].join)
-    # It saw that nobody reads any more, and its generator was closed where it stood, in its own
+    # The source saw that it is no longer read. Its generator was closed at its position, in its own
     # thread.
     assert blocks.log[0] == "the step went on to its end"
     assert blocks.log[-1] == "closed"
@@ -88,7 +88,7 @@ async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_lose
 async def test_a_savepoint_is_taken_while_the_thread_of_a_source_blocks_and_the_job_goes_on(
     tmp_path: Path,
 ) -> None:
-    """A11.1, A11.6: what the savepoint counts is what its position stands behind."""
+    """A11.1, A11.6: the savepoint counts exactly the elements before its position."""
     blocks, rows = Blocks(), list[Any]()
     async with numbers(blocks, rows).run(checkpoints=tmp_path / "store", every="1h") as job:
         await asyncio.to_thread(blocks.blocked.wait)
@@ -145,7 +145,7 @@ async def test_a_stop_does_not_wait_for_a_list_to_fill(
 
 
 def test_the_end_of_the_input_waits_for_no_full_list() -> None:
-    """Of lists that follow each other in one task, too."""
+    """Covers lists that follow each other in one task, too."""
 
     async def squares(numbers: list[int]) -> list[int]:
         return [number * number for number in numbers]

@@ -1,4 +1,4 @@
-"""What every stream method takes."""
+"""Every stream method with its arguments."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def test_every_operator_takes_a_name_a_uid_and_a_parallelism(method: str) -> Non
 
 
 async def test_columns_may_be_called_as_the_options_of_the_operator_are() -> None:
-    """An expression is a column, whatever it is called."""
+    """An expression is a column under any name."""
     people = af.Flow("columns").source([{"name": "Ada", "id": 7}])
     chosen = people.select(name=af.col.name, uid=af.col.id, parallelism=af.lit(1))
     assert await chosen.collect() == [{"name": "Ada", "uid": 7, "parallelism": 1}]
     assert repr(chosen) == "DataStream(select)"
 
 
-async def test_rows_read_anew_are_those_of_a_new_run() -> None:
-    """What the first run had given and nobody read is gone with it."""
+async def test_rows_read_again_are_those_of_a_new_run() -> None:
+    """Unread rows of the first run are dropped with it."""
     rows = af.Flow("again").source(range(5)).execute_and_collect()
     async with rows:
         assert await anext(aiter(rows)) == 0

@@ -1,6 +1,4 @@
-"""A savepoint whose state is found again by uids that nobody gave says so, once a job, and names
-the operators.
-"""
+"""A savepoint with state under derived uids says so, once per job, and names the operators."""
 
 from __future__ import annotations
 
@@ -50,8 +48,8 @@ async def test_a_savepoint_that_depends_on_derived_uids_says_so_once(
 async def test_a_sink_whose_writes_are_committed_has_state_too(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """What it has prepared is found again by its uid: under another one those writes would never
-    be seen.
+    """Its prepared writes are found by its uid: under another uid those writes would never be
+    visible.
     """
     flow = af.Flow("committed")
     pushed = flow.source(af.io.push(), uid="pushed")

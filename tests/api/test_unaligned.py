@@ -17,7 +17,7 @@ import aioflow as af
 pytestmark = pytest.mark.timeout(120)
 
 COUNT = 40
-"""More than a task that is held up works on, and no more than there is room for: the end of the
+"""More elements than a blocked task works on, and no more than there is room for: the end of the
 data waits behind the rest.
 """
 

@@ -35,7 +35,7 @@ def deep() -> Any:
 
 
 class Refuses:
-    """Its registered serializer raises."""
+    """A type whose registered serializer raises."""
 
 
 class Uncopyable:
@@ -50,7 +50,7 @@ def _refuse(value: Refuses) -> Any:
 af.register_type(Refuses, encode=_refuse, decode=lambda fields: Refuses())
 
 ALWAYS = af.exponential_delay("1ms", "2ms", fatal=(AttributeError,))
-"""What would go on for ever, but for mistakes of the test itself."""
+"""Options of a run that would never end, except for mistakes of the test itself."""
 
 VALUES: dict[str, Callable[[], Any]] = {
     "a list in itself": cyclic,

@@ -14,7 +14,7 @@ import pytest
 import aioflow as af
 
 pytestmark = pytest.mark.timeout(60)
-"""Far above what anything here takes: only a hang is cut off."""
+"""Far above the duration of any test here: only a hang is cut off."""
 
 VALUES = range(6)
 BAD = 3
@@ -251,7 +251,7 @@ async def test_an_element_whose_call_is_cancelled_from_within_goes_to_its_side_o
 
 
 async def test_a_restart_reads_again_what_an_unasked_cancellation_cut_off(tmp_path: Any) -> None:
-    """With checkpoints and without: FINISHED means that every element has arrived."""
+    """With checkpoints and without them, FINISHED means that every element has arrived."""
     out: list[int] = []
     tries = 0
 
@@ -331,7 +331,7 @@ async def test_a_plain_source_that_asks_a_cancelled_future_fails_the_job_by_name
     assert caught.value.__notes__[0].startswith("aioflow: in source 'numbers")
 
 
-# What asyncio has for user code goes on working.
+# asyncio's own tools for user code still work.
 
 
 async def a_timeout_of_its_own() -> None:
@@ -368,7 +368,7 @@ async def gather_of_a_cancelled_child() -> None:
 
 
 async def a_cancel_scope() -> None:
-    """As anyio's: cancels the host task, and takes the cancellation back."""
+    """Cancels the host task, and withdraws the cancellation, like anyio's cancel scope."""
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -378,7 +378,7 @@ async def a_cancel_scope() -> None:
 
 
 async def an_old_timeout() -> None:
-    """As libraries did it before Python 3.11: without `uncancel`."""
+    """A timeout as in libraries before Python 3.11: without `uncancel`."""
     task = asyncio.current_task()
     assert task is not None
     handle = asyncio.get_running_loop().call_later(0.001, task.cancel)
@@ -400,9 +400,7 @@ LEGAL = [
 
 @pytest.mark.parametrize("deed", LEGAL)
 @pytest.mark.parametrize("place", BUILDERS)
-async def test_what_asyncio_has_for_cancelling_works_inside_of_user_code(
-    place: str, deed: Misdeed
-) -> None:
+async def test_asyncio_cancellation_works_inside_user_code(place: str, deed: Misdeed) -> None:
     out: list[Any] = []
     builder = BUILDERS[place]
     if place == "sink function":
@@ -509,7 +507,7 @@ class Swallows:
 
 CLOSED = ("open of a writer", "close of a writer", "resource")
 STUCK = [place for place in BUILDERS if place not in CLOSED]
-"""Where the functions of a task are called until it ends.
+"""Places where the functions of a task are called until the task ends.
 
 What is closed has a time-out of its own.
 """
@@ -541,7 +539,7 @@ async def run_and_cancel(flow: af.Flow, misdeed: Swallows, **options: Any) -> Ba
 async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a helper of its task, and in the task itself.
+    """Covers a helper of its task, and the task itself.
 
     Such code is an awaitable that an extension module made.
     """
@@ -608,7 +606,7 @@ async def test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancel
     assert isinstance(caught.value.__cause__, ValueError), "what failed first is not lost"
 
 
-async def test_what_is_closed_has_a_time_of_its_own_and_is_then_abandoned(
+async def test_close_has_a_timeout_of_its_own_and_is_then_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("aioflow.task.stream_task.CLEANUP_TIMEOUT_S", 0.02)
@@ -626,7 +624,7 @@ async def test_what_is_closed_has_a_time_of_its_own_and_is_then_abandoned(
 async def test_a_call_whose_future_was_cancelled_by_another_party_is_tried_again(
     timeout: str | None,
 ) -> None:
-    """Such a CancelledError is an error of user code, to `retry=` too."""
+    """Such a CancelledError is an error of user code, also for `retry=`."""
     calls = 0
 
     async def function(value: int) -> int:

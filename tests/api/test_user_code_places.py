@@ -19,7 +19,7 @@ from aioflow.operators.sink import Committer
 from aioflow.operators.source import SourceReader
 
 pytestmark = pytest.mark.timeout(60)
-"""Far above what anything here takes: only a hang is cut off."""
+"""Far above the duration of any test here: only a hang is cut off."""
 
 VALUES = range(6)
 BAD = 3
@@ -64,12 +64,12 @@ MORE_ACTS: list[Act] = [
     take_a_cancelled_result,
     *map(raising, (af.MailboxClosed, StopAsyncIteration, KeyboardInterrupt, GeneratorExit)),
 ]
-"""Of the same kinds; not in the fast lane."""
+"""More acts of the same kinds; not in the fast lane."""
 
 
 @dataclass
 class Run:
-    """One flow with one place that misbehaves.
+    """One flow in which one place misbehaves.
 
     `out` gets what arrives; `complete` says what that is if nothing is lost.
     """
@@ -602,7 +602,7 @@ def gauge(run: Run) -> Any:
 
 
 class Source:
-    """Its methods, and those of its reader."""
+    """A source whose methods, and those of its reader, misbehave."""
 
     bounded = True
 
@@ -647,7 +647,7 @@ class Source:
 
 
 class Sink:
-    """Its methods, and those of its writer and committer."""
+    """A sink whose methods, and those of its writer and committer, misbehave."""
 
     full = True
 
@@ -744,7 +744,7 @@ def async_generator(run: Run) -> Any:
 
 IN_A_THREAD = ("plain_generator", "map_in_a_thread")
 DOCUMENTED = {"gauge": "a gauge that raises is shown as NaN"}
-"""Where the job goes on."""
+"""Acts after which the job continues."""
 
 ELSEWHERE = {
     "SourceReader.wait": "test_user_code_cancels",
@@ -770,7 +770,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("place", "act"), CASES)
-async def test_whatever_user_code_does_the_job_fails_by_name_or_ends_complete(
+async def test_misbehaving_user_code_fails_the_job_by_name_or_the_job_ends_complete(
     place: str, act: Act
 ) -> None:
     run = Run(act)

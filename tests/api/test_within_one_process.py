@@ -1,5 +1,5 @@
-"""What crosses from one subtask to another of the same process: by reference, without a socket,
-no more than there is room for.
+"""Exchange between subtasks of one process: by reference, without a socket, bounded by the room of
+the consumer.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ async def test_rescale_of_a_running_flow_feeds_the_local_group_alone(
 
 
 async def test_a_source_makes_no_more_than_there_is_room_for_and_keeps_pace_with_its_sink() -> None:
-    """E4.1, E4.2: what is in flight between the two stays the same however long the sink takes;
-    once it is let go, all of it arrives.
+    """E4.1, E4.2: the data in flight between the two stays constant however long the sink takes;
+    once released, everything arrives.
     """
     made = 0
     sunk: list[int] = []

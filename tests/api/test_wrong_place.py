@@ -14,7 +14,7 @@ import aioflow as af
 
 
 def from_another_loop(call: Callable[[], Awaitable[Any]]) -> BaseException | None:
-    """What `call` raises in a thread with a loop of its own."""
+    """Returns the error that `call` raises in a thread with its own loop."""
 
     async def attempt() -> BaseException | None:
         try:
@@ -60,7 +60,7 @@ async def test_a_job_is_spoken_to_on_its_own_loop() -> None:
         assert [row async for row in job.subscribe(counts)] == [(7, 1)]
 
 
-async def test_what_another_thread_hands_over_arrives() -> None:
+async def test_elements_from_another_thread_arrive() -> None:
     """The remedy that the error names."""
     flow = af.Flow("handed over")
     pushed = flow.source(af.io.push())
@@ -174,7 +174,7 @@ class Ticks:
 
 
 class Clock(Gives):
-    """Its readers are never finished."""
+    """A source whose readers are never finished."""
 
     def reader(self, ctx: af.SourceContext) -> Any:
         return Ticks()
@@ -196,7 +196,7 @@ async def test_a_reader_without_end_need_not_say_that_it_is_not_finished() -> No
 
 
 class StoppableTicks(Ticks):
-    """It is read on when the job stops, until it says that there is no more; and it never does."""
+    """A source that is read after a stop until it says that it has ended, which it never does."""
 
     def stop(self) -> None:
         """Nothing to stop."""
@@ -208,7 +208,7 @@ class StoppableClock(Clock):
 
 
 async def test_a_reader_that_is_read_to_its_end_when_the_job_stops_must_say_when_that_is() -> None:
-    """Otherwise no stop would ever come to an end."""
+    """Without that, no stop would ever end."""
     source = StoppableClock([af.Split("0")])
     source.bounded = False
     with pytest.raises(

@@ -188,7 +188,7 @@ def test_cancel_marker_on_a_single_channel() -> None:
 
 
 def test_abort_is_told_once_for_all_markers_and_swallows_late_barriers() -> None:
-    """F3.5: one abort a task, whatever comes for that checkpoint afterwards."""
+    """F3.5: one abort per task, for any later message about that checkpoint."""
     play(
         BarrierAlignment(3),
         [
@@ -537,7 +537,7 @@ def test_one_upstream_task_that_switched_makes_this_one_switch() -> None:
     )
 
 
-def test_savepoint_is_aligned_whatever_else_is_asked_for() -> None:
+def test_savepoint_is_aligned_regardless_of_the_options() -> None:
     """F6.7"""
     savepoint = ck(1, savepoint=True)
     play(

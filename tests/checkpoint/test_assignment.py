@@ -1,4 +1,6 @@
-"""Who restores what: key groups, operator state and splits, from any parallelism to any other."""
+"""Assignment of state at a restore: key groups, operator state and splits, from any parallelism to
+any other.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,10 @@ def test_operator_state_goes_to_everybody_in_the_order_of_the_former_subtasks() 
 
 
 def test_state_is_found_wherever_its_operator_stands_now() -> None:
-    """It was chained behind a map; now it heads a chain, and something new has joined."""
+    """The operator was chained behind a map.
+
+    Now it heads a chain, and a new operator has joined.
+    """
     subtasks = {
         ("map", i): SubtaskState(
             (OperatorStateHandle("map"), OperatorStateHandle("count", keyed(i, 2)))
@@ -262,7 +267,9 @@ def test_key_group_in_two_subtasks_is_refused() -> None:
 
 def in_flight(parallelism: int) -> CompletedCheckpoint:
     def channels(index: int) -> tuple[ChannelStateHandle, ...]:
-        """Of each kind one: from the first producer, at the consumer, and before the operator."""
+        """One channel of each kind: from the first producer, at the consumer, and before the
+        operator.
+        """
         read = ChannelStateHandle(4, ChannelSide.INPUT, 0, blob(f"input-{index}"))
         return (read, ChannelStateHandle(-1, ChannelSide.CHAIN, 0, blob(f"chain-{index}")))
 
@@ -299,8 +306,8 @@ def names(files: Iterable[StateFile]) -> list[str]:
 def dealt(
     parallelism: int, *, keyed: bool = True
 ) -> list[list[tuple[int, list[list[str]], bool, bool]]]:
-    """What each count takes over of each former one: its files, whether only its share, whether
-    also what has no keys.
+    """For each new count, the shares of each former count: its files, whether only its share,
+    whether also state without keys.
     """
     plan = plan_restore(in_flight(2), counting(parallelism, keyed=keyed))
     return [
@@ -318,7 +325,7 @@ def dealt(
 
 
 def test_data_in_flight_goes_back_to_where_it_was() -> None:
-    """F6: what waited at the producer comes behind what waited at the consumer."""
+    """F6: data that waited at the producer comes behind data that waited at the consumer."""
     assert dealt(2) == [
         [(0, [["input-0", "output-0"], ["chain-0"]], False, True)],
         [(1, [["input-1", "output-1"], ["chain-1"]], False, True)],
@@ -401,9 +408,7 @@ def test_data_in_flight_refuses_another_shape(vertices: list[CheckpointedVertex]
         plan_restore(in_flight(2), vertices)
 
 
-def test_data_in_flight_goes_where_it_was_sent_though_that_producer_reaches_another_one_now() -> (
-    None
-):
+def test_data_in_flight_keeps_its_target_though_its_producer_now_reaches_another_subtask() -> None:
     """F6: each producer reached every consumer, and reaches one of its own now; what was on its
     way to the others is not lost.
     """
@@ -487,11 +492,11 @@ def test_splits_stay_where_they_were_and_new_ones_go_where_least_is_open() -> No
 
 
 def test_split_that_was_not_found_again_is_kept() -> None:
-    """Whoever reads it says why it is not there: jumping over it would lose data."""
+    """The reader says why the split is missing: skipping it would lose data."""
     assert ids(assign_splits([[split("gone", 4)]], [], 1)) == [["gone"]]
 
 
-def test_splits_are_dealt_out_anew_at_another_parallelism() -> None:
+def test_splits_are_redistributed_at_another_parallelism() -> None:
     former = [
         [split("a"), split("b", finished=True), split("c")],
         [split("d", finished=True), split("e")],

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and which files outlive them."""
+"""The checkpoints that are kept, and the files that outlive them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checkpoint(
 def complete(
     retention: CheckpointRetention, done: CompletedCheckpoint, pending: tuple[int, ...] = ()
 ) -> Discard:
-    """As the coordinator does it."""
+    """Completes a checkpoint like the coordinator."""
     retention.refer(done.checkpoint_id, done.subtasks.values())
     ended, older = retention.ended(done.checkpoint_id), retention.completed(done, pending)
     return Discard((*ended.checkpoints, *older.checkpoints), (*ended.files, *older.files))
@@ -98,9 +98,9 @@ def test_pending_checkpoint_keeps_the_files_that_it_has_acknowledged() -> None:
     assert retention.failed(3) == Discard((first,), ("d3", "base", "d1"))
 
 
-def test_what_a_pending_checkpoint_may_build_on_waits_for_it() -> None:
-    """3 was triggered when 1 was the latest: its increments refer to files of 1, though nobody
-    has acknowledged them yet.
+def test_files_that_a_pending_checkpoint_may_build_on_wait_for_it() -> None:
+    """3 was triggered when 1 was the latest: its increments refer to files of 1, though no task has
+    acknowledged them yet.
     """
     retention = CheckpointRetention(1)
     first, second = checkpoint(1, "base"), checkpoint(2, "x")

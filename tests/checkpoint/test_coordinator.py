@@ -118,7 +118,7 @@ def test_slow_acknowledgement_keeps_the_next_one_back_and_a_savepoint_goes_first
     assert trigger.barrier == CheckpointBarrier(
         2, job.now.ms, savepoint=True, full=True, directory="file:///sp"
     )
-    assert triggered(job.complete(2)) == [3]  # What was asked for,
+    assert triggered(job.complete(2)) == [3]  # The requested checkpoint.
     assert answered(job.complete(3)) == {7: "file:///3"}
     assert triggered(job.advance(1000)) == [4]  # and then what the clock asks for.
 
@@ -333,7 +333,7 @@ def test_completion_subsumes_older_ones_but_no_savepoint() -> None:
     assert job.coordinator.pending_ids == (3,)
 
 
-def test_savepoint_beside_the_job_is_told_to_nobody_and_not_restarted_from() -> None:
+def test_savepoint_beside_the_job_is_not_announced_and_not_restarted_from() -> None:
     job = Job(max_concurrent=2)
     job.run()
     job.checkpoint(1)
@@ -364,7 +364,7 @@ def test_late_acknowledgement_of_an_expired_checkpoint_is_deleted() -> None:
     assert job.ack((COUNT, 1), 1, state("late")) == [Discard((), ("late",))]
 
 
-def test_late_acknowledgement_deletes_nothing_that_somebody_refers_to() -> None:
+def test_late_acknowledgement_deletes_no_referenced_file() -> None:
     job = Job(timeout_ms=500)
     job.run()
     job.checkpoint(1)
@@ -474,8 +474,9 @@ def test_storing_that_ends_behind_a_newer_one_is_undone() -> None:
 
 
 def test_tolerable_failures() -> None:
-    """F9.5: two expiries are borne, the third fails the job; a success in between starts the
-    count anew.
+    """F9.5: two expiries are tolerated, the third fails the job.
+
+    A success in between resets the count.
     """
     job = Job(interval_ms=1000, timeout_ms=100, tolerable_failures=2)
     job.run()
@@ -529,7 +530,7 @@ def test_lost_task_aborts_what_is_pending_and_the_survivors_hear_of_it() -> None
     assert job.lost((SINK, 0)) == []
 
 
-def test_what_is_being_stored_survives_a_lost_task_but_not_the_restart_from_an_older_one() -> None:
+def test_checkpoint_being_stored_survives_a_lost_task_but_not_a_restart_from_an_older_one() -> None:
     job = Job()
     job.run()
     job.checkpoint(1)
@@ -560,7 +561,7 @@ def test_late_news_of_an_old_attempt_changes_nothing() -> None:
 
 
 def test_finished_task_of_a_region_that_restarts_is_waited_for() -> None:
-    """It ran to its end once; deployed anew, it is not there until it says so."""
+    """The task ended once. Deployed again, it counts as missing until it reports."""
     job = Job()
     job.run()
     job.checkpoint(1)
@@ -616,7 +617,7 @@ def test_restore_without_claim_never_deletes_and_begins_with_a_full_checkpoint()
 
 
 def test_restore_with_claim_is_deleted_once_subsumed() -> None:
-    """H7.1: and what the next one shares with it stays."""
+    """H7.1: files that the next one shares with it stay."""
     job = Job()
     restored = CompletedCheckpoint(
         checkpoint_id=5, subtasks={("count", 0): state("base", "delta-5")}
@@ -712,8 +713,8 @@ def test_stop_makes_the_final_checkpoint_a_savepoint() -> None:
 
 
 def test_while_stopped_tasks_end_nothing_but_the_final_checkpoint_is_taken() -> None:
-    """A drained task would end with whatever completes, and the savepoint would find nobody to
-    take it.
+    """A drained task would end with any completed checkpoint, and the savepoint would have no
+    task.
     """
     job = Job(interval_ms=1000)
     job.run()
@@ -770,7 +771,7 @@ def test_final_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good(
 
 
 def test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good() -> None:
-    """Whatever is tolerated: all that follow would fail like it."""
+    """This holds for any tolerated number of failures: all later checkpoints would fail too."""
     job = Job(interval_ms=1000, tolerable_failures=None)
     job.run()
     assert triggered(job.advance(1000)) == [1]
@@ -840,9 +841,7 @@ def test_failed_savepoint_of_a_stop_fails_the_job() -> None:
     assert len(only(FailJob, failed)) == 1
 
 
-def test_task_that_fails_during_the_savepoint_of_a_stop_restarts_and_the_stop_still_stands() -> (
-    None
-):
+def test_task_that_fails_during_the_savepoint_of_a_stop_restarts_and_the_stop_remains() -> None:
     job = Job()
     job.run()
     job.stop(7)
@@ -858,8 +857,8 @@ def test_task_that_fails_during_the_savepoint_of_a_stop_restarts_and_the_stop_st
 
 
 def test_task_that_ended_before_the_savepoint_of_a_stop_does_not_end_the_stop() -> None:
-    """One that was through by itself may end on a checkpoint that was under way; the savepoint
-    is taken of the others.
+    """A task that ended by itself may end with a checkpoint in progress; the savepoint covers the
+    others.
     """
     job = Job()
     job.run()
@@ -915,16 +914,14 @@ def test_finished_subtask_counts_with_what_it_had() -> None:
     (store,) = only(Store, done)
     finished = store.checkpoint.subtasks["source", 0]
     assert finished == SubtaskState(state("positions", uid="source").operators, (), finished=True)
-    # What was in flight behind it was processed before the second checkpoint, or is kept by who
-    # waits for it. The file outlives the checkpoint that it was written for.
+    # Data in flight behind it was processed before the second checkpoint, or is kept by the task
+    # that waits for it. The file outlives its checkpoint.
     assert only(Discard, job.stored(2)) == [Discard((first,), ())]
 
 
-def test_subtask_that_finishes_while_a_checkpoint_is_stored_counts_with_files_that_are_kept() -> (
-    None
-):
-    """What it has in the newest checkpoint counts, not what it had in the one that was the
-    newest when it finished.
+def test_subtask_that_finishes_while_a_checkpoint_is_stored_counts_with_its_kept_files() -> None:
+    """Its state in the newest checkpoint counts, not in the one that was newest when the subtask
+    finished.
     """
     job = Job()
     job.run()
@@ -1015,7 +1012,7 @@ def test_task_that_finishes_before_it_acknowledged_ends_that_checkpoint() -> Non
 
 
 @pytest.mark.parametrize("is_savepoint", [True, False])
-def test_what_somebody_asked_for_begins_again_without_the_task_that_finished_in_the_middle(
+def test_requested_checkpoint_is_repeated_without_a_task_that_finished_meanwhile(
     is_savepoint: bool,
 ) -> None:
     job = Job()
@@ -1029,9 +1026,10 @@ def test_what_somebody_asked_for_begins_again_without_the_task_that_finished_in_
     assert answered(job.complete(2)) == {7: "file:///2"}
 
 
-def test_what_met_a_task_that_is_about_to_end_waits_for_its_end() -> None:
-    """Those downstream may say so first, and name no task: then the next attempt hears it of the
-    task itself.
+def test_checkpoint_that_meets_a_task_about_to_end_waits_for_its_end() -> None:
+    """Downstream tasks may decline first without naming a task.
+
+    Then the next attempt gets the answer from the task itself.
     """
     job = Job()
     job.run()
@@ -1054,7 +1052,7 @@ def test_a_task_that_fails_at_its_end_is_not_waited_for() -> None:
     assert "missing are Source (1/2)" in answered(job.lost((SOURCE, 0)))[7]
 
 
-def test_what_ends_so_again_and_again_is_answered() -> None:
+def test_checkpoint_that_repeatedly_meets_ending_tasks_is_answered() -> None:
     job = Job()
     job.run()
     job.savepoint(7)
@@ -1075,7 +1073,7 @@ def test_nothing_is_triggered_when_all_have_finished() -> None:
     assert "all tasks have finished" in answered(job.checkpoint(1))[1]
 
 
-# What can be read.
+# Readable checkpoints.
 
 
 def test_statistics_tell_the_story() -> None:

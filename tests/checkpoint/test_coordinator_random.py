@@ -1,8 +1,8 @@
-"""The coordinator in a world of its own: tasks that write increments, messages that are late or
-doubled, a store that fails.
+"""The coordinator alone: tasks that write increments, late and doubled messages, a store that
+fails.
 
-Whatever the order: no file is deleted that somebody needs, nothing completes that could not be
-restored, every request is answered once.
+In any order: no needed file is deleted, every completed checkpoint can be restored, every request
+is answered once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.checkpoint.jobs import COUNT, KEYS, Job, state
 MIN_PAUSE_MS = 30
 
 ENDINGS = st.sampled_from([None, (True, True), (True, True), (True, False), (False, False)])
-"""Of a write of metadata: still under way, or (durable, known)."""
+"""States of a write of metadata: in progress, or (durable, known)."""
 
 
 @dataclass
@@ -188,7 +188,7 @@ class World(RuleBasedStateMachine):
                 assert not set(files_of(checkpoint.subtasks.values())) & set(files)
         self.files.difference_update(files)
 
-    # What tasks do.
+    # Actions of tasks.
 
     @rule(data=st.data(), compact=st.booleans(), skip=st.booleans())
     def take(self, data: st.DataObject, compact: bool, skip: bool) -> None:
@@ -206,7 +206,7 @@ class World(RuleBasedStateMachine):
         self.mail.append((task.attempt, checkpoint_id, self.content(key, checkpoint_id, compact)))
 
     def content(self, key: tuple[int, int], checkpoint_id: int, compact: bool) -> SubtaskState:
-        """What a subtask writes: one new file beside those that it builds on."""
+        """Returns the content of a subtask: one new file beside those that it builds on."""
         if key[0] != COUNT:
             return SubtaskState()
         task = self.tasks[key]
@@ -222,8 +222,9 @@ class World(RuleBasedStateMachine):
 
     @rule(missed=st.integers(1, 3))
     def fall_behind(self, missed: int) -> None:
-        """Tasks hear of one checkpoint and of none behind it, all written anew, and then build
-        on that one: its files may be gone.
+        """Tasks hear of one checkpoint and of none behind it, all written from scratch.
+
+        Then they build on that one: its files may be gone.
         """
         self.succeed([False, *[True] * missed, False], told=True, ending=(True, True))
 
@@ -314,12 +315,12 @@ class World(RuleBasedStateMachine):
         self.notices.clear()
         self.deploy()
 
-    # What the store does.
+    # Actions of the store.
 
     @precondition(lambda self: self.storing)
     @rule(data=st.data(), durable=st.booleans(), known=st.booleans())
     def store(self, data: st.DataObject, durable: bool, known: bool) -> None:
-        """With `durable` and not `known` the write succeeded and its reply was lost."""
+        """`durable` without `known`: the write succeeded and its reply was lost."""
         self.store_one(data.draw(st.sampled_from(sorted(self.storing))), durable, known)
 
     def store_one(self, checkpoint_id: int, durable: bool, known: bool) -> None:
@@ -335,7 +336,7 @@ class World(RuleBasedStateMachine):
         self.carry_out(self.job.stored(checkpoint_id))
         assert (checkpoint_id in self.metadata) is completes
 
-    # What users and the clock do.
+    # Actions of users and the clock.
 
     @rule(savepoint=st.booleans())
     def request(self, savepoint: bool) -> None:
@@ -388,10 +389,8 @@ class World(RuleBasedStateMachine):
             for name in files_of(checkpoint.subtasks.values())
         }
         on_the_way = {name for _, _, content in self.mail for name in files_of([content])}
-        assert self.files <= referred | on_the_way | self.foreign, (
-            "files are left that nobody needs"
-        )
+        assert self.files <= referred | on_the_way | self.foreign, "unneeded files are left"
 
 
-def test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order() -> None:
+def test_nothing_is_deleted_too_early_or_completed_too_soon_in_any_order() -> None:
     run_state_machine_as_test(World, settings=settings(max_examples=30, stateful_step_count=50))

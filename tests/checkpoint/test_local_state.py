@@ -55,14 +55,14 @@ async def written(
     *contents: bytes,
     base: tuple[str, ...] = (),
 ) -> list[StateFile]:
-    """What a subtask does for one checkpoint: it writes `contents`, and refers to `base` too."""
+    """Acts like a subtask for one checkpoint: it writes `contents`, and also refers to `base`."""
     copies = local.copies(store)
     files = [await copies.write(two(content)) for content in contents]
     local.keep(checkpoint_id, state(*base, *(file.name for file in files)), copies)
     return files
 
 
-async def test_what_was_written_here_is_read_here() -> None:
+async def test_files_written_here_are_read_locally() -> None:
     """H7.3: a valid local copy is preferred."""
     local, store = LocalState(), Store()
     (file,) = await written(local, store, 1, b"state")
@@ -71,7 +71,7 @@ async def test_what_was_written_here_is_read_here() -> None:
     assert (store.asked, local.reads) == ([], 1)
 
 
-async def test_what_was_written_elsewhere_is_read_from_the_store() -> None:
+async def test_files_written_elsewhere_are_read_from_the_store() -> None:
     local, store = LocalState(), Store(there=b"far")
     assert await local.input(store).read(handle("there", b"far")) == b"far"
     assert (store.asked, local.reads) == (["there"], 0)
@@ -108,7 +108,7 @@ async def test_a_copy_stays_while_a_checkpoint_refers_to_it_that_the_job_may_go_
     assert [await local.read(one) for one in (base, second)] == [b"base", b"two"]
 
 
-async def test_what_was_given_up_goes_and_what_it_shares_stays() -> None:
+async def test_files_of_an_aborted_checkpoint_go_and_shared_files_stay() -> None:
     local, store = LocalState(), Store()
     (base,) = await written(local, store, 1, b"base")
     local.completed(1)
@@ -120,7 +120,7 @@ async def test_what_was_given_up_goes_and_what_it_shares_stays() -> None:
         await local.read(lost)
 
 
-async def test_what_was_never_acknowledged_is_not_kept() -> None:
+async def test_unacknowledged_files_are_not_kept() -> None:
     local, store = LocalState(), Store()
     await local.copies(store).write(two(b"state"))
     assert len(local) == 0

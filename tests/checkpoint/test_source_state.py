@@ -1,5 +1,5 @@
-"""Positions of a source as bytes: what was written is read, by whatever was finished when, and
-damage is refused.
+"""Positions of a source as bytes: written positions are read, any split may have finished first,
+and damage is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_every_checkpoint_has_what_was_finished_up_to_it_however_late_it_is_writ
             ]
 
 
-def test_what_was_packed_once_is_not_packed_again() -> None:
+def test_packed_positions_are_not_packed_again() -> None:
     """A hundred thousand finished files cost a checkpoint what copying a megabyte costs."""
     log = FinishedSplits(
         (f"in/{number:06d}.jsonl", (f"in/{number:06d}.jsonl", 0, None, None))
@@ -98,17 +98,15 @@ def test_states_of_the_version_before_are_read() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_state_of_a_source_is_refused_by_name(values: list[Any], message: str) -> None:
+def test_bytes_that_are_no_state_of_a_source_are_refused_by_name(
+    values: list[Any], message: str
+) -> None:
     with pytest.raises(RestoreError, match=f"source 'in' of 7: {message}"):
         decode_source_state(CODEC.encode_batch(values, owner="source"), CODEC, "source 'in' of 7")
 
 
-def test_every_byte_that_lacks_is_refused_and_one_that_is_changed_is_or_changes_only_a_value() -> (
-    None
-):
-    """The checksum of its file is checked before: here it is about errors that nobody would
-    expect.
-    """
+def test_missing_bytes_are_refused_and_changed_bytes_are_refused_or_change_only_a_value() -> None:
+    """The checksum of the file is checked before. This test is about unexpected errors."""
     content = SourceState(
         [SplitState("open", 7, None, 3)], FinishedSplits([("a", None), ("b", None)]).view(), 5
     ).encode(CODEC, "source")

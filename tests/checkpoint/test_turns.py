@@ -1,4 +1,4 @@
-"""Which checkpoint goes next, and when: without a coordinator, tasks or a clock."""
+"""The order and times of checkpoints: without a coordinator, tasks or a clock."""
 
 from __future__ import annotations
 

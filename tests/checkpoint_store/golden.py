@@ -26,7 +26,7 @@ __all__ = ["DATA", "END", "Reading", "fingerprint", "fingerprint_before", "flow"
 DATA = Path(__file__).parents[1] / "data" / "savepoints"
 PAUSE, END = 1500, 4000
 KEYS = 400
-"""So many that the state of one subtask does not fit into its handle."""
+"""Number of keys: more than fit into the handle of a subtask."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ af.register_type(Reading, "golden:Reading")
 
 
 async def readings(position: Any, pause: int | None) -> AsyncIterator[tuple[Reading, int]]:
-    """Up to END; from `pause` on nothing comes any more, and nobody hears of the end."""
+    """Yields up to END. From `pause` on no element follows, and the end is not announced."""
     for n in range(position or 0, END):
         if n == pause:
             await asyncio.get_running_loop().create_future()
@@ -105,12 +105,12 @@ async def uninterrupted() -> list[str]:
 
 
 def fingerprint(rows: list[str]) -> str:
-    """Of rows in any order: how many, and a digest."""
+    """Returns the number of rows and a digest, for any order of rows."""
     return f"{len(rows)} rows {hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()}"
 
 
 def fingerprint_before(version: Path) -> str:
-    """Of what the job had given out before its savepoint was taken."""
+    """Returns the fingerprint of the job's output before its savepoint was taken."""
     return (version / "before.txt").read_text(encoding="utf-8").strip()
 
 

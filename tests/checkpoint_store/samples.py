@@ -17,7 +17,7 @@ from aioflow.checkpoint.subtask import (
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 
 LARGE = bytes(range(256)) * 100
-"""Too much to travel in a handle."""
+"""A value too large to travel in a handle."""
 
 
 async def chunks(content: bytes, size: int = 1000) -> AsyncGenerator[bytes, None]:

@@ -20,7 +20,7 @@ from tests.checkpoint_store.samples import checkpoint, contents
 URL = "file:///shared/store/flow"
 SEEDS = 25
 RUN_S = 1.0
-"""Of virtual time: some five checkpoints."""
+"""Virtual seconds of a run: about five checkpoints."""
 
 OPTIONS = LeaseOptions(lease_s=4.0, renew_s=0.5, stop_s=1.0)
 
@@ -29,9 +29,7 @@ OPTIONS = LeaseOptions(lease_s=4.0, renew_s=0.5, stop_s=1.0)
 def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged(
     how: str,
 ) -> None:
-    """I6.3, R6, R16, R17: whatever the disk kept, lost or tore, the previous one is
-    readable.
-    """
+    """I6.3, R6, R16, R17: the previous one is readable, even if the disk lost or tore writes."""
     crashed_inside = 0
     for seed in range(SEEDS):
         acknowledged: list[int] = []
@@ -81,9 +79,11 @@ def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowled
     assert crashed_inside > SEEDS // 2, "the crashes hit nothing, so the test tests nothing"
 
 
-def test_what_a_successor_has_found_survives_its_writer_that_died_before_it_was_durable() -> None:
-    """R16: it resumes that checkpoint and commits what was prepared for it, so it must not go
-    back behind it later.
+def test_checkpoint_found_by_a_successor_survives_a_writer_that_died_before_it_was_durable() -> (
+    None
+):
+    """R16: the successor resumes from that checkpoint and commits its prepared output, so it must
+    not go back behind it later.
     """
     for seed in range(10):
 

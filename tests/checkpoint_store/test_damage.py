@@ -91,7 +91,7 @@ async def test_metadata_damaged_at_any_byte_or_cut_at_any_length_is_refused(host
 
 
 async def test_state_files_damaged_at_any_byte_or_cut_at_any_length_are_refused(host: Host) -> None:
-    """R15: what lies in a file."""
+    """R15: the content of a file."""
     objects, store, written = await stored(host, "state")
     small = min((file for file in files(written) if file.name), key=lambda file: file.size)
     content = await store.input().read(small)
@@ -159,7 +159,7 @@ def of_operator(operator: list[Any]) -> bytes:
         (of_operator(["u", None, ["n", 1, b"", None], None]), "neither a name"),
     ],
 )
-def test_what_is_no_metadata_says_so(content: bytes, complaint: str) -> None:
+def test_bytes_that_are_no_metadata_are_refused_by_name(content: bytes, complaint: str) -> None:
     """5.3: a pickle in place of msgpack, another schema, wrong types."""
     with pytest.raises(RestoreError, match=f"^here cannot be read: .*{complaint}"):
         decode_metadata(content, "here")
@@ -177,7 +177,7 @@ def test_a_newer_version_says_which_program_to_use() -> None:
 
 
 async def test_a_forged_body_under_a_right_digest_never_ends_in_another_error(host: Host) -> None:
-    """5.3: damage with the digest made right again, as only somebody who means it would."""
+    """5.3: damage under a correct digest, as only an attacker would make it."""
     store = FlowStore(host, MemoryObjects(host, "forged"))
     body = msgpack.unpackb(encode_metadata(await checkpoint(store, 7))[26:], strict_map_key=False)
     packed = msgpack.packb(body)

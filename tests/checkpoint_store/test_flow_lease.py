@@ -76,7 +76,9 @@ def test_a_second_job_is_refused_naming_the_first() -> None:
 
 
 def test_nothing_is_deleted_without_the_lease() -> None:
-    """What was given up may have been stored after all, and another job may have begun with it."""
+    """A write that was given up may still have succeeded, and another job may have begun with
+    it.
+    """
 
     async def main(host: SimulatedHost) -> None:
         store = open_store(URL, host)
@@ -92,7 +94,7 @@ def test_nothing_is_deleted_without_the_lease() -> None:
     assert simulate(main, 1).errors == []
 
 
-def test_whoever_stops_lets_the_next_one_start_at_once_with_a_larger_number() -> None:
+def test_holder_that_stops_lets_the_next_one_start_at_once_with_a_larger_number() -> None:
     async def main(host: SimulatedHost) -> None:
         tokens = []
         for _ in range(3):
@@ -182,7 +184,7 @@ def test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more() -> 
     assert simulate(main, 4).errors == []
 
 
-def test_one_that_hung_and_that_nobody_followed_goes_on() -> None:
+def test_holder_that_hung_without_a_successor_goes_on() -> None:
     """API section 5: a busy machine, or one that slept, is no reason to fail a job; only who
     finds another in its place has lost.
     """
@@ -197,8 +199,7 @@ def test_one_that_hung_and_that_nobody_followed_goes_on() -> None:
             leases.append(await store.hold(nothing, OPTIONS))
             await store.complete(await checkpoint(store, 1))
             await go.wait()
-            # The first thing that it does when it wakes: its time is over, and nobody has asked for
-            # the lease.
+            # The holder wakes after its time is over, while no other job has asked for the lease.
             assert not leases[0].is_valid
             await store.complete(await checkpoint(store, 2))
             leases[0].check()
@@ -250,7 +251,7 @@ def test_one_that_is_late_again_and_again_goes_on() -> None:
         assert simulate(main, seed).errors == []
 
 
-def test_of_many_that_start_at_once_one_holds_and_the_others_are_refused() -> None:
+def test_one_of_many_simultaneous_starts_holds_and_the_others_are_refused() -> None:
     for seed in range(6):
         held: list[FlowLease] = []
         refused: list[CheckpointError] = []
@@ -321,7 +322,7 @@ async def test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead(
     killed with -9.
     """
     url = f"file://{tmp_path}/flow"
-    # A lease that nobody could wait out: the next one must know.
+    # A lease too long to wait for: the next job must know.
     options = LeaseOptions(lease_s=3600.0, renew_s=0.2)
     host = SystemHost()
     with subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE) as process:
@@ -343,7 +344,7 @@ async def test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead(
     await host.close()
 
 
-def test_who_a_process_is_says_nothing_about_another_machine_or_another_life() -> None:
+def test_identity_of_a_process_is_invalid_on_another_machine_and_after_a_reboot() -> None:
     procs = SystemHost().procs
     me = procs.identity()
     assert not procs.has_ended(me)
@@ -355,7 +356,7 @@ def test_who_a_process_is_says_nothing_about_another_machine_or_another_life() -
 @pytest.mark.parametrize(
     "text", ["", "host:6123", "a\nb\nc\nd\ne", "a\n1\nc\nd", "a\n1\nc\nd\n1\n2"]
 )
-def test_what_names_no_process_is_no_holder(text: str) -> None:
+def test_invalid_process_identity_is_no_holder(text: str) -> None:
     assert Holder.decode(text) is None
 
 

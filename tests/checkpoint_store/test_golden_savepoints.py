@@ -1,5 +1,5 @@
-"""R40: what an older aioflow wrote restores for ever, at any parallelism, with the results of a
-run that was never stopped.
+"""R40: state that an older aioflow wrote restores for ever, at any parallelism, with the results of
+a run that was never stopped.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ async def test_a_job_goes_on_with_the_key_that_it_was_stopped_with(tmp_path: Pat
 async def test_a_run_without_the_key_over_a_store_with_one_is_refused(
     tmp_path: Path, named: bool
 ) -> None:
-    """It would go on without protection, and the next run with the key would refuse what it
-    wrote.
+    """It would continue without protection, and the next run with the key would refuse its
+    state.
     """
     store = tmp_path / "store"
     path = await stopped(store, checkpoint_key=KEY)
@@ -81,7 +81,7 @@ async def test_a_run_without_the_key_over_a_store_with_one_is_refused(
 
 @pytest.mark.parametrize("written", [None, OTHER], ids=["no key", "another key"])
 @pytest.mark.parametrize("named", [True, False], ids=["restore=", "the newest"])
-async def test_what_was_written_without_the_key_is_refused(
+async def test_store_written_without_the_key_is_refused(
     tmp_path: Path, written: bytes | None, named: bool
 ) -> None:
     store = tmp_path / "store"

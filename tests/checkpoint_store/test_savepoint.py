@@ -63,7 +63,7 @@ def backend(index: int = 0, parallelism: int = 1) -> KeyedStateBackend:
 
 
 async def subtask(store: FlowStore, place: str, index: int, *, canonical: bool) -> SubtaskState:
-    """One of two subtasks of a source and a keyed operator with some of everything."""
+    """One of two subtasks of a source and a keyed operator with each kind of state."""
     keyed, output = backend(index, 2), store.output(place)
     total, names, seen = keyed.get_state(TOTAL), keyed.get_state(NAMES), keyed.get_state(SEEN)
     for number, key in enumerate(KEYS):
@@ -183,7 +183,9 @@ async def _hashable(entries: AsyncIterator[Entry]) -> AsyncIterator[tuple[str, t
         yield entry.key, tuple(entry.value)
 
 
-async def test_what_is_not_there_is_named_with_what_is(store: FlowStore, tmp_path: Path) -> None:
+async def test_missing_path_is_named_with_the_existing_ones(
+    store: FlowStore, tmp_path: Path
+) -> None:
     made = await stored(store)
     async with Savepoint(made.location) as savepoint:
         with pytest.raises(
@@ -223,7 +225,7 @@ async def test_a_changed_one_restores_with_the_changes_and_the_old_one_stays(
         }
         total = {entry.key: entry.value async for entry in changed.entries("tally", "total")}
         assert total == {key: number * 10 for number, key in enumerate(KEYS) if number % 2}
-        # What a job restores is the same, at another parallelism.
+        # A job restores the same, at another parallelism.
         handles = [handle.keyed for handle in changed.handles("tally") if handle.keyed is not None]
         assert {handle.format for handle in handles} == {CANONICAL}
         restored = {}
@@ -279,8 +281,8 @@ async def test_edits_that_cannot_be_meant_are_refused_at_once(store: FlowStore) 
 
 
 async def with_rows(store: FlowStore, keys: list[Any], values: list[Any]) -> str:
-    """Where a savepoint is whose file holds these rows of two states, one of them with a time to
-    live: whole, and with a right digest.
+    """Returns the path of a savepoint whose file holds these rows of two states, one of them with a
+    time to live. It is complete and has a correct digest.
     """
     groups, codec = KeyGroupRange(0, MAX - 1), Codec()
     header = FileHeader(

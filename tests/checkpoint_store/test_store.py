@@ -87,7 +87,7 @@ async def test_a_savepoint_in_memory_is_found_as_well(host: Host) -> None:
     assert await store.savepoints() == [saved.location]
 
 
-async def test_what_has_no_metadata_is_not_there(store: FlowStore, host: Host) -> None:
+async def test_checkpoint_without_metadata_does_not_exist(store: FlowStore, host: Host) -> None:
     """R17: an incomplete checkpoint or savepoint is invisible."""
     kept = await store.complete(await checkpoint(store, 1))
     await checkpoint(store, 2)
@@ -261,7 +261,7 @@ async def test_a_number_is_given_once(store: FlowStore, host: Host) -> None:
         CheckpointError, match=r"checkpoints/1/metadata exists, expected a new number"
     ):
         await other.complete(await checkpoint(other, 1))
-    # What the other one throws away of its own does not take ours along.
+    # Files that the other store discards of its own do not take ours along.
     await other.discard(Discard((await checkpoint(other, 1),), ()))
     assert await store.newest() == first
 
@@ -287,7 +287,7 @@ async def test_a_checkpoint_that_could_not_be_stored_is_not_there(host: Host, wh
     assert await store.complete(lost) == await store.newest()
 
 
-async def test_what_may_be_there_is_removed_before_anything_builds_on_its_absence(
+async def test_uncertain_metadata_is_removed_before_anything_builds_on_its_absence(
     host: Host,
 ) -> None:
     objects = Failing(MemoryObjects(host, "in-doubt"))
@@ -310,7 +310,7 @@ async def test_what_may_be_there_is_removed_before_anything_builds_on_its_absenc
     assert await store.newest() == older
 
 
-async def test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is(
+async def test_checkpoint_removed_by_several_is_forgotten_once_and_nothing_else_is(
     host: Host, tmp_path: Path
 ) -> None:
     """Seed 69 of the simulated world: who came second forgot another that was in doubt, and who
@@ -367,7 +367,7 @@ async def test_a_cancelled_completion_leaves_nothing(store: FlowStore) -> None:
         assert await store.newest() is None
 
 
-async def test_what_is_wanted_no_more_goes_and_the_rest_stays(store: FlowStore) -> None:
+async def test_unwanted_checkpoints_go_and_the_rest_stays(store: FlowStore) -> None:
     first = await store.complete(await checkpoint(store, 1))
     second = await store.complete(await checkpoint(store, 2))
     await store.discard(Discard((first,), tuple(files_of(first.subtasks.values()))))
@@ -503,7 +503,9 @@ async def test_directories_are_for_their_owner_alone(store: FlowStore, tmp_path:
     assert {path.stat().st_mode & 0o777 for path in [tmp_path / "store", *made]} == {0o700}
 
 
-async def test_what_writers_left_is_swept_once_it_is_old(store: FlowStore, host: Host) -> None:
+async def test_leftovers_of_writers_are_swept_once_they_are_old(
+    store: FlowStore, host: Host
+) -> None:
     made = await store.output().write(chunks(LARGE))
     left = under(store, f"{made.name}~0123")
     left.write_bytes(b"half of it")

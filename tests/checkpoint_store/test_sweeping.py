@@ -1,4 +1,4 @@
-"""What crashed jobs left is removed, and nothing else is."""
+"""Only the leftovers of crashed jobs are removed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_savepoints_that_were_never_completed_go_and_the_others_stay(
     assert len(await contents(store, kept)) == 10
 
 
-async def test_what_a_job_left_behind_takes_the_place_of_nothing_that_is_kept(
+async def test_leftovers_of_a_job_do_not_count_as_kept_checkpoints(
     store: FlowStore, host: Host
 ) -> None:
     for number in (1, 2, 3, 4):

@@ -297,7 +297,7 @@ def test_the_second_ctrl_c_ends_at_once(folder: Path) -> None:
 def test_a_reader_that_leaves_ends_the_job_without_a_word(
     folder: Path, options: tuple[str, ...]
 ) -> None:
-    """Also a job that tries again when it fails: nobody will read what it prints then."""
+    """This includes a job that would restart after a failure: no reader would see its output."""
     with started(folder, "run", "-q", "program.py:endless", *options) as process:
         assert process.stdout is not None
         assert process.stderr is not None

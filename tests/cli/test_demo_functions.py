@@ -1,4 +1,6 @@
-"""What the year of flights does not show of the demonstration's functions: names that come late."""
+"""A case of the demonstration's functions that the year of flights does not contain: names that
+come late.
+"""
 
 from __future__ import annotations
 

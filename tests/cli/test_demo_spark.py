@@ -1,4 +1,4 @@
-"""What `make demo` says before it goes on with Spark.
+"""The announcement of `make demo` before it continues with Spark.
 
 What it runs then is tested with the examples.
 """
@@ -53,7 +53,7 @@ def test_with_java_and_pyspark_the_program_runs_at_once(
     assert Path(PROGRAM[1]).is_file()
 
 
-def test_what_is_missing_is_announced_with_its_size_and_installed_once(
+def test_missing_parts_are_announced_with_their_size_and_installed_once(
     monkeypatch: pytest.MonkeyPatch, started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_java(monkeypatch, Java("/java", 21), {"pyarrow"})

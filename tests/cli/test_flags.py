@@ -62,5 +62,5 @@ def test_arguments_become_flags(message: str, shown: str) -> None:
         "file:///a/restore cannot be read",
     ],
 )
-def test_whatever_else_is_said_stays(message: str) -> None:
+def test_other_flags_stay(message: str) -> None:
     assert in_flags(message) == message

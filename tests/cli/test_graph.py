@@ -18,8 +18,8 @@ NASTY = '<b>"a" & #1</b>'
 
 
 def diamond() -> JobGraph:
-    """One source, two branches of different length that meet again, a side output, and names
-    that need escaping.
+    """Builds a flow with one source, two branches of different length that join again, a side
+    output, and names that need escaping.
     """
     flow = af.Flow(f"diamond {NASTY}")
     tag = af.OutputTag[int]("odd")

@@ -1,4 +1,4 @@
-"""Which processes belong to a cluster is told from their command lines, whoever started them."""
+"""The processes of a cluster are known from their command lines, for any starter."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was forked, but whose program has not begun, has the command line of its
-    parent: nobody would find it.
+    parent: it would not be found.
     """
     forked: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen

@@ -71,7 +71,9 @@ def test_a_file_elsewhere_may_import_its_neighbours(
         ),
     ],
 )
-def test_what_cannot_be_found_is_told_with_what_was(folder: Path, target: str, told: str) -> None:
+def test_missing_target_is_reported_with_the_existing_ones(
+    folder: Path, target: str, told: str
+) -> None:
     with pytest.raises(UsageError) as error:
         load_flow(target)
 

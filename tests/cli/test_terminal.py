@@ -54,7 +54,7 @@ def test_a_block_takes_the_place_of_the_one_before() -> None:
     assert terminal.screen() == ["one", "two"]
 
 
-def test_what_is_printed_stands_above_the_block() -> None:
+def test_printed_lines_stand_above_the_block() -> None:
     terminal = Terminal()
     block = LiveBlock(terminal)
     block.draw(["a long line of the table", "2"])

@@ -124,7 +124,7 @@ def test_a_job_is_shown_with_its_tasks() -> None:
 
 
 def test_a_job_that_waits_for_slots_says_so() -> None:
-    """Its state is RUNNING all the same, here as in Flink."""
+    """Its state is RUNNING, as in Flink."""
     vertices = [
         {
             "id": ORDERS,
@@ -295,7 +295,7 @@ async def test_once_prints_what_it_saw(
     assert "shop  RUNNING  1 m 05 s" in capsys.readouterr().out
 
 
-def test_where_nobody_listens_the_way_out_is_named(
+def test_unreachable_endpoint_is_reported_with_the_remedy(
     capsys: pytest.CaptureFixture[str], unused_tcp_port: int
 ) -> None:
     code = main(["top", "--at", f"127.0.0.1:{unused_tcp_port}", "--once"])

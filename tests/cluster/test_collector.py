@@ -1,5 +1,5 @@
-"""What stays is walked once, and what was put aside is looked at again before it can hide much
-garbage.
+"""Long-lived objects are examined once, and frozen objects are examined again before they can hide
+much garbage.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Process:
         return 0
 
     def full(self, new: int, garbage: int = 0, generation: int = 2) -> int:
-        """How many objects a collection walks after so many new ones.
+        """Returns the number of objects that a collection examines after this number of new
+        ones.
 
         `garbage`: those that it finds.
         """
@@ -60,7 +61,7 @@ class Process:
         return walked
 
 
-def test_what_survives_a_long_collection_is_not_walked_again() -> None:
+def test_survivors_of_a_long_collection_are_not_examined_again() -> None:
     process = Process()
     assert [process.full(FREEZE_FROM_NS) for _ in range(5)] == [FREEZE_FROM_NS] * 5
     assert process.frozen == 5 * FREEZE_FROM_NS
@@ -134,7 +135,7 @@ def test_with_garbage_everything_is_walked_when_it_may_have_doubled() -> None:
     assert [number for number, count in enumerate(walked) if count > step] == [4, 10]
 
 
-def test_where_next_to_none_was_found_among_all_the_next_one_comes_late() -> None:
+def test_next_full_collection_comes_late_after_a_fruitless_one() -> None:
     process = Process()
     step = COMPLETE_FROM_NS // 4
     for _ in range(4):

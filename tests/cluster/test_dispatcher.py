@@ -299,9 +299,7 @@ def test_cancel_and_stop_reach_the_job_they_name() -> None:
     on_host(main)
 
 
-def test_a_job_that_is_cancelled_or_stopped_before_it_has_a_job_master_is_not_forgotten_to_be() -> (
-    None
-):
+def test_cancel_or_stop_of_a_job_before_its_job_master_exists_is_remembered() -> None:
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
         cluster.gate = asyncio.Event()
@@ -324,7 +322,7 @@ def test_a_job_that_is_cancelled_or_stopped_before_it_has_a_job_master_is_not_fo
 def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(
     config: dict[str, object],
 ) -> None:
-    """Before it has a JobMaster as well as later; the job goes on."""
+    """Holds before it has a JobMaster as well as later; the job goes on."""
 
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
@@ -363,10 +361,8 @@ def test_a_cancelled_job_is_not_run_again_by_the_next_leader() -> None:
     on_host(main)
 
 
-def test_a_cancellation_goes_on_when_whoever_asked_for_it_leaves() -> None:
-    """I3: half of it, remembered and not carried out, would keep everybody who asks later from
-    one that works.
-    """
+def test_cancellation_continues_when_its_caller_leaves() -> None:
+    """I3: a cancellation that is remembered and never completed would block all later callers."""
 
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
@@ -418,7 +414,7 @@ def test_a_store_that_is_full_refuses_the_job_and_takes_it_later() -> None:
 
 
 def test_an_end_that_cannot_be_stored_is_not_shown_until_it_is() -> None:
-    """I1.2: else the next leader would run a job again that somebody saw end."""
+    """I1.2: otherwise the next leader would run a job again after its end was visible."""
 
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
@@ -473,7 +469,7 @@ def test_a_leader_that_was_replaced_takes_no_job_and_ends_none() -> None:
     on_host(main)
 
 
-def test_what_is_raised_inside_leaves_as_it_is() -> None:
+def test_error_raised_inside_leaves_unchanged() -> None:
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
         with pytest.raises(OSError, match="mine"):

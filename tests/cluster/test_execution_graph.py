@@ -190,7 +190,7 @@ def test_a_failure_of_the_job_as_a_whole_ends_one_that_does_not_restart() -> Non
     assert job.graph.fail_all(ValueError(), 0.0, 0.5) == []
 
 
-def test_what_is_deployed_begins_with_what_is_restored() -> None:
+def test_deployed_tasks_begin_with_the_restored_state() -> None:
     """The splits of a restored subtask are its own, and no more dealt out."""
     executions = graph(fixed_delay(1, "0ms"), parallelism=2)
     restore, split = TaskRestore(7), Split("a", 5)
@@ -226,7 +226,7 @@ def test_a_restart_that_finds_no_state_is_another_failure() -> None:
 
 
 def test_a_policy_that_begins_once_all_run_ends_a_job_that_never_did() -> None:
-    """But for a process that is lost: that is no fault of the program."""
+    """A lost process is an exception, because the program is not at fault."""
     job = Job(graph(once_running()))
     job.report(0, RUNNING)
     job.report(1, FAILED, ValueError())
@@ -279,7 +279,7 @@ def test_fatal_errors_fail_the_job_although_it_could_restart() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt()])
-def test_what_asks_for_the_end_of_the_program_is_not_retried(error: BaseException) -> None:
+def test_request_to_end_the_program_is_not_retried(error: BaseException) -> None:
     job = Job(graph(fixed_delay(5, "0ms")))
     job.run_all()
     job.report(0, FAILED, error)
@@ -418,7 +418,7 @@ def test_a_deployment_that_was_overtaken_by_a_failure_does_not_stand() -> None:
 
 
 def test_a_task_that_waits_for_its_slot_is_scheduled_until_it_has_one() -> None:
-    """I2: as in Flink, so that whoever watches tells a job that waits from one that runs."""
+    """I2: as in Flink, so that an observer can tell a waiting job from a running one."""
     job = Job(graph(no_restart()))
     source = job.graph.executions[0, 0]
 
@@ -505,7 +505,7 @@ STIMULI = st.lists(
 
 
 @given(STIMULI)
-def test_whatever_happens_a_job_ends_once_and_deploys_nothing_afterwards(
+def test_job_ends_once_and_deploys_nothing_afterwards_whichever_events_come(
     stimuli: list[tuple[str, int, ExecutionState | None]],
 ) -> None:
     """No two live attempts of one subtask; after JobEnded silence; all tasks ended then."""

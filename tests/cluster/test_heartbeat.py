@@ -78,9 +78,7 @@ def test_any_message_puts_the_deadline_off() -> None:
     assert ended(monitor.tick(39.0)) == [TimedOut("worker", Reason.SILENCE)]
 
 
-def test_the_end_of_a_connection_is_suspected_at_once_and_given_up_long_before_the_timeout() -> (
-    None
-):
+def test_end_of_a_connection_is_suspected_at_once_and_given_up_long_before_the_timeout() -> None:
     """I5.1: a killed worker is found by the end of its socket."""
     monitor = watching()
     monitor.tick(0.0)
@@ -137,7 +135,7 @@ def test_a_delivered_heartbeat_does_not_prove_that_the_peer_runs() -> None:
     assert ended(monitor.tick(10.0)) == [TimedOut("worker", Reason.SILENCE)]
 
 
-def test_a_coordinator_that_stood_still_accuses_nobody() -> None:
+def test_coordinator_that_stood_still_accuses_no_peer() -> None:
     """I5: its peers' heartbeats wait unread in the sockets."""
     monitor = watching()
     monitor.tick(0.0)
@@ -147,7 +145,7 @@ def test_a_coordinator_that_stood_still_accuses_nobody() -> None:
     )
 
 
-def test_whoever_was_heard_after_the_pause_gets_no_more_time_than_others() -> None:
+def test_peer_heard_after_the_pause_gets_no_more_time_than_others() -> None:
     monitor = watching()
     monitor.tick(0.0)
     monitor.received("worker", 60.0)
@@ -189,7 +187,7 @@ def test_strangers_and_those_forgotten_are_ignored() -> None:
     assert monitor.tick(100.0) == []
 
 
-def test_watching_again_starts_anew() -> None:
+def test_watching_again_resets_the_state() -> None:
     """A worker that registers again has a new connection: the end of the old one says nothing
     any more.
     """
@@ -238,8 +236,8 @@ def test_two_monitors_over_a_link_that_is_cut_one_way_both_end_the_pair() -> Non
 
 
 class Machine(RuleBasedStateMachine):
-    """A driver that ticks in time, peers that speak or do not: nobody who speaks is given up,
-    nobody silent is kept.
+    """A driver that ticks in time, with peers that speak or not: no speaking peer is given up, no
+    silent peer is kept.
     """
 
     def __init__(self) -> None:
@@ -295,7 +293,7 @@ class Machine(RuleBasedStateMachine):
                 self.lost_at.pop(peer, None)
 
     @invariant()
-    def nobody_silent_is_kept(self) -> None:
+    def no_silent_peer_is_kept(self) -> None:
         assert sorted(self.monitor.peers) == sorted(self.heard)
         for peer, heard in self.heard.items():
             assert self.now - heard < 10.0

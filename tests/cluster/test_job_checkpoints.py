@@ -1,5 +1,5 @@
-"""What the checkpoints of one job do beside it is waited for, and what has ended is not waited
-for again.
+"""Work that belongs to the checkpoints of one job is waited for, and ended work is not waited for
+again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def job(store: str, host: Host | None = None) -> JobCheckpoints:
 
 
 async def test_a_restart_at_the_moment_at_which_a_write_has_ended_does_not_wait_for_it() -> None:
-    """A task that is done stays listed until its callbacks run. Whoever waits for it then is at
-    once through: asked again and again, the loop never got its turn, and the process stood still.
+    """A task that is done stays listed until its callbacks run.
+
+    Waiting for it returns at once. Repeated waits never gave the loop its turn, and the process
+    stood still.
     """
     checkpoints = job("memory://just-ended")
     await checkpoints.open()
@@ -72,7 +74,7 @@ def test_state_that_killed_tasks_left_goes_with_a_later_restart() -> None:
         await checkpoints._nothing_beside()
         assert orphan.name in await checkpoints.store.objects.names(
             "state"
-        )  # Whoever wrote it may still be alive.
+        )  # Its writer may still be alive.
         await asyncio.sleep(400)
         young = await checkpoints.store.output().write(chunks(LARGE))
         await checkpoints.restore_point({})

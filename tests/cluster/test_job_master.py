@@ -1,5 +1,5 @@
-"""The JobMaster carries out what the graph decides, in order, whatever the workers answer at
-once.
+"""The JobMaster carries out the decisions of the graph, in order, whichever answers the workers
+give at once.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ async def test_every_task_is_submitted_under_the_leaders_token(group: OrderedTas
 async def test_a_deployment_that_fails_ends_the_job_and_later_ones_are_not_made(
     group: OrderedTaskGroup,
 ) -> None:
-    """B1: otherwise the third task would run although the job is failing, and nobody would
-    cancel it.
+    """B1: otherwise the third task would run although the job is failing, and would never be
+    cancelled.
     """
     error = ValueError("no such function")
     job, workers = master(group, line(3)), Workers(refused={1: error})
@@ -176,9 +176,7 @@ async def test_a_source_that_cannot_find_its_splits_fails_the_job(group: Ordered
 async def test_a_source_that_looks_for_splits_through_something_cancelled_fails_the_job(
     group: OrderedTaskGroup,
 ) -> None:
-    """Nobody cancelled the search itself: ended in silence, it would leave a job that never
-    begins.
-    """
+    """No caller cancelled the search. If it ended in silence, the job would never begin."""
 
     class Cut:
         bounded = True
@@ -334,7 +332,7 @@ class Silent(Workers):
 
 
 @pytest.mark.parametrize("ask", [JobMaster.checkpoint, JobMaster.savepoint])
-async def test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away(
+async def test_waiter_for_a_checkpoint_hears_that_the_leader_goes_away(
     group: OrderedTaskGroup, ask: Callable[..., Any]
 ) -> None:
     """I5.3: the job goes on under the next one, which knows nothing of what this one was asked."""

@@ -1,4 +1,4 @@
-"""What a leader stored is there for the next one, whole, whatever crashed in between (I6.3)."""
+"""State stored by a leader is complete for the next one, after any crash in between (I6.3)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_next_leader_finds_what_was_stored_in_the_simulation() -> None:
 
 @pytest.mark.parametrize("how", ["kill", "power"])
 def test_a_crash_at_any_moment_of_a_write_leaves_the_previous_or_the_new_one(how: str) -> None:
-    """I6.3; and what was acknowledged is never the previous one."""
+    """I6.3; acknowledged state is never the previous one."""
     outcomes = {"old": 0, "new": 0}
     for seed in range(150):
 
@@ -232,7 +232,7 @@ def test_a_replaced_leader_cannot_write_and_does_not_acknowledge() -> None:
 
 
 def test_a_leader_that_is_replaced_during_a_write_does_not_acknowledge_it() -> None:
-    """I6: it may have been stored or not, the submitter has to ask the new leader."""
+    """I6: the write may have happened or not, so the submitter has to ask the new leader."""
     for seed in range(60):
 
         async def main(host: SimulatedHost) -> None:

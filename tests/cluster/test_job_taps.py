@@ -1,4 +1,4 @@
-"""Who looks at a job on a cluster knows when all TaskManagers have been told."""
+"""An observer of a job on a cluster knows when all TaskManagers have been told."""
 
 from __future__ import annotations
 

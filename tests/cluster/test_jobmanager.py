@@ -1,4 +1,4 @@
-"""Whoever asks a JobManager hears an answer, also when leadership comes and goes meanwhile."""
+"""Every call to a JobManager gets an answer, also when leadership comes and goes meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def leadership(host: SystemHost, token: int) -> Leadership:
     )
 
 
-async def test_who_waits_for_a_leader_that_never_came_to_lead_hears_the_next_one(
+async def test_waiter_for_a_leader_that_never_led_hears_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I6: the lease is lost while jobs are recovered; a submitter or TaskManager that waited for
@@ -52,8 +52,8 @@ async def test_who_waits_for_a_leader_that_never_came_to_lead_hears_the_next_one
     await host.close()
 
 
-async def test_who_waits_where_another_leads_is_told_so(tmp_path: Path) -> None:
-    """I6: what is asked of a JobManager that lost its lease belongs to whoever has it now."""
+async def test_waiter_is_told_that_another_candidate_leads(tmp_path: Path) -> None:
+    """I6: requests to a JobManager that lost its lease belong to the present leader."""
     host = SystemHost()
     manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
     waiting = asyncio.ensure_future(manager._leader())
@@ -69,8 +69,8 @@ async def test_who_waits_where_another_leads_is_told_so(tmp_path: Path) -> None:
 async def test_a_leader_that_goes_away_is_asked_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I6: a stop that it took up while it leaves its jobs to the next one would be known to
-    nobody.
+    """I6: the next leader would not know of a stop that this one accepted while leaving its
+    jobs.
     """
     host = SystemHost()
     manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)

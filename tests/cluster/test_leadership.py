@@ -1,4 +1,4 @@
-"""One candidate leads at a time, whatever is killed, paused, powered off or hangs (I6.1)."""
+"""One candidate leads at a time, through kills, pauses, power loss and hangs (I6.1)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ LEASES = "/shared/leases"
 
 
 class MemoryLeases:
-    """What an object store with conditional puts gives; `late` creations are applied when told
-    to.
-    """
+    """An object store with conditional puts; `late` creations are applied on demand."""
 
     def __init__(self) -> None:
         self.objects: dict[int, bytes] = {}
@@ -60,7 +58,7 @@ async def forever(leadership: Leadership) -> None:
 
 
 class Acts:
-    """What leaders did, in order of time: all processes of a simulation share this one list."""
+    """The acts of leaders, in order of time: all processes of a simulation share this list."""
 
     def __init__(self) -> None:
         self.done: list[tuple[float, int, str]] = []
@@ -78,7 +76,7 @@ class Acts:
                     assert not self.done or self.done[-1][1] <= leadership.token, (
                         "an older leader acted after a newer one"
                     )
-                    # Who was killed had no chance to leave, and acts no more.
+                    # A killed leader had no chance to leave, and acts no more.
                     alive = [
                         one
                         for one, its, process in self.leaderships
@@ -103,7 +101,7 @@ def contend(acts: Acts, options: LeaseOptions = OPTIONS):  # type: ignore[no-unt
 
 @pytest.mark.parametrize("seed", range(12))
 def test_never_two_act_at_once_under_kills_pauses_power_loss_and_a_failing_disk(seed: int) -> None:
-    """I6.1: two coordinators, one leads; and after the faults somebody does."""
+    """I6.1: two coordinators, one leads; and after the faults one of them does."""
     acts = Acts()
 
     async def main(host: SimulatedHost) -> None:
@@ -115,7 +113,7 @@ def test_never_two_act_at_once_under_kills_pauses_power_loss_and_a_failing_disk(
         quiet = host.clock.monotonic()
         await asyncio.sleep(15.0)
         after = [t for t, _, _ in acts.done if t > quiet + 12.0]
-        assert after, "nobody leads although all is well"
+        assert after, "no candidate leads although all is well"
         for name in names:
             host.sim.kill(name)
 
@@ -168,7 +166,9 @@ def test_a_killed_leader_is_followed_after_its_lease_and_not_before() -> None:
 
 
 def test_a_killed_leader_is_followed_at_once_where_it_is_known_to_be_dead() -> None:
-    """I5.3: a standby on its machine need not wait for the end of a lease that nobody can renew."""
+    """I5.3: a standby on its machine need not wait for the end of a lease that cannot be
+    renewed.
+    """
     assert 0.0 < leaderless_s("m", "m") < OPTIONS.renew_s * 2
 
 
@@ -233,7 +233,7 @@ def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads
     assert simulate(main, 3).errors == []
 
 
-def test_who_heard_that_it_leads_no_more_does_so_for_good() -> None:
+def test_leader_that_heard_of_its_loss_stops_leading_for_good() -> None:
     """I6.1: a renewal that was under way comes true too late: what was left undone meanwhile
     would be left undone forever.
     """
@@ -309,7 +309,7 @@ def test_one_failed_renewal_is_made_up_for() -> None:
     assert simulate(main, 4).errors == []
 
 
-def test_who_ends_or_is_cancelled_lets_the_next_one_lead_at_once() -> None:
+def test_leader_that_ends_or_is_cancelled_lets_the_next_one_lead_at_once() -> None:
     async def main(host: SimulatedHost) -> None:
         leases = MemoryLeases()
 
@@ -367,7 +367,7 @@ def test_a_standby_that_is_told_to_end_does_so_and_never_leads(
     assert simulate(main, 7).errors == []
 
 
-def test_what_the_leader_raises_comes_out() -> None:
+def test_error_of_the_leader_comes_out() -> None:
     async def main(host: SimulatedHost) -> None:
         async def fails(leadership: Leadership) -> None:
             raise ValueError("boom")
@@ -379,7 +379,7 @@ def test_what_the_leader_raises_comes_out() -> None:
 
 
 def test_a_candidate_that_slept_and_creates_a_deleted_number_does_not_lead() -> None:
-    """I6.1: whoever does not look again would lead beside the holder."""
+    """I6.1: without another look it would lead beside the holder."""
 
     async def main(host: SimulatedHost) -> None:
         leases = MemoryLeases()
@@ -433,7 +433,7 @@ def test_old_numbers_are_deleted_and_the_newest_are_kept() -> None:
 
 
 def test_a_suspended_machine_does_not_trust_its_monotonic_clock() -> None:
-    """It stood still while others waited out the lease; the wall clock went on."""
+    """The clock stood still while others waited for the lease to end; the wall clock went on."""
 
     class Clock:
         now, wall = 100.0, 1_000_000
@@ -511,7 +511,7 @@ def test_a_directory_creates_each_number_once_in_the_simulation() -> None:
 
 
 def test_a_created_number_survives_loss_of_power() -> None:
-    """Else a restarted store would hand out the same fencing token twice."""
+    """Otherwise a restarted store would issue the same fencing token twice."""
     for seed in range(40):
 
         async def main(host: SimulatedHost) -> None:

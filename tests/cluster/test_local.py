@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Opening(af.ProcessFunction[int, int]):
-    """Its `open` waits for the test."""
+    """An operator whose `open` waits for the test."""
 
     opened: asyncio.Event
     go_on: asyncio.Event
@@ -147,7 +147,7 @@ async def test_state_of_a_task_that_does_not_run_cannot_be_asked() -> None:
 
 
 async def test_a_question_that_a_task_does_not_get_to_says_that_the_task_ended() -> None:
-    """Not a CancelledError: nobody cancelled who asks."""
+    """The error is not a CancelledError, because the caller was not cancelled."""
     flow = af.Flow("state")
     stream = endless(flow).key_by(lambda x: x % 2).count()
     stream.sink(af.io.blackhole())

@@ -1,5 +1,5 @@
-"""The handle of a job on a cluster ends, whatever the cluster does not say: a JobManager here
-says what each test wants.
+"""The handle of a job on a cluster ends, even if the cluster says nothing: a JobManager here
+answers as each test wants.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_cancelled_job_whose_end_nobody_tells_is_given_up(
+async def test_cancelled_job_without_news_of_its_end_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I3: the handle is not lost with the message; leaving says that the job may go on."""
@@ -151,13 +151,13 @@ async def test_a_stop_that_the_cluster_refuses_raises_at_once_and_the_job_goes_o
     async with jobmanagers() as managers:
 
         def refuse(*_: Any) -> None:
-            raise af.CheckpointError("nobody here can write to s3")
+            raise af.CheckpointError("no process here can write to s3")
 
         managers[0].answers["stop"] = refuse
         managers[0].answers["cancel"] = lambda *_: managers[0].ended("CANCELED")
         async with asyncio.timeout(60), flow().run(on=cluster(managers)) as job:
             for _ in range(2):
-                with pytest.raises(af.CheckpointError, match="nobody here can write"):
+                with pytest.raises(af.CheckpointError, match="no process here can write"):
                     await job.stop()
                 assert job.status is af.JobStatus.RUNNING
             await job.cancel()
@@ -167,9 +167,7 @@ async def test_a_stop_that_the_cluster_refuses_raises_at_once_and_the_job_goes_o
 async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """I5.3: its connection stays open, as that of a stopped process does; what was asked of it
-    is asked again.
-    """
+    """I5.3: its connection stays open, like that of a stopped process. The request is repeated."""
     monkeypatch.setattr(submission, "ASK_S", 0.01)
     monkeypatch.setattr(submission, "SILENCE_S", 0.5)
     monkeypatch.setattr(whereabouts, "ANSWER_S", 2.0)
@@ -193,7 +191,7 @@ async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(
 async def test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """I5.3: as after a loss of power, of which nothing tells a connection that sends nothing."""
+    """I5.3: as after a loss of power, which a silent connection does not notice."""
     monkeypatch.setattr(submission, "ASK_S", 0.01)
     monkeypatch.setattr(submission, "SILENCE_S", 0.5)
     silent: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -223,7 +221,7 @@ async def test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_s
 async def test_a_jobmanager_that_leads_no_more_is_left_although_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """I5.3: its lease is lost, and it has not hung up."""
+    """I5.3: its lease is lost, but its connections are open."""
     monkeypatch.setattr(submission, "ASK_S", 0.01)
     async with jobmanagers(2) as (first, second):
         second.answers["leader"] = lambda: f"127.0.0.1:{first.port}"

@@ -1,4 +1,4 @@
-"""Which secret a program has for a cluster that it gives none for."""
+"""The default secret of a program for a cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the ResourceManager of a cluster says of its TaskManagers while answers and heartbeats
-are still on their way.
+"""The ResourceManager's view of its TaskManagers while answers and heartbeats are still on their
+way.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SlowTaskManager:
 
 
 async def test_a_slot_that_was_given_out_is_not_shown_as_free_before_the_next_heartbeat() -> None:
-    """I2: what is shown are the ResourceManager's own books, which each event changes, not the
-    last report of a TaskManager.
+    """I2: the view shows the ResourceManager's own books, which each event changes, not the last
+    report of a TaskManager.
     """
     taskmanager = SlowTaskManager()
     async with ResourceManager(
@@ -62,7 +62,7 @@ async def test_a_slot_that_was_given_out_is_not_shown_as_free_before_the_next_he
 
 
 class Provider:
-    """Starts nobody, and notes what is asked of it."""
+    """Starts no worker, and records the requests."""
 
     workers, slots = 2, 1
 

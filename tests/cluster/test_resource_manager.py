@@ -162,7 +162,7 @@ def test_an_idle_worker_is_released_and_a_busy_one_is_not() -> None:
     assert rm.workers == ["busy"]
 
 
-def test_idleness_begins_anew_when_a_slot_is_freed() -> None:
+def test_idle_time_restarts_when_a_slot_is_freed() -> None:
     """I2.3."""
     rm = manager()
     rm.register_worker(1, "w", empty(), 0.0)
@@ -173,7 +173,7 @@ def test_idleness_begins_anew_when_a_slot_is_freed() -> None:
     assert [type(i) for i in rm.tick(70.0)] == [ReleaseWorker]
 
 
-def test_so_many_workers_are_kept_and_started_as_is_asked_for() -> None:
+def test_requested_number_of_workers_is_kept_and_started() -> None:
     rm = manager(SlotManagerOptions(workers_min=2, workers_max=3, idle_timeout_s=10.0))
     assert rm.tick(0.0) == [StartWorker(2)]
     for name in "abc":
@@ -272,7 +272,7 @@ def test_a_new_leader_learns_the_slots_from_the_workers_and_touches_nothing_that
         2, SlotManagerOptions(recovery_s=5.0, request_timeout_s=1.0, idle_timeout_s=1.0), 100.0
     )
     assert rm.declare(2, "job", 1, 2, "jm", 100.0) == [], (
-        "nobody is started for slots that are about to be reported"
+        "no worker is started for slots that are about to be reported"
     )
     rm.register_worker(2, "spare", empty(1), 100.5)
     assert rm.tick(103.0) == [], "nor given out, nor released, nor is anybody told of a shortage"
@@ -304,8 +304,8 @@ def test_slots_of_a_lost_job_master_stay_taken_for_its_successor() -> None:
     assert len(rm.slots_of("job")) == 1
 
 
-def test_nobody_is_started_for_a_job_without_a_job_master() -> None:
-    """I5.3: its successor says what it wants."""
+def test_no_worker_is_started_for_a_job_without_a_job_master() -> None:
+    """I5.3: its successor declares its own requirements."""
     rm = manager()
     registration, _ = rm.register_worker(1, "w", empty(1), 0.0)
     grant_all(rm, rm.declare(1, "job", 1, 1, "jm:1", 0.0))
@@ -382,7 +382,7 @@ class World:
             else:
                 return
 
-    # What each role does with its instructions.
+    # Each role carries out its instructions.
 
     def do_rm(self, instructions: list[Instruction]) -> None:
         for i in instructions:
@@ -554,7 +554,7 @@ class World:
                 instructions = master.scheduler.no_resources(available)
                 self.do_master(name, instructions)  # type: ignore[arg-type]
 
-    # What happens to the cluster.
+    # Events of the cluster.
 
     def start_worker(self, slots: int = 2) -> str:
         self.count += 1
@@ -613,7 +613,7 @@ class World:
         for worker in self.workers.values():
             self.send(worker.name, name, "connect")
 
-    # What must hold.
+    # Invariants.
 
     def check(self) -> None:
         for worker in self.workers.values():
@@ -624,8 +624,8 @@ class World:
                 assert slot.job_id == attempt.job_id, "a slot holds a task of another job"
 
     def settled(self) -> None:
-        """All jobs run, the ResourceManager's copy is what workers say, and nothing is taken for
-        nobody.
+        """All jobs run, the ResourceManager's copy equals the reports of workers, and no slot is
+        taken without a job.
         """
         for name, master in self.masters.items():
             assert not master.failed
@@ -676,8 +676,8 @@ def test_the_sequence_of_a_slot_from_a_new_worker() -> None:
 
 
 def test_the_sequence_of_a_slot_from_a_worker_that_is_there() -> None:
-    """I2, as the articles tell it: nobody is started, and the JobMaster it knows is not looked
-    for again.
+    """I2, as the articles tell it: no worker is started, and the known JobMaster is not looked up
+    again.
     """
     world = World(0, OPTIONS)
     world.start_worker()
@@ -705,7 +705,7 @@ def test_a_killed_worker_is_replaced_and_the_job_runs_again() -> None:
 
 
 def test_when_the_resource_manager_is_replaced_what_runs_is_untouched() -> None:
-    """I5.2: not one deployment, not one offer."""
+    """I5.2: no deployment and no offer happens."""
     world = World(4, OPTIONS)
     world.submit("job", 3)
     world.run()
@@ -749,7 +749,7 @@ def test_a_job_that_lacks_resources_fails_after_the_timeout_and_leaves_nothing_t
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_whatever_is_lost_and_however_messages_interleave_the_cluster_settles(block: int) -> None:
+def test_cluster_settles_after_any_loss_and_interleaving_of_messages(block: int) -> None:
     """I5: the failure matrix of the three roles, alone and together, at any point of the
     sequence.
     """

@@ -45,7 +45,7 @@ def test_exponential_delay_grows_to_its_maximum() -> None:
     assert delays(policy, [0, 1, 2, 3, 4]) == [1, 2, 4, 5, 5]
 
 
-def test_exponential_delay_begins_anew_after_a_quiet_time() -> None:
+def test_exponential_delay_resets_after_a_quiet_time() -> None:
     """I7.3: the quiet time counts from the restart, not from the failure."""
     policy = exponential_delay("1s", "1m", jitter=0, reset_after="10s")
     assert delays(policy, [0, 1, 12.5]) == [1, 2, 4]
@@ -84,6 +84,6 @@ def test_a_policy_is_data_and_each_run_counts_for_itself(policy: RestartPolicy) 
         (lambda: exponential_delay(multiplier=1), "multiplier"),
     ],
 )
-def test_what_could_never_restart_is_refused(make: object, message: str) -> None:
+def test_impossible_restart_options_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]

@@ -97,8 +97,8 @@ async def test_a_call_returns_what_the_handler_does_and_raises_what_it_raises() 
 
 
 async def test_calls_and_notifications_begin_in_the_order_in_which_they_were_made() -> None:
-    """A cancel must not overtake the deployment that it cancels, although nobody has awaited the
-    deployment yet.
+    """A cancel must not overtake the deployment that it cancels, although the deployment was not
+    awaited yet.
     """
     heard: list[Any] = []
 
@@ -156,7 +156,7 @@ async def test_an_error_of_a_class_that_is_not_loaded_is_a_remote_error() -> Non
 
 async def test_a_notification_that_fails_closes_the_connection() -> None:
     def fail() -> None:
-        raise ValueError("nobody would hear of it")
+        raise ValueError("unheard")
 
     async with connected({"fail": fail}) as (connection, pair):
         connection.notify("fail")
@@ -166,8 +166,8 @@ async def test_a_notification_that_fails_closes_the_connection() -> None:
 
 
 async def test_a_handler_whose_caller_is_gone_is_cancelled() -> None:
-    """Nobody would hear its answer, and a thousand callers that come and go would leave a
-    thousand behind.
+    """Its answer would have no receiver, and a thousand callers that come and go would leave a
+    thousand handlers behind.
     """
     began, ended = asyncio.Event(), asyncio.Event()
 
@@ -205,7 +205,7 @@ async def test_open_calls_end_broken_when_the_connection_does() -> None:
         connection.notify("wait")  # Dropped.
 
 
-async def test_what_is_asked_is_over_once_there_is_an_answer_or_can_be_none() -> None:
+async def test_request_ends_once_there_is_an_answer_or_can_be_none() -> None:
     go, never = asyncio.Event(), asyncio.Event()
 
     def refuse() -> None:
@@ -227,7 +227,7 @@ async def test_what_is_asked_is_over_once_there_is_an_answer_or_can_be_none() ->
         assert not begun.done()
         pair.accepted[0].abort(Broken("over"))
         await begun
-        assert connection.ask("go").done(), "nobody can be asked any more"
+        assert connection.ask("go").done(), "no call is possible any more"
 
 
 async def test_nothing_is_heard_of_a_peer_that_was_cut_off() -> None:
@@ -300,7 +300,9 @@ async def test_nothing_stays_of_a_connection_whose_tls_handshake_fails(tmp_path:
 @pytest.mark.parametrize(
     ("secret", "role"), [(b"x" * 32, PeerRole.TASKMANAGER), (SECRET, PeerRole.DATA)]
 )
-async def test_who_has_another_secret_or_role_is_not_let_in(secret: bytes, role: PeerRole) -> None:
+async def test_peer_with_another_secret_or_role_is_not_let_in(
+    secret: bytes, role: PeerRole
+) -> None:
     async with serving({}) as (_, port, pair):
         with pytest.raises(Broken):
             await connect_rpc(

@@ -70,7 +70,7 @@ def test_different_groups_never_share_a_place() -> None:
     st.lists(st.tuples(st.integers(1, 9), st.sampled_from("ab")), min_size=1, max_size=6),
     st.lists(st.sampled_from(["x", "y", None]), min_size=6, max_size=6),
 )
-def test_every_subtask_has_one_place_that_holds_one_of_each_vertex_and_co_located_ones_agree(
+def test_every_subtask_has_one_slot_with_one_of_each_vertex_and_co_located_ones_agree(
     shapes: list[tuple[int, str]], together: list[str | None]
 ) -> None:
     """I8.1, I8.2."""
@@ -237,7 +237,7 @@ def test_a_place_that_a_waiting_request_wants_is_not_freed_in_between() -> None:
     number, _ = scheduler.request([(2, 0), (2, 1)])
     assert scheduler.released([(1, 0)]) == []
     assert scheduler.withdraw(number) == [FreeSlot("w", "a1"), DeclareRequirement("job", 0)], (
-        "nor kept for nobody"
+        "nor kept without a use"
     )
 
 
@@ -293,7 +293,7 @@ def test_the_end_of_the_job_gives_everything_back() -> None:
 class Machine(RuleBasedStateMachine):
     """Workers come, offer and go; regions are requested and released.
 
-    Whatever happens, places are whole and slots are counted.
+    Throughout, slots are complete and their number is right.
     """
 
     def __init__(self) -> None:

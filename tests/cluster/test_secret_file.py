@@ -1,4 +1,4 @@
-"""The secret of a cluster is in a file that is nobody else's."""
+"""The secret of a cluster is in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_secret_that_is_not_there_is_told_where_it_comes_from(tmp_path: Path) 
 
 
 def test_a_secret_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    """Nobody writes into it, and to open it would wait for somebody who does."""
+    """The pipe has no writer, and opening it would wait for one."""
     os.mkfifo(tmp_path / "secret", 0o600)
     with pytest.raises(
         NotAuthenticated, match="secret is no file, expected the secret of the cluster"

@@ -59,7 +59,7 @@ def test_a_graph_arrives_with_its_vertices_edges_and_names() -> None:
     assert job.options == TaskOptions()
 
 
-def test_what_stays_here_travels_as_a_name_only() -> None:
+def test_local_operator_travels_as_a_name_only() -> None:
     lock = threading.Lock()
     job = load_job(ship_job(sample(lambda row: lock.locked()), TaskOptions()))
 
@@ -149,7 +149,7 @@ class Threshold:
 
 
 class Shadowed:
-    """Its attribute stands behind a property of the same name."""
+    """A class whose attribute is hidden by a property of the same name."""
 
     def __init__(self) -> None:
         self.__dict__["rate"] = 5
@@ -182,7 +182,7 @@ def arrived(value: Any) -> Any:
     return pickle.loads(shipping._dumps(value, {}))
 
 
-def test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it() -> None:
+def test_objects_arrive_with_their_attributes_for_any_class() -> None:
     counter = Counter()
     counter.count = 7
     there = arrived(counter)
@@ -234,8 +234,8 @@ def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(
 def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What msgspec notes in a class cannot be pickled: a program that runs its flow twice would
-    fail at the second one.
+    """msgspec stores data in a class that cannot be pickled: a program that runs its flow twice
+    would fail the second time.
     """
     for kind in ("class Row(NamedTuple):", "@dataclass\nclass Row:"):
         program = ModuleType("__main__")
@@ -261,8 +261,9 @@ def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_be
 def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That a field has no default is told by a sentinel: a copy of it would be taken for the
-    default, and pass for a value of the field.
+    """A sentinel marks a field without default.
+
+    A copy of the sentinel would count as the default, and pass for a value of the field.
     """
     program = ModuleType("__main__")
     fields = "a: str; n: int; more: list = field(default_factory=list)"
@@ -365,7 +366,7 @@ class Odd:
 """
 
 
-def test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival(
+def test_annotations_of_the_programs_classes_are_known_on_arrival(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Typed JSON lines look there for what to make; as text it says names of a program that is

@@ -67,7 +67,7 @@ def test_a_rejected_slot_is_free_again() -> None:
 
 
 def test_an_offer_left_out_of_the_answer_counts_as_rejected() -> None:
-    """I4.1: nobody would ever use it."""
+    """I4.1: the slot would never be used."""
     table = TaskSlotTable(1)
     table.request(0, "job", "a0", "jm:1", 0.0)
     table.job_master_connected("job", 1, 0.0)
@@ -168,7 +168,7 @@ def test_a_newer_job_master_replaces_one_that_was_never_seen_to_go() -> None:
     assert table.task_ended(attempt()) == [OfferSlots("job", 2, 2, (SlotOffer("a0", 0),))]
 
 
-def test_a_stale_job_master_is_refused_whatever_it_says() -> None:
+def test_messages_of_a_stale_job_master_are_refused() -> None:
     """B1, I6: fencing."""
     table = active()
     table.job_master_connected("job", 2, 1.0)
@@ -389,7 +389,7 @@ class Machine(RuleBasedStateMachine):
             assert self.leader.get(task.job_id) == self.owner[task] or task in self.told
 
     @invariant()
-    def whatever_is_set_aside_will_be_free_some_day(self) -> None:
+    def every_reserved_slot_becomes_free_some_day(self) -> None:
         for status in self.table.report():
             state = self.table.state(status.index)
             assert (state is SlotState.FREE) == (status.job_id is None)

@@ -92,7 +92,7 @@ class World:
             self.report(index, ExecutionState.RUNNING)
 
     def restart(self) -> None:
-        """One subtask fails, the other is cancelled, both are deployed again."""
+        """Fails one subtask, which cancels the other; both are deployed again."""
         self.report(0, ExecutionState.FAILED, OSError("planted"))
         self.report(1, ExecutionState.CANCELED)
         self.deploy(self.executions.restart_due(0, 1))
@@ -112,7 +112,7 @@ class World:
             await cancel_and_wait([watching])
 
     def got(self) -> dict[int, list[str]]:
-        """By subtask, whatever the attempt."""
+        """Returns the splits by subtask, for all attempts."""
         found: dict[int, list[str]] = {}
         for attempt, names in self.workers.got:
             found.setdefault(attempt.subtask_index, []).extend(names)
@@ -130,7 +130,7 @@ async def test_new_splits_go_where_the_fewest_are_each_to_one_subtask() -> None:
     )
 
 
-async def test_what_is_not_found_any_more_changes_nothing() -> None:
+async def test_splits_that_are_no_longer_found_change_nothing() -> None:
     world = World(Directory(["a"]))
     world.run()
     world.source.names.clear()
@@ -149,7 +149,7 @@ async def test_nothing_is_handed_out_before_every_subtask_runs() -> None:
     assert world.got() == {0: ["a"]}
 
 
-async def test_what_may_not_have_arrived_is_sent_again_and_to_nobody_else() -> None:
+async def test_possibly_lost_splits_are_sent_again_to_the_same_subtask_only() -> None:
     """The answer was lost, not the message: another subtask would read it a second time."""
     world = World(Directory())
     world.run()
@@ -207,8 +207,8 @@ def test_splits_travel_as_plain_data() -> None:
         pack_splits([Split("c", object())], Codec())
 
 
-def test_subtasks_at_home_follow_a_job_master_that_counts_its_attempts_anew() -> None:
-    """It took the job over.
+def test_subtasks_at_home_follow_a_job_master_that_restarts_its_attempt_numbers() -> None:
+    """It took over the job.
 
     What an attempt under the one before still has to tell changes nothing.
     """

@@ -85,7 +85,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 
 def there(content: bytes, *expressions: str) -> list[str]:
-    """What these are in a process that has the job from its bytes alone."""
+    """The values of these names in a process that has the job from its bytes alone."""
     code = (
         "import gc, sys, inspect, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = "
         "load_job(sys.stdin.buffer.read())\n"
@@ -127,10 +127,10 @@ def test_a_struct_of_the_program_has_its_fields_and_options_on_arrival(
     ]
 
 
-def test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival(
+def test_post_init_of_a_struct_of_the_program_runs_on_arrival(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may speak of its own class, so it cannot go ahead with the fields."""
+    """It may refer to its own class, so it cannot travel ahead of the fields."""
     content = shipped(monkeypatch)
     assert there(content, "Node(1, Node(2))", "Leaf(1)", "Plain(1)") == [
         "Node(n=101, before=Node(n=102, before=None))",

@@ -19,7 +19,7 @@ SECRET = b"s" * 32
 async def test_a_leader_that_has_no_time_to_answer_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy machine it may take long to say anything: that is no reason to refuse a command."""
+    """On a busy machine an answer may take long: that is no reason to refuse a command."""
     monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 1.0)
     asked, is_free = 0, asyncio.Event()
 
@@ -49,7 +49,7 @@ async def test_a_leader_that_has_no_time_to_answer_is_asked_again(
 
 
 async def test_a_leader_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error without words helps nobody."""
+    """An error without a text does not help."""
     monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 0.05)
     monkeypatch.setattr("aioflow.cluster.submission.LEADER_TIMEOUT_S", 0.0)
     is_free = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Who submitted which job, hears how it ends, and comes back to the next leader: without a
+"""The submitters of jobs hear how their jobs end, and return to the next leader: without a
 connection.
 """
 
@@ -40,11 +40,11 @@ def submitter(connection: Connection) -> Submitter:
     return Submitter(connection)  # type: ignore[arg-type]  # All of a connection that is needed.
 
 
-async def test_who_stays_is_told_how_the_job_ended_and_forgotten() -> None:
+async def test_waiting_submitter_is_told_how_the_job_ended_and_forgotten() -> None:
     submitters, jobs, connection = Submitters(), Jobs(), Connection()
     submitters.add("a", submitter(connection))
     submitters.follow(jobs, "a", connection)  # type: ignore[arg-type]
-    submitters.follow(jobs, "a", None)  # type: ignore[arg-type]  # Of somebody who did not stay.
+    submitters.follow(jobs, "a", None)  # type: ignore[arg-type]  # From a submitter that left.
     jobs.end.set_result(
         JobView(
             job_id="a",
@@ -60,7 +60,7 @@ async def test_who_stays_is_told_how_the_job_ended_and_forgotten() -> None:
     assert (method, status, savepoint) == ("ended", "FINISHED", "file:///s")
 
 
-async def test_nobody_is_told_of_an_end_that_is_only_the_end_of_the_leader() -> None:
+async def test_end_of_a_leader_is_not_reported_as_the_end_of_a_job() -> None:
     submitters, jobs, connection = Submitters(), Jobs(), Connection()
     submitters.add("a", submitter(connection))
     submitters.follow(jobs, "a", connection)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ async def test_a_connection_that_ends_takes_its_jobs_along_and_no_others() -> No
     assert [job_id for job_id in "abc" if submitters.get(job_id) is not None] == ["b"]
 
 
-async def test_who_returns_is_given_to_the_job_that_waits_or_else_the_job_is_to_be_told() -> None:
+async def test_returning_submitter_gets_its_waiting_job_or_is_told_its_end_later() -> None:
     submitters, back = Submitters(), submitter(Connection())
     waiting = asyncio.create_task(submitters.wait_for("a"))
     await until(lambda: bool(submitters._awaited))
@@ -90,7 +90,7 @@ async def test_who_returns_is_given_to_the_job_that_waits_or_else_the_job_is_to_
     assert submitters.get("b") is back
 
 
-async def test_who_does_not_return_is_not_waited_for_for_ever(
+async def test_submitter_that_does_not_return_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SUBMITTER_RETURNS_S", 0.0)

@@ -1,4 +1,4 @@
-"""When a TaskManager gives up, and when it comes again."""
+"""The end of a TaskManager's attempts to register, and its return."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def ignore(*args: Any) -> None: ...
 
 
 async def test_a_jobmanager_that_goes_while_a_taskmanager_registers_is_waited_for() -> None:
-    """I6: it knew the secret, so there is nothing to give up for; the TaskManager comes again,
-    to whoever leads then.
+    """I6: the leader knew the secret, so there is no reason to give up.
+
+    The TaskManager returns to the next leader.
     """
     host = SystemHost()
     connections: list[RpcConnection] = []
@@ -84,8 +85,8 @@ async def test_a_taskmanager_whose_secret_is_not_known_gives_up() -> None:
     await host.close()
 
 
-async def test_one_that_follows_nobody_ends_with_its_jobmanager() -> None:
-    """I6: it was started for this one, which names it; another leader knows nothing of it."""
+async def test_taskmanager_bound_to_one_jobmanager_ends_with_it() -> None:
+    """I6: it was started for this JobManager and names it; another leader does not know it."""
     host = SystemHost()
     registered: asyncio.Queue[tuple[RpcConnection, str]] = asyncio.Queue()
 
@@ -111,7 +112,7 @@ async def test_one_that_follows_nobody_ends_with_its_jobmanager() -> None:
     await host.close()
 
 
-async def test_one_that_follows_nobody_says_that_its_jobmanager_is_not_there(
+async def test_taskmanager_bound_to_one_jobmanager_says_that_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("aioflow.cluster.taskmanager.FIND_S", 0.05)
@@ -128,7 +129,7 @@ async def test_one_that_follows_nobody_says_that_its_jobmanager_is_not_there(
 async def test_one_without_a_jobmanager_says_so_seldom_and_once_when_it_has_found_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It tries every some milliseconds here: a log of that would hide everything else."""
+    """It tries every few milliseconds here: a log line for each try would hide everything else."""
     host = SystemHost()
     tries = 0
     registered = asyncio.Event()

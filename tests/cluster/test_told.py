@@ -1,4 +1,4 @@
-"""What a JobManager tells about a job arrives as it was."""
+"""Reports of a JobManager about a job arrive unchanged."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def test_processes_arrive_with_what_they_said_of_themselves() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x80", b"\x90"])
-def test_what_is_not_understood_is_an_error_of_the_peer(content: bytes) -> None:
+def test_unintelligible_report_is_an_error_of_the_peer(content: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="not understood"):
         decode_told(content)

@@ -180,7 +180,7 @@ async def test_a_silent_worker_is_given_up_killed_and_not_heard_any_more() -> No
         assert workers.open == []
 
 
-async def test_whatever_a_worker_says_is_a_sign_of_life() -> None:
+async def test_every_message_of_a_worker_is_a_sign_of_life() -> None:
     peers = Peers()
     async with pool(peers) as (workers, _, lost):
         await workers.start_worker()
@@ -252,7 +252,7 @@ async def test_a_worker_that_ends_while_it_starts_says_how() -> None:
             Broken, match=r"worker-1 \(process 1000\) is gone: its process ended with exit code 3"
         ):
             await workers.start_worker()
-        assert lost == []  # Whoever started it knows.
+        assert lost == []  # Its starter knows.
 
 
 # Placement.
@@ -322,7 +322,7 @@ async def test_a_job_cancelled_before_its_workers_are_there_is_cancelled() -> No
         async def play(
             self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
         ) -> None:
-            """It hangs in its imports."""
+            """A worker hangs in its imports."""
 
     cluster = cluster_of(parallelism=1, workers=1)
     processes = Processes(Never().play)

@@ -251,7 +251,7 @@ SAFETY: dict[str, int] = {
     "committables that are not confirmed are left out of the next checkpoint": 9,
     "data in flight is not dealt out by key": 91,
     "event time is that of the fastest channel": 0,
-    "event time of a split begins anew after a restore": 65,
+    "event time of a split restarts after a restore": 65,
     "list state loses what does not divide evenly when the parallelism changes": 67,
     "restored committables are not committed": 1,
     "savepoints are passed over when a job begins": 5,
