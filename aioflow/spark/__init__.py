@@ -1,5 +1,5 @@
-"""Spark beside a service: one session behind threads, data over our own channels, and flows as
-Spark jobs.
+"""Connects Spark to a service: one Spark session behind threads, fast channels for rows, and flows
+as Spark jobs.
 
     from aioflow.spark import SparkBridge
     async with SparkBridge("local[4]") as spark:

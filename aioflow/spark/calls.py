@@ -1,12 +1,12 @@
-"""Threads for long blocking calls, a bounded number at a time: each call to the JVM holds one.
+"""Runs blocking calls to Spark in a bounded number of threads.
 
-Why not an executor: Spark ties state to each of these threads. Each has a thread of the JVM for its
-own, with the active session and the job group in it. A call that never returns must not keep its
-place for ever, and the pool outlives the loop that made it.
+An executor does not suffice, for these reasons. Spark ties state to each thread: the thread has a
+partner thread in the JVM, with the active session and the job group in it. A call that never
+returns must not occupy its thread for ever, and the pool outlives the loop that made it.
 
 Invariants: at most `capacity` awaited calls run, besides the calls that are `apart`. Calls begin in
 the order in which they were submitted. A call never runs if its caller gave it up before it began.
-The caller gets the result on the loop that asked.
+The caller gets the result on its own loop.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ __all__ = ["Call", "CallThreads"]
 
 
 class Call:
-    """One call. `future` belongs to the loop that asked."""
+    """One blocking call. `future` gets its result, on the loop of the caller."""
 
     __slots__ = ("_loop", "abandoned", "apart", "ended", "fn", "future", "group", "started")
 
     def __init__(self, fn: Callable[[], Any], group: str, *, apart: bool = False) -> None:
-        """`apart`: the call lasts as long as a stream, in a thread beyond the capacity."""
+        """`apart`: the call lasts as long as a stream, and its thread does not count towards the
+        capacity.
+        """
         self.fn = fn
         self.group = group
         self.apart = apart
@@ -44,7 +46,9 @@ class Call:
         self.future: asyncio.Future[Any] = self._loop.create_future()
 
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """Called in the thread. A loop that is closed has no waiter."""
+        """Sets the result or error of the call. Called in its thread. Has no effect if the loop is
+        closed.
+        """
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle, result, error)
 
@@ -58,7 +62,9 @@ class Call:
 
 
 class CallThreads:
-    """`run(call)` does the work of a call in its thread, including what surrounds the call and the
+    """The threads that run calls.
+
+    `run(call)` does the work of a call in its thread, including what surrounds the call and the
     handling of its error.
     """
 
@@ -68,7 +74,7 @@ class CallThreads:
         self._run = run
         self._name = name
         self._lock = threading.Lock()
-        # Under the lock:
+        # The following attributes are guarded by the lock.
         self._waiting: deque[Call] = deque()
         self._idle: list[queue.SimpleQueue[Call | None]] = []
         self._live = 0
@@ -78,19 +84,21 @@ class CallThreads:
 
     @property
     def abandoned(self) -> int:
-        """Calls that were given up and have not returned: each holds a thread beyond the
+        """Number of calls that were given up and have not returned. Their threads exceed the
         capacity.
         """
         return self._abandoned
 
     @property
     def running(self) -> int:
-        """Threads that run a call which was not given up."""
+        """Number of threads that run a call which was not given up."""
         with self._lock:
             return self._live - len(self._idle)
 
     def submit(self, call: Call) -> None:
-        """Begin `call`, or queue it until a thread is free. On the loop. Raises Closed."""
+        """Starts `call`, or queues it until a thread is free. Called on the loop. Raises Closed
+        after `close`.
+        """
         with self._lock:
             if self._closed:
                 raise Closed("the Spark bridge is closed: call before leaving it")
@@ -105,26 +113,26 @@ class CallThreads:
         self._begin(call)
 
     def _begin(self, call: Call) -> None:
-        """Start the call in a thread of its own; the place is already taken."""
+        """Starts the call in a new thread, which the caller has counted already."""
         with self._lock:
             self._made += 1
             number = self._made
         _ = self._host.blocking(self._serve, call, dedicated=True, name=f"{self._name}-{number}")
 
     def withdraw(self, call: Call) -> bool:
-        """Take back a call that has not begun. False if it has."""
+        """Removes a call that has not begun. Returns False if it has begun."""
         with self._lock:
             if call.started:
                 return False
-            call.started = call.ended = True  # The thread that was given it finds it done.
+            call.started = call.ended = True  # A thread that has the call already skips it.
             with contextlib.suppress(ValueError):
                 self._waiting.remove(call)
             return True
 
     def abandon(self, call: Call) -> bool:
-        """Give up a call that does not return: its thread ends with it and no longer counts.
+        """Gives up a call that does not return: its thread ends with the call and no longer counts.
 
-        False if it has returned.
+        Returns False if the call has returned.
         """
         with self._lock:
             if call.ended or call.abandoned:
@@ -133,7 +141,7 @@ class CallThreads:
             self._abandoned += 1
             successor = None
             if not call.apart:
-                # The place goes to the next call in the queue, ahead of calls submitted now.
+                # The next call in the queue gets the place, before calls submitted now.
                 if self._waiting and not self._closed:
                     successor = self._waiting.popleft()
                 else:
@@ -143,7 +151,7 @@ class CallThreads:
         return True
 
     def close(self) -> None:
-        """Let the threads end when their calls do. Calls that wait get Closed."""
+        """Lets every thread end when its call does. Calls that wait get the error Closed."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
@@ -154,13 +162,16 @@ class CallThreads:
             call.settle(None, Closed("the Spark bridge was closed before the call began"))
 
     def _serve(self, call: Call | None) -> None:
-        """One thread: a call, and those that come after it."""
+        """Runs a call and the calls that follow it, in one thread."""
         inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         while call is not None:
             call = self._one(call, inbox) or inbox.get()
 
     def _one(self, call: Call, inbox: queue.SimpleQueue[Call | None]) -> Call | None:
-        """Run `call` and return the next one. None: the next, or the end, comes by the inbox."""
+        """Runs `call` and returns the next one.
+
+        Returns None if the next call, or None as the end, comes through `inbox`.
+        """
         with self._lock:
             begins = not call.started
             call.started = True

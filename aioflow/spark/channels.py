@@ -1,9 +1,9 @@
-"""The near end of our channels: a listener for the tasks of Spark jobs. The streams interpret the
-frames.
+"""The service's side of the channels to Spark: a listener for the tasks of Spark jobs.
 
-A task proves that it knows the secret, says which stream and partition it is for, and is handed to
-that stream. Bodies are received straight into the memory that Arrow will read: nothing is copied on
-the loop. A connection that sends an unexpected frame, or names no stream, is closed.
+A task proves that it knows the secret, names a stream and a partition, and is passed to that
+stream, which interprets its frames. Bodies are received straight into the memory that Arrow will
+read: nothing is copied on the loop. A connection that sends an unexpected frame, or names no known
+stream, is closed.
 """
 
 from __future__ import annotations
@@ -40,17 +40,19 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class ChannelStream(Protocol):
-    """Where a channel's frames go. All calls come from the loop."""
+    """The receiver of a channel's frames. All calls come from the loop."""
 
     @property
     def op(self) -> str:
-        """What its tasks do: push or pull."""
+        """The direction of its tasks: push or pull."""
 
     def on_task(self, channel: Channel, hello: Hello) -> None:
-        """A task is there; it waits for START."""
+        """Handles a new task, which waits for START."""
 
     def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
-        """The stream keeps the body. A ProtocolError raised here ends the channel."""
+        """Handles a frame; the stream may keep the body. A ProtocolError raised here ends the
+        channel.
+        """
 
     def on_writable(self, channel: Channel) -> None: ...
     def on_lost(self, channel: Channel, error: Exception | None) -> None: ...
@@ -59,7 +61,7 @@ class ChannelStream(Protocol):
 class ChannelListener:
     """Listens at the address of `reach` until closed.
 
-    `add` gives a stream its name, under which tasks find it.
+    `add` gives a stream the name by which tasks find it.
     """
 
     def __init__(self, host: Host, reach: Reach) -> None:
@@ -73,12 +75,14 @@ class ChannelListener:
 
     @property
     def rejected(self) -> int:
-        """Connections that failed the handshake or asked for an unknown stream."""
+        """Number of connections that failed the handshake or asked for an unknown stream."""
         return self._strangers.rejected
 
     async def open(self) -> None:
-        """Raises NotAuthenticated if the network can be read along and plain text is not allowed,
-        or if the certificates are invalid.
+        """Starts to listen.
+
+        Raises NotAuthenticated if the certificates are invalid, or if others on the network could
+        read the rows and plain text is not allowed.
         """
         reach = self._reach
         reach.check()
@@ -89,7 +93,7 @@ class ChannelListener:
 
     @property
     def where(self) -> ServiceAddress:
-        """What a task must know."""
+        """Returns the address and secret that a task needs to connect."""
         if self._listener is None:
             raise Closed("no listener for the tasks of Spark: open() comes first")
         return ServiceAddress(
@@ -97,15 +101,15 @@ class ChannelListener:
         )
 
     def add(self, stream: ChannelStream) -> str:
-        """Returns the name, which is never used for another stream."""
+        """Adds a stream. Returns its name, which is never used for another stream."""
         name = self._host.ids.new("spark stream")
         self._streams[name] = stream
         return name
 
     def remove(self, name: str) -> None:
-        """Forget a stream: tasks that ask for it later learn that it is over.
+        """Removes a stream: tasks that ask for it later are told that it is over.
 
-        Does nothing if it is not known.
+        Has no effect for an unknown name.
         """
         stream = self._streams.pop(name, None)
         for channel in list(self._channels):
@@ -113,7 +117,7 @@ class ChannelListener:
                 channel.abort()
 
     async def close(self) -> None:
-        """Stop listening and close every channel."""
+        """Stops listening and closes every channel."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -123,7 +127,7 @@ class ChannelListener:
         if channels:
             await wait_all([channel.closed for channel in channels], timeout_s=CLOSE_TIMEOUT_S)
 
-    # For the channels.
+    # Called by the channels.
 
     def handshake(self) -> ServerHandshake:
         return ServerHandshake(
@@ -197,7 +201,7 @@ class Channel(asyncio.BufferedProtocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """The transport closes itself."""
+        """Lets the transport close itself."""
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -222,10 +226,12 @@ class Channel(asyncio.BufferedProtocol):
         """Address of the task, for messages."""
         return peer_of(self._transport)
 
-    # For the stream.
+    # Called by the stream.
 
     def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
-        """Send a frame. It is dropped if the connection is gone: `on_lost` reports that."""
+        """Sends a frame. If the connection is gone the frame is dropped, and `on_lost` reports the
+        end.
+        """
         transport = self._transport
         assert self._writes is not None, "a stream has the channel after the handshake"
         if transport is not None and not transport.is_closing():
@@ -233,10 +239,10 @@ class Channel(asyncio.BufferedProtocol):
                 transport.write(piece)
 
     def fail(self, reason: str) -> None:
-        """Tell the task why: its Spark task fails with the reason.
+        """Sends an error, so that the Spark task fails with this reason.
 
-        The task closes. If we closed, a frame that it is just sending would reset the connection,
-        and the reason would be lost.
+        The task closes the connection. If we closed it, a frame that the task is sending would
+        reset the connection, and the reason would be lost.
         """
         self.send(FrameKind.ERROR, encode_words(reason[:10_000]))
         self._cancel_timer()

@@ -1,4 +1,4 @@
-"""`af.io.spark`: what is read from Spark, and what is written through it."""
+"""`af.io.spark`: sources that read from Spark, and sinks that write through it."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def spark(
     format: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> FrameSource[Any] | StreamSource[Any] | FrameSink:
-    """The rows of `what` as a source; or a sink: `into` files or a function that writes a
-    DataFrame, or to a `table`.
+    """Returns a source of the rows of `what`, or a sink that writes `into` a directory, function or
+    table.
 
     `what`: a query, a function from the session to a DataFrame, or a DataFrame. A row is a dict, or
     a `type` of its columns (dataclass, NamedTuple, Struct); with `batches` the elements are Arrow's

@@ -1,11 +1,12 @@
-"""The far end of our channels: what runs inside Spark's Python workers, in `mapInArrow`. It blocks,
-and has neither a loop nor a Host.
+"""The executor's side of the channels: code that runs inside Spark's Python workers, in
+`mapInArrow`.
 
-A task pushes its partition to the service, or pulls one from it. Waiting for credit blocks the
-task, and with it the part of the plan that feeds it. That is the back pressure.
+The code blocks, and has neither a loop nor a Host. A task pushes its partition to the service, or
+pulls one from it. Waiting for credit blocks the task, and with it the part of the plan that feeds
+it. That is the back pressure.
 
-Objects of these classes travel to the executors pickled by reference, so aioflow must be importable
-there.
+Objects of these classes are sent to the executors pickled by reference, so aioflow must be
+importable there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["RESULT_SCHEMA", "PullRows", "PushRows", "ServiceAddress", "TaskChannel", "result_of"]
 
 CONNECT_TIMEOUT_S = 30.0
-"""For the connection and the handshake."""
+"""Maximum time for the connection and the handshake, in seconds."""
 
 PIECE_BYTES = 32 << 20
 """Larger batches are sent in pieces, because several of each partition wait at the service."""
@@ -54,19 +55,19 @@ RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """Where the service listens, and the secret that both sides prove."""
+    """The address where the service listens, and the secret that both sides prove."""
 
     host: str
     port: int
     secret: bytes = field(repr=False)
     tls: TlsFiles | None = None
-    """Files on the executor's machine."""
+    """Paths of the certificate files on the executor's machine."""
 
 
 class TaskChannel:
-    """One connection of one task attempt.
+    """One connection of one task attempt, used as a context manager.
 
-    A context manager; `start` is what the service answered.
+    `start` is the service's answer to the task's hello.
     """
 
     def __init__(self, address: ServiceAddress, hello: Hello) -> None:
@@ -79,7 +80,7 @@ class TaskChannel:
             if address.tls is not None:
                 self._socket = address.tls.load().client.wrap_socket(self._socket)
             self._writes, self._reads = self._prove(address.secret)
-            # It may take long until it is this attempt's turn, and until there is credit.
+            # Another attempt may be served first, and credit may take long, so there is no timeout.
             self._socket.settimeout(None)
             self._credit = 0
             self.send(FrameKind.HELLO, encode_words(*hello))
@@ -100,7 +101,7 @@ class TaskChannel:
         self._socket.close()
 
     def push(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Send the rows after those that the service has already.
+        """Sends the rows that follow those that the service has already.
 
         Returns the total number of rows.
         """
@@ -130,7 +131,7 @@ class TaskChannel:
         return rows
 
     def pull(self) -> Iterator[pa.RecordBatch]:
-        """The batches of the partition, in order."""
+        """Yields the batches of the partition, in order."""
         schema: pa.Schema | None = None
         self.send(FrameKind.CREDIT, encode_words(self.start.window))
         while True:
@@ -140,7 +141,7 @@ class TaskChannel:
                     raise RemoteProtocolError("a batch came before its schema")
                 _, batch = BatchBody.split(body)
                 yield pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
-                # Only now: the consumer asked for the next batch, so it is done with this one.
+                # The consumer has asked for the next batch, so it is done with this one.
                 self.send(FrameKind.CREDIT, encode_words(1))
             elif kind is FrameKind.SCHEMA:
                 schema = pa.ipc.read_schema(pa.py_buffer(body))
@@ -154,7 +155,10 @@ class TaskChannel:
             self._socket.sendall(piece)
 
     def _differs(self, rows: int) -> None:
-        """Tell the service, which knows what advice to give, then fail."""
+        """Reports that the partition has other rows than before, and raises RuntimeError.
+
+        The service adds advice to the error.
+        """
         what = f"the partition does not give again the {rows} rows that it gave before"
         self.send(FrameKind.ERROR, encode_words(what))
         # Closing with unread credit would reset the connection and lose the frame.
@@ -175,7 +179,7 @@ class TaskChannel:
             raise RemoteProtocolError(f"the service sent a {kind.name}, expected a {wanted.name}")
 
     def _next(self) -> tuple[FrameKind, bytearray]:
-        """The next frame. Credit is counted here, wherever it comes."""
+        """Returns the next frame, and counts the credit that it grants."""
         header = self._exactly(HEADER_BYTES)
         kind, length = parse_header(header)
         body = self._exactly(length)
@@ -217,8 +221,9 @@ class TaskChannel:
 
 @dataclass(frozen=True, slots=True)
 class PushRows:
-    """For `mapInArrow`: hands the partition over to the service, and returns one row that says
-    so.
+    """Function for `mapInArrow` that sends a partition to the service.
+
+    It returns one row with the result.
     """
 
     address: ServiceAddress
@@ -233,8 +238,9 @@ class PushRows:
 
 @dataclass(frozen=True, slots=True)
 class PullRows:
-    """For `mapInArrow` over a range with one row a partition: returns the rows that the service
-    has for the partition.
+    """Function for `mapInArrow` that returns the rows that the service has for a partition.
+
+    Its input is a range with one row for each partition.
     """
 
     address: ServiceAddress
@@ -249,10 +255,10 @@ class PullRows:
 
 
 def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
-    """One row of `RESULT_SCHEMA`, in exactly its types: nothing casts them on the way back.
+    """Returns one row of `RESULT_SCHEMA`, in exactly its types, because nothing casts them later.
 
-    Built from bytes, because `pa.array` loads pandas if it is installed. That would cost each
-    Python process of Spark a third of a second and 40 MB.
+    The batch is built from bytes, because `pa.array` loads pandas if it is installed. That would
+    cost each Python process of Spark a third of a second and 40 MB.
     """
     fields = {
         "partition": (partition, pa.int32()),
@@ -271,9 +277,9 @@ def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches without empty ones, large ones in parts.
+    """Yields the batches that are not empty, with large ones cut into pieces.
 
-    The cuts depend on the batches alone: every attempt cuts them alike.
+    The cuts depend only on the batches, so every attempt cuts them alike.
     """
     for batch in batches:
         rows = batch.num_rows

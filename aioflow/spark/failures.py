@@ -1,4 +1,4 @@
-"""What went wrong in Spark, as one Python error with its cause, without pages of Java frames.
+"""Turns errors of Spark into one Python error with its cause, without pages of Java frames.
 
 Py4J and PySpark raise errors whose text is the whole Java stack trace, several of them nested. A
 reader wants the innermost cause in a sentence. For a Python function that failed on an executor,
@@ -18,7 +18,7 @@ CAUSES_MAX = 20
 """Maximum length of a chain of causes: a cyclic chain must end."""
 
 MESSAGE_CHARS_MAX = 2_000
-"""Some messages of Spark hold a whole query plan."""
+"""Maximum length of a message. Some messages of Spark hold a whole query plan."""
 
 _NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
 """Beginnings of the lines after a message that repeat it at length: frames, the query, its plan.
@@ -41,15 +41,16 @@ class SparkError(AioflowError):
 
 
 class SparkGone(SparkError, Broken):
-    """The Java process of Spark ended, or cannot be reached any more.
+    """The Java process of Spark has ended, or cannot be reached any more.
 
     The next call starts another one.
     """
 
 
 def translated(error: BaseException) -> BaseException:
-    """`error` itself unless it comes from Spark; otherwise the `SparkError` that says the same
-    in short. Asks the JVM: in a thread.
+    """Returns a short `SparkError` for an error that comes from Spark, otherwise `error` itself.
+
+    It asks the JVM, so it runs in a thread.
     """
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
@@ -83,7 +84,7 @@ def translated(error: BaseException) -> BaseException:
 
 
 def _of_java(throwable: Any) -> SparkError:
-    """The innermost cause that says something."""
+    """Returns an error with the innermost cause of a Java throwable that has a message."""
     chain = [throwable]
     while len(chain) < CAUSES_MAX:
         cause = chain[-1].getCause()
@@ -102,7 +103,7 @@ def _of_java(throwable: Any) -> SparkError:
 def _of_text(text: str, condition: str, trace: str, class_name: str = "") -> SparkError:
     if "Traceback (most recent call last)" in text:
         return _of_python(text, condition, trace)
-    text = text.strip()  # A message about a query begins with a line of its own.
+    text = text.strip()  # A message about a query begins with an empty line.
     condition = condition or _condition_in(text)
     name = class_name.rpartition(".")[2]
     # Spark's own exceptions begin with their condition in brackets, which says more than their
@@ -116,7 +117,9 @@ def _of_text(text: str, condition: str, trace: str, class_name: str = "") -> Spa
 
 
 def _of_python(text: str, condition: str, trace: str) -> SparkError:
-    """A Python function failed on an executor: `text` holds its traceback."""
+    """Returns an error for a Python function that failed on an executor. `text` holds its
+    traceback.
+    """
     start = text.find("Traceback (most recent call last)")
     traceback = text[start:].rstrip() if start >= 0 else ""
     what = _last_line(traceback or text)
@@ -126,8 +129,9 @@ def _of_python(text: str, condition: str, trace: str) -> SparkError:
 
 
 def _last_line(traceback: str) -> str:
-    """The line of a traceback that names the error: the last that is not indented and looks like
-    one.
+    """Returns the line of a traceback that names the error.
+
+    It is the last line that is not indented and looks like an error.
     """
     lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
     for line in reversed(lines):
@@ -137,7 +141,7 @@ def _last_line(traceback: str) -> str:
 
 
 def _short(text: str) -> str:
-    """Without the Java frames and the query plans that some messages carry, and not endless."""
+    """Returns the message without Java frames and query plans, at most `MESSAGE_CHARS_MAX` long."""
     kept = []
     for line in text.strip().splitlines():
         if line.lstrip().startswith(("at ", "+- ")) or line.startswith(_NO_MORE):
@@ -152,7 +156,7 @@ def _class(throwable: Any) -> str:
 
 
 def _condition(chain: list[Any]) -> str:
-    """Spark's name of the error, from the text: not every throwable has the method."""
+    """Returns Spark's name of the error, from the text: not every throwable has the method."""
     return next(
         filter(None, (_condition_in(str(one.getMessage() or "")) for one in reversed(chain))), ""
     )

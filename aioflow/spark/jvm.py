@@ -1,12 +1,11 @@
-"""Starts and ends the Java process of Spark and the one session in it. Everything here blocks: it
-is called in a thread.
+"""Starts and ends the Java process of Spark, with one session in it.
 
-PySpark keeps its context, its gateway and its session in class attributes, one of each a process.
-So there is one `SparkProcess` at a time. A context that the program made itself is used as it is,
-and left alone at the end.
+Everything here blocks, so it is called in a thread. PySpark keeps its context, its gateway and its
+session in class attributes, one of each in a process. So there is one `SparkProcess` at a time. A
+context that the program made itself is used as it is, and left alone at the end.
 
 Java's output goes to a file; its end explains a failed start. The process ends when its standard
-input is closed, which also happens when we die.
+input is closed, which also happens when this process dies.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ __all__ = ["SparkProcess", "gone"]
 PYSPARK_MIN = (4, 2)
 
 STOP_TIMEOUT_S = 10.0
-"""How long the Java process may take to end before it is killed."""
+"""Maximum time for the Java process to end before it is killed, in seconds."""
 
 ENDING_S = 2.0
-"""How long a process whose connections broke may take to be over."""
+"""Maximum time for a process whose connections broke to end, in seconds."""
 
 _SAYS_NOTHING = (
     "Error occurred during initialization of VM",
@@ -52,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class SparkProcess:
-    """One Java process with one context and session. `session` is PySpark's SparkSession."""
+    """A Java process with one Spark context and session. `session` is PySpark's SparkSession."""
 
     def __init__(
         self, session: Any, scratch: str | None, log: IO[bytes] | None, process: Any
@@ -64,20 +63,21 @@ class SparkProcess:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we started it, and so end it."""
+        """Whether we started the context, and so end it."""
         return self._scratch is not None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the Java process is gone, or the context was stopped."""
+        """Whether the Java process has ended, or the context was stopped."""
         context = self.session.sparkContext
         return (
             self._process is not None and self._process.poll() is not None
         ) or context._jsc is None
 
     def ends_soon(self) -> bool:
-        """As `has_ended`, for use after a broken connection: sockets are closed a moment before
-        the process is over.
+        """Whether the Java process has ended or is about to, after its connection broke.
+
+        Sockets are closed a moment before the process ends.
         """
         if self._process is not None:
             try:
@@ -88,7 +88,7 @@ class SparkProcess:
 
     @staticmethod
     def start(master: str, app: str, config: Mapping[str, str]) -> SparkProcess:
-        """Start Java and Spark, or use the existing context.
+        """Starts Java and Spark, or uses the existing context.
 
         Raises SparkError, or ModuleNotFoundError naming the extra.
         """
@@ -121,16 +121,16 @@ class SparkProcess:
             raise
 
     def activate(self) -> None:
-        """Make the session the active one of this thread: Python data sources and SQL look it up
-        there.
+        """Makes the session the active one of this thread, where Python data sources and SQL look
+        it up.
         """
         session = self.session
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
 
     def stop(self) -> None:
-        """End the context and the Java process in any state.
+        """Ends the context and the Java process, in whatever state they are.
 
-        Does nothing if the context is not ours.
+        Has no effect if the context is not ours.
         """
         if not self.is_ours:
             return
@@ -202,8 +202,9 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
 
 
 def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
-    """Settings as Java reads them, in a file that only this user can read. PySpark would put them
-    in a command line, where everybody sees passwords.
+    """Writes settings for Java into a file that only this user can read.
+
+    PySpark would put them in a command line, where everybody sees passwords.
     """
 
     def escaped(text: str, special: str) -> str:
@@ -216,7 +217,7 @@ def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
 
 
 def _silence() -> None:
-    """PySpark prints errors of queries as JSON with all Java frames, beside raising them."""
+    """Stops PySpark from printing errors of queries, with all Java frames, beside raising them."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -224,7 +225,7 @@ def _silence() -> None:
 
 
 def _end(process: Any) -> None:
-    """Close the process's standard input, upon which it ends."""
+    """Closes the standard input of the process, which makes it end."""
     if process is None:
         return
     process.stdin.close()
@@ -236,7 +237,7 @@ def _end(process: Any) -> None:
 
 
 def _forget() -> None:
-    """Make PySpark forget the gateway: the next session starts another process."""
+    """Makes PySpark forget the gateway, so that the next session starts another process."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -248,14 +249,15 @@ def _forget() -> None:
     if gateway is not None:
         try:
             gateway.shutdown()
-        # The other side is gone: the goodbye fails.
+        # The other side is gone, so the closing message fails.
         except Exception as error:  # noqa: BLE001
             logger.debug("the gateway to Java did not shut down: %r", error)
 
 
 def _last_words(log: Path) -> str:
-    """The line of Java's output that tells why it ended: the first line about an error, without
-    its prefix.
+    """Returns the line of Java's output that explains why Java ended.
+
+    It is the first line about an error, without its prefix.
     """
     try:
         lines = [
@@ -278,7 +280,7 @@ def _last_words(log: Path) -> str:
 
 
 def gone(process: SparkProcess) -> SparkGone:
-    """The error of a call that found the Java process ended."""
+    """Returns the error of a call that found the Java process ended."""
     code = None if process._process is None else process._process.poll()
     how = "" if code is None else f" with code {code}"
     return SparkGone(

@@ -1,7 +1,6 @@
-"""Batches for the tasks of one Spark job: each partition from its beginning, for every attempt that
-asks.
+"""Sends batches to the tasks of a Spark job: each attempt gets its partition from the beginning.
 
-The batches of a partition are made when a task asks, by `open(partition)`, which gives the same
+The batches of a partition are made when a task asks, by `open(partition)`, which returns the same
 ones each time. An attempt that Spark runs again gets them from the beginning. The next batch is
 made when the task has credit and the connection takes more, so nothing piles up here.
 """
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["OutboundStream"]
 
 WINDOW = 4
-"""Number of batches that a task accepts before it is done with the first."""
+"""Number of batches that a task accepts before it has processed the first."""
 
 logger = logging.getLogger(__name__)
 
 
 class OutboundStream:
-    """A `ChannelStream` of pulling tasks.
+    """Sends batches to pulling tasks, as a `ChannelStream`.
 
     `error` is the first error of `open` or its generator: the tasks get only its text.
     """
@@ -45,7 +44,7 @@ class OutboundStream:
         self.error: Exception | None = None
 
     async def close(self) -> None:
-        """End the sending tasks."""
+        """Ends the tasks that send."""
         await cancel_and_wait([sending.task for sending in list(self._sending.values())])
 
     # ChannelStream
@@ -63,7 +62,7 @@ class OutboundStream:
             raise RemoteProtocolError(f"a pulling task sent a {kind.name}")
         (count,) = decode_words(kind, body, int)
         sending = self._sending.get(channel)
-        if sending is not None:  # Else it is credit for what has ended.
+        if sending is not None:  # Otherwise the transfer has ended before its credit came.
             sending.credit += count
             sending.wake()
 
@@ -91,10 +90,9 @@ class OutboundStream:
                     channel.send(
                         FrameKind.BATCH, BatchBody.prefix(0), memoryview(batch.serialize())
                     )
-            # The task closes: if we did, its last word of credit would meet a connection that is
-            # gone.
+            # The task closes the connection: if we did, its last credit would find no connection.
             channel.send(FrameKind.END, encode_words(rows))
-        # It fails the Spark job, whose caller raises this one instead.
+        # The error fails the Spark job, whose caller raises this error instead.
         except Exception as error:  # noqa: BLE001
             logger.debug("partition %d cannot be given to Spark: %r", partition, error)
             self.error = self.error or error
@@ -105,7 +103,7 @@ class OutboundStream:
 
 
 class _Sending:
-    """One task attempt that is being served."""
+    """The asyncio task that serves one task attempt."""
 
     __slots__ = ("_news", "credit", "task")
 
@@ -116,7 +114,7 @@ class _Sending:
         self._news: asyncio.Future[None] | None = None
 
     async def news(self) -> None:
-        """Returns after the next `wake`."""
+        """Waits for the next call of `wake`."""
         self._news = asyncio.get_running_loop().create_future()
         await self._news
 

@@ -1,5 +1,4 @@
-"""aioflow as one file that Spark brings to its executors, so that their Python needs only the
-libraries that aioflow imports.
+"""Ships aioflow to Spark's executors as one file, so that they need only its dependencies.
 
 The file holds bytecode, because each process would compile the modules of a zip file again.
 Executors run the same minor version of Python as the driver: Spark itself insists on that.
@@ -23,15 +22,15 @@ from aioflow.spark.failures import SparkError
 __all__ = ["ship_aioflow", "write_package"]
 
 _UNCHECKED = 1
-"""In the header of a pyc file: there is no source to compare it with."""
+"""Flags in the header of a pyc file: there is no source to compare it with."""
 
 _SHIPPING = threading.Lock()
 
 
 def ship_aioflow(context: Any) -> None:
-    """Give the executors of this SparkContext the package.
+    """Gives the package to the executors of this SparkContext, once.
 
-    Once a context: Spark forgets no file, and asks for it as long as it lives.
+    Spark never forgets a file, and asks for it as long as the context lives.
     """
     with _SHIPPING:
         path = Path(context._temp_dir, "aioflow.zip")
@@ -40,15 +39,15 @@ def ship_aioflow(context: Any) -> None:
             write_package(whole)
             whole.replace(path)
             context.addPyFile(str(path))
-            # PySpark puts it on our own path too. A search for the metadata of packages would open
-            # it there, and keep it open.
+            # PySpark puts the file on our own path too. A search for the metadata of packages would
+            # open it there, and keep it open.
             sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != path.name]
 
 
 def write_package(target: Path) -> None:
-    """Write the modules of the aioflow that runs here to the zip file `target`.
+    """Writes the modules of the running aioflow to the zip file `target`.
 
-    Raises SparkError if they are not in files.
+    Raises SparkError if the modules are not in files.
     """
     root = Path(__file__).parents[1]
     if not root.is_dir():
@@ -70,7 +69,9 @@ def write_package(target: Path) -> None:
 
 
 def _compiled(source: Path, module: str) -> bytes:
-    """As in a pyc file; from the cache beside the source, if it is there."""
+    """Returns a module as the content of a pyc file, from the cache beside the source if
+    possible.
+    """
     code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(
         module.removesuffix(".__init__")
     )

@@ -1,9 +1,10 @@
-"""Brings up workers in Spark's executors for a ResourceManager. Each is one Spark job of one task,
-in a thread and a job group of its own.
+"""Starts workers in Spark's executors for a ResourceManager.
 
-    asked for --Spark starts the task, it registers--> there
-              --the job fails, or none comes in time--> reported as failed
-    there     --it is sent home, it dies, it is given up--> its job has ended
+Each worker is one Spark job with one task, in a separate thread and job group.
+
+    requested --Spark starts the task, it registers--> present
+              --the job fails, or no worker registers in time--> reported as failed
+    present   --it is released, it dies, it is given up--> its job has ended
 
 The ResourceManager alone decides which worker is started again, and when. Spark does not retry
 these tasks, and an attempt that it starts anyway ends at once. A worker that is given up is ended
@@ -35,19 +36,19 @@ __all__ = ["EXIT_S", "START_TIMEOUT_S", "START_TRIES", "SparkProvider"]
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""From the submission of a worker's Spark job to its registration: a cluster may have to bring
-up an executor first.
+"""Maximum time from the submission of a worker's Spark job to its registration. A cluster may
+have to start an executor first.
 """
 
 START_TRIES = 3
-"""After this many failed starts in a row the cluster is taken to be unable to start any worker."""
+"""Number of failed starts in a row after which the cluster counts as unable to start a worker."""
 
 EXIT_S = 5.0
-"""How long a worker may take to end by itself before its Spark job is cancelled."""
+"""Maximum time for a worker to end by itself before its Spark job is cancelled."""
 
 
 class CannotStart(SparkError):
-    """No worker can start on these executors: trying again is of no use."""
+    """No worker can start on these executors, so trying again is useless."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,10 +64,10 @@ class _Worker:
 
 
 class SparkProvider:
-    """A `WorkerProvider`. It is made, started and closed on the program's loop. The ResourceManager
-    calls it from its own loop.
+    """A `WorkerProvider` that starts workers as Spark jobs.
 
-    `make(worker_id)` makes the task of a worker. `ready` is done once all `workers` have
+    It is made, started and closed on the program's loop. The ResourceManager calls it from its own
+    loop. `make(worker_id)` makes the task of a worker. `ready` is done once all `workers` have
     registered, or it is clear that they will not.
     """
 
@@ -89,14 +90,14 @@ class SparkProvider:
 
     @property
     def present(self) -> list[str]:
-        """Ids of the workers that are there."""
+        """Returns the ids of the workers that are registered."""
         return [
             worker.id
             for worker in self._workers.values()
             if worker.came.done() and not worker.left.done()
         ]
 
-    # For the ResourceManager, on its loop.
+    # Called by the ResourceManager, on its loop.
 
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
         self._here(self._start, count, failed)
@@ -110,17 +111,17 @@ class SparkProvider:
     def _here(self, call: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(
             RuntimeError
-        ):  # The program's loop is closed: it has ended without closing us.
+        ):  # The program's loop is closed, because it ended without closing the provider.
             self._loop.call_soon_threadsafe(call, *args)
 
     # On the loop of the program.
 
     def begin_closing(self) -> None:
-        """Start no more workers: those that leave now were sent home."""
+        """Starts no more workers: those that end from now on were released."""
         self._closing = True
 
     async def close(self) -> None:
-        """Wait for the workers, which were sent home, and end those that stay."""
+        """Waits for the workers, which were released, and ends those that remain."""
         self.begin_closing()
         for worker in self._workers.values():
             if not worker.left.done():
@@ -153,7 +154,7 @@ class SparkProvider:
             worker.left.set_result(None)
 
     async def _follow(self, worker: _Worker) -> None:
-        """One worker, from its Spark job to the end of that."""
+        """Follows one worker from the start of its Spark job to its end."""
         job = self._loop.create_task(self._hold(worker), name=f"spark job of {worker.id}")
         try:
             await wait_first([job, worker.came, worker.left], timeout_s=START_TIMEOUT_S)
@@ -175,7 +176,7 @@ class SparkProvider:
             self._did_not_start(worker, error or self._nobody_came(worker))
 
     async def _hold(self, worker: _Worker) -> None:
-        """The Spark job of one worker. Raises SparkError if it failed, or could not serve."""
+        """Runs the Spark job of one worker. Raises SparkError if it failed, or could not serve."""
         session = await self._bridge.session()
         outcome, details = await self._bridge.job(
             partial(_hold_worker, session.sparkContext, self._make(worker.id))
@@ -217,7 +218,9 @@ class SparkProvider:
 
 
 def _hold_worker(context: Any, task: WorkerTask) -> tuple[str, str]:
-    """In a thread of the bridge, for as long as the worker lives."""
+    """Runs the Spark job of one worker, in a thread of the bridge, for as long as the worker
+    lives.
+    """
     ship_aioflow(context)
     (result,) = context.parallelize([task.worker_id], 1).mapPartitions(task).collect()
     return result  # type: ignore[no-any-return]  # PySpark's types say list[Any].

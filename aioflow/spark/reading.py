@@ -1,4 +1,4 @@
-"""Reads one DataFrame: a Spark job whose tasks push their partitions over channels of our own.
+"""Reads one DataFrame: a Spark job whose tasks push their partitions to this process.
 
     async with FrameReading(bridge, host, "SELECT ...") as reading:
         count = await reading.plan()
@@ -30,17 +30,17 @@ __all__ = ["FrameReading", "frame_of"]
 
 
 def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
-    """The DataFrame that `what` stands for: SQL, a function of the session, or a DataFrame. Runs in
-    a call.
+    """Returns the DataFrame that `what` stands for: SQL, a function of the session, or a DataFrame.
 
-    Raises GraphError for anything else, and for a streaming query unless `streaming` allows one.
+    Runs in a call. Raises GraphError for anything else, and for a streaming query unless
+    `streaming` allows one.
     """
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):
         frame = what(session)
     if not hasattr(
         frame, "_jdf"
-    ):  # What a DataFrame of Spark Connect has not: its session is of another process.
+    ):  # A DataFrame of Spark Connect lacks this, as its session is in another process.
         raise GraphError(
             f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of this "
             "process's session, or a function that "
@@ -57,7 +57,7 @@ def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
 
 
 class FrameReading:
-    """One run through one DataFrame."""
+    """One reading of a DataFrame, from its plan to its end."""
 
     def __init__(
         self, bridge: SparkBridge, host: Host, what: str | Callable[[Any], Any] | Any
@@ -84,13 +84,13 @@ class FrameReading:
         await self.close()
 
     async def plan(self) -> int:
-        """Plan the job; returns the number of partitions.
+        """Plans the job; returns the number of partitions.
 
         Spark may compute a part of the query for that.
         """
         await self._listener.open()
         session = await self._bridge.session()
-        # The stream gets its progress later, with `begin`; its name must be in the plan.
+        # The plan needs the name of the stream, which gets its progress later, with `begin`.
         stream = self._stream = InboundStream()
         name = self._name = self._listener.add(stream)
         where = self._listener.where
@@ -103,12 +103,12 @@ class FrameReading:
         return count
 
     def begin(self, start: Mapping[int, Progress] | None = None) -> None:
-        """Start the job; `start` is how far each partition was read before."""
+        """Starts the job. `start` says how much of each partition was read before."""
         assert self._stream is not None and self._job is None, (
             "plan() comes before begin(), which comes once"
         )
         self._stream.resume(start or {})
-        # Owned by this reading: close() cancels it and waits for its end.
+        # This reading owns the task: close() cancels it and waits for its end.
         self._job = asyncio.get_running_loop().create_task(
             self._run(self._stream), name="spark-reading"
         )
@@ -121,7 +121,7 @@ class FrameReading:
                 raise SparkError(
                     f"Spark's tasks have handed over {told} rows, and {stream.rows} arrived"
                 )
-        # Raised from take(), behind what came before it.
+        # take() raises the error after the batches that came before it.
         except Exception as error:  # noqa: BLE001
             self._error = error
         finally:
@@ -129,7 +129,7 @@ class FrameReading:
             stream.close()
 
     def take(self) -> Arrival | None:
-        """The next batch, None if there is none now. Raises what the job failed with."""
+        """Returns the next batch, None if there is none now. Raises the error of a failed job."""
         assert self._stream is not None, "plan() comes first"
         arrival = self._stream.take()
         if arrival is None and self._error is not None:
@@ -137,17 +137,17 @@ class FrameReading:
         return arrival
 
     async def wait(self) -> None:
-        """Returns once `take` may have something, or there is no more."""
+        """Returns once `take` may have a batch, or there are no more."""
         assert self._stream is not None, "plan() comes first"
         await self._stream.wait()
 
     @property
     def finished(self) -> bool:
-        """Whether the job is through and everything was taken."""
+        """Whether the job has ended and all its batches were taken."""
         return self._ended and self._error is None and not self._stream
 
     def progress(self, partition: int) -> Progress:
-        """How far a partition has come in."""
+        """Returns how much of a partition has been received."""
         assert self._stream is not None, "plan() comes first"
         return self._stream.progress(partition)
 
@@ -164,7 +164,7 @@ class FrameReading:
         return arrival
 
     async def close(self) -> None:
-        """Cancel the job if it is not through, and close the channels."""
+        """Cancels the job if it has not ended, and closes the channels."""
         if self._job is not None:
             await cancel_and_wait([self._job])
         self._listener.remove(self._name)

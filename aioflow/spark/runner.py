@@ -68,10 +68,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """Where a flow runs: as a job of the Spark at `master`.
+    """The place to run a flow as a job of the Spark at `master`.
 
-    `config` are settings of a session that is started for the run. `bridge`: the service's own
-    session, which stays.
+    `config` are settings of a session that is started for the run. `bridge`: a session of the
+    service to use instead, which stays.
     """
 
     master: str = "local[*]"
@@ -96,10 +96,10 @@ class Spark:
         options: TaskOptions,
         checkpoints: CheckpointSettings | None = None,
     ) -> SparkRun:
-        """The run of one job.
+        """Returns the run of one job.
 
-        Raises GraphError for what Spark cannot run, CheckpointError where checkpoints are asked
-        for.
+        Raises GraphError for a flow that Spark cannot run, CheckpointError if checkpoints are
+        requested.
         """
         if checkpoints is not None:
             raise CheckpointError(
@@ -118,7 +118,7 @@ class Spark:
         for vertex in graph.vertices:
             source: object = (
                 vertex.head.source
-            )  # As mypy sees it, a source that wants the host is none.
+            )  # For mypy, a source that needs the host is not a Source.
             if isinstance(source, FrameSource | StreamSource):
                 sources[vertex.id] = source
                 spark = self._with_bridge_of(source, spark)
@@ -133,8 +133,10 @@ class Spark:
         return SparkRun(host, planner(graph), options, spark, sources, planner)
 
     def _with_bridge_of(self, source: FrameSource[Any] | StreamSource[Any], spark: Spark) -> Spark:
-        """The bridge of the source, unless the run has one: a DataFrame can only be read in its own
-        session.
+        """Returns a place with the bridge of `source`, unless `spark` has a bridge already.
+
+        A DataFrame can only be read in its own session. Raises GraphError for two different
+        sessions.
         """
         bridge = source.bridge
         if spark.bridge is None and bridge.master == self.master:
@@ -149,7 +151,7 @@ class Spark:
 
 
 class SparkRun(RunningJob):
-    """One job on Spark."""
+    """The run of one job on Spark."""
 
     job_master: RemoteJobMaster
 
@@ -162,7 +164,9 @@ class SparkRun(RunningJob):
         sources: Mapping[int, FrameSource[Any] | StreamSource[Any]],
         planner: Callable[[JobGraph], SparkPlan],
     ) -> None:
-        """`sources`: what reads DataFrames, by stage. `planner` made the plan."""
+        """`sources`: the sources that read DataFrames, by stage. `planner` is the function that
+        made the plan.
+        """
         self.host = host
         self.job_id = host.ids.new("job")
         self.job_master = RemoteJobMaster(host, self.job_id, plan.graph, no_restart())
@@ -180,7 +184,7 @@ class SparkRun(RunningJob):
         self.job_master.call = self._refuse
 
     async def run(self) -> JobStatus:
-        """From the beginning to the end. Cancelling this cancels the job."""
+        """Runs the job from its beginning to its end. Cancelling this call cancels the job."""
         master = self.job_master
         if master.cancel_asked:
             master.set_status(JobStatus.CANCELED)
@@ -242,7 +246,7 @@ class SparkRun(RunningJob):
         sources: Mapping[int, StreamSource[Any]],
         home: Sequence[HomeStage],
     ) -> None:
-        """Until the query ends or is stopped."""
+        """Runs an unbounded flow as a streaming query until it ends or is stopped."""
         programs = {
             stage.id: stream_program(self._shipped, self.job_id, stage, _import_paths())
             for stage in self._plan.stages
@@ -261,8 +265,10 @@ class SparkRun(RunningJob):
         self.job_master.started.set_result(None)
 
     async def _discover(self) -> dict[int, list[list[Split]]]:
-        """The splits of each subtask of each source: one each if each split is a subtask, otherwise
-        as the engine deals them out.
+        """Returns the splits of each subtask of each source, by stage.
+
+        A subtask has one split if each split is a subtask; otherwise splits are distributed as
+        usual.
         """
         found: dict[int, list[list[Split]]] = {}
         for stage in self._plan.stages:
@@ -307,9 +313,9 @@ class SparkRun(RunningJob):
     async def _bring_home(
         self, bridge: SparkBridge, rdds: StageRdds, home: Sequence[HomeStage], *, at_once: bool
     ) -> dict[int, list[Any]]:
-        """Hand the results to the tasks that stay here.
+        """Passes the results to the tasks that run in this program.
 
-        Returns what sinks have prepared, by node.
+        Returns the prepared writes of sinks, by node.
         """
         take: Callable[[], list[BlockRow]] = rdds.take if at_once else rdds.take_some
         committables: dict[int, list[Any]] = {}
@@ -338,9 +344,10 @@ class SparkRun(RunningJob):
         )
 
     def _ask(self, method: str, *args: object) -> None:
-        """Cancel, or stop. A stop cancels a bounded job, because half of it is useless.
+        """Cancels or stops the job. Stopping a bounded job cancels it, because half of it is
+        useless.
 
-        A query ends after its last batch.
+        Stopping a query ends it after its current batch.
         """
         if method == "stop" and self._stream is not None:
             if args[1]:
@@ -363,7 +370,7 @@ class SparkRun(RunningJob):
 
 
 class _NoTasks:
-    """The tasks of job `name`, which are tasks of Spark: none of them can be asked."""
+    """Stands for the tasks of job `name`, which Spark runs: taps and state queries are refused."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -385,20 +392,20 @@ class _NoTasks:
 
 
 def original_error(error: BaseException, codec: Codec) -> Exception | None:
-    """The error of user code inside an error of Spark; None if there is none.
+    """Returns the error of user code inside an error of Spark; None if there is none.
 
-    It is at the very end, because the text before it may hold arbitrary words of records. A message
-    that was cut has none.
+    It is at the very end of the message, because the text before it may hold arbitrary words of
+    records. A message that was cut has none.
     """
     pieces = (getattr(error, "trace", "") or str(error)).split(ERROR_MARK)
     if len(pieces) < 3:
         return None
     try:
         return unpack_error(base64.b64decode(pieces[-2]), codec)
-    except (ValueError, ProtocolError):  # Marks without an error of ours between them.
+    except (ValueError, ProtocolError):  # The text between the marks is no encoded error.
         return None
 
 
 def _import_paths() -> list[str]:
-    """The import paths of this program, for executors that have the same files."""
+    """Returns the import paths of this program, for executors that have the same files."""
     return [path for path in sys.path if path]

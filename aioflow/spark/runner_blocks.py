@@ -1,8 +1,7 @@
-"""Records on their way through a shuffle of Spark, in blocks of which each is a row. The order does
-not depend on the timing of the tasks.
+"""The blocks of records that go through a shuffle of Spark. Each block is a row.
 
 A row for each Python record would be expensive, and Spark need not look into it. So a producer
-gathers the records for one subtask of an exchange in blocks. Spark moves, sorts and spills rows of
+collects the records for one subtask of an exchange in blocks. Spark moves, sorts and spills rows of
 
     target     subtask that reads it
     mark       watermark in force before the first record
@@ -11,7 +10,9 @@ gathers the records for one subtask of an exchange in blocks. Spark moves, sorts
     seq        which block of this producer and exchange it is
     payload    records with their times, keys and watermarks, and when they arrived
 
-*Order decides answers*. The result of a running maximum, a reduce or a timer depends on which
+The order of records does not depend on the timing of the tasks.
+
+*Order decides results*. The result of a running maximum, a reduce or a timer depends on which
 record comes first and on the watermark at that moment. A channel (edge, producer) keeps the order
 in which its records were emitted. Records of several channels are merged by the watermark in force
 before them, then by channel. A subtask could have read its channels in exactly this order. No
@@ -19,9 +20,9 @@ channel runs ahead of the others: at each record the least watermark over all ch
 record's own. So each subtask can use the record's watermark as that of its input, independent of
 what the other subtasks read. No record is late that was not late in its channel.
 
-The *arrival times* of records at the source travel along, in steps of `ARRIVAL_GRAIN_MS`. A subtask
-that reads them later uses them as processing time. So records expire and timers fire by the clock
-as they would have at the time of arrival.
+The *arrival times* of records at the source are stored too, in steps of `ARRIVAL_GRAIN_MS`. A
+subtask that reads the records later uses them as processing time. So records expire and timers fire
+by the clock as they would have at the time of arrival.
 """
 
 from __future__ import annotations
@@ -55,13 +56,16 @@ __all__ = [
 ]
 
 SCHEMA = "target int, mark long, edge int, producer int, seq long, payload binary"
-"""Of the rows, as Spark spells it."""
+"""Schema of the rows, in Spark's notation."""
 
 COMMITTABLES = -2
-"""Edge of what a sink prepared, for the program that commits it. `target` is the sink's node."""
+"""Edge of a row with prepared writes of a sink. The program commits them.
+
+The row's `target` is the sink's node.
+"""
 
 ARRIVAL_GRAIN_MS = 20
-"""Steps of the arrival time. A finer one would cut blocks of a fast source to pieces."""
+"""Steps of the arrival time. Smaller steps would cut blocks of a fast source to pieces."""
 
 BLOCK_BYTES = 1 << 18
 """Target size of a block: large enough that a row costs nothing beside its records, small enough to
@@ -70,10 +74,12 @@ hold one for each channel in memory.
 
 BLOCK_RECORDS_FIRST = 64
 BLOCK_RECORDS_MAX = 8192
-"""Records of a writer's first blocks, until their size is known, and of any."""
+"""Maximum number of records in a writer's first blocks, until their size is known, and in any
+block.
+"""
 
 GATHERED_RECORDS_MAX = 1 << 17
-"""What a writer holds for all its targets together."""
+"""Maximum number of records that a writer holds for all its targets together."""
 
 _HEAD = struct.Struct(">I")
 _pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
@@ -81,7 +87,7 @@ _unpack: Callable[[Any], list[int]] = msgspec.msgpack.Decoder(list[int]).decode
 
 
 class BlockRow(NamedTuple):
-    """One row of the shuffle."""
+    """One row of the shuffle, which holds a block."""
 
     target: int
     mark: int
@@ -94,7 +100,8 @@ class BlockRow(NamedTuple):
 class Block:
     """Records of one channel, in order.
 
-    `arrivals` are runs: time in ms, number of records, and so on.
+    `arrivals` is a flat list of runs: arrival time in ms, number of records, next time, next
+    number.
     """
 
     __slots__ = ("arrivals", "batch", "channel", "edge", "marks")
@@ -111,7 +118,7 @@ class Block:
 
 
 class Piece(NamedTuple):
-    """Records of one exchange to be processed in a row, all of which arrived at `arrival_ms`."""
+    """Records of one exchange to process together, all of which arrived at `arrival_ms`."""
 
     edge: int
     batch: RecordBatch
@@ -119,7 +126,10 @@ class Piece(NamedTuple):
 
 
 def encode_block(batch: RecordBatch, arrivals: list[int], codec: Codec, owner: str) -> bytes:
-    """Raises TypeNotSupported naming `owner`, the operator that emitted the records."""
+    """Returns a block of records as bytes.
+
+    Raises TypeNotSupported naming `owner`, the operator that emitted the records.
+    """
     head = _pack(arrivals)
     return b"".join((_HEAD.pack(len(head)), head, encode_batch(batch, codec, owner)))
 
@@ -139,7 +149,7 @@ def decode_block(row: BlockRow, codec: Codec) -> Block:
 
 
 class _Gathered:
-    """The open block of one target."""
+    """The records collected for one target."""
 
     __slots__ = ("arrivals", "keys", "marks", "stamps", "taken", "values")
 
@@ -153,9 +163,7 @@ class _Gathered:
 
 
 class BlockWriter:
-    """The producer's side of one exchange: what `emit` is given leaves through `put`, block by
-    block.
-    """
+    """The producer's side of one exchange: writes emitted records through `put`, block by block."""
 
     def __init__(
         self,
@@ -181,9 +189,9 @@ class BlockWriter:
         self._seq = 0
 
     def emit(self, batch: RecordBatch) -> None:
-        """Take the records.
+        """Adds the records of a batch.
 
-        Consumers learn a watermark with the next record, and the last one at the end.
+        Consumers get a watermark with the next record, and the last watermark at the end.
         """
         values = batch.values
         if values:
@@ -203,7 +211,7 @@ class BlockWriter:
         self._watermark = max(self._watermark, batch.watermark)
 
     def flush(self) -> None:
-        """Write all that is gathered."""
+        """Writes all collected records."""
         for target in list(self._open):
             self._seal(target)
 
@@ -263,7 +271,7 @@ Place = tuple[int, tuple[int, int, int]]
 
 
 def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
-    """The records of `blocks` in the order of this module, in pieces as long as it allows.
+    """Yields the records of `blocks` in the order of this module, in pieces as long as possible.
 
     The blocks come sorted by their first record, so only one of each channel, or a few, is held at
     a time.
@@ -283,8 +291,9 @@ def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
 def _advance(
     open_blocks: list[tuple[int, tuple[int, int, int], int, Block]], limit: Place | None
 ) -> Iterator[Piece]:
-    """Take the first open block up to where another one, or what comes at `limit`, is before its
-    next record.
+    """Takes records from the first open block, up to where another block's record comes first.
+
+    `limit` is the place of the first record of the next block.
     """
     _, channel, start, block = heapq.heappop(open_blocks)
     if open_blocks and (limit is None or open_blocks[0][:2] < limit):
@@ -303,7 +312,7 @@ def _advance(
 
 
 def _pieces(block: Block, start: int, stop: int) -> Iterator[Piece]:
-    """Records [start, stop), cut where the time of arrival changes."""
+    """Yields the records [start, stop), cut where the arrival time changes."""
     batch, end = block.batch, 0
     for arrival, count in zip(block.arrivals[::2], block.arrivals[1::2], strict=True):
         begin, end = max(start, end), end + count
@@ -315,7 +324,7 @@ def _pieces(block: Block, start: int, stop: int) -> Iterator[Piece]:
 
 
 def cut(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
-    """Records [start, stop), which have watermarks.
+    """Returns the records [start, stop) of a batch in which each record has a watermark.
 
     `RecordBatch.slice` would give the watermark before the next record of this channel, which other
     channels may not have reached yet.

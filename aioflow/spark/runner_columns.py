@@ -1,10 +1,10 @@
-"""Expressions right after a DataFrame, as columns of Spark. Rows that a filter drops need not leave
-the JVM, nor columns that the next `select` does not read.
+"""Narrows DataFrames before a flow reads them, by expressions as columns of Spark.
 
-The operators of the flow remain unchanged, and decide. The columns only narrow their input: they
-may keep a row that the operators drop, but never drop a row that the operators keep. So a part of
-an expression is enough. Values that Spark treats otherwise than Python (NaN, numbers that only
-compare as float, text under a collation) are left to the operators.
+Rows that a filter drops need not leave the JVM, nor columns that the next `select` does not read.
+The operators of the flow remain unchanged, and decide. Spark may keep a row that the operators
+drop, but never drops a row that the operators keep. So a part of an expression is enough. Values
+that Spark treats differently than Python (NaN, numbers that only compare as float, text under a
+collation) are left to the operators.
 
 Filters are used as long as no operator before them looks at a row. A watermark strategy does, since
 a dropped row still moves event time.
@@ -34,14 +34,14 @@ __all__ = ["narrowed", "predicate_of"]
 INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
 INT64_MAX = 2**63 - 1
 EXACT_MAX = 2**53
-"""Integers up to here are floats too."""
+"""Largest integer that is exact as a float."""
 
 
 def narrowed(frame: Any, stage: Stage) -> Any:
-    """`frame` without rows that the filters at the beginning of `stage` drop anyway, and without
-    columns that it never reads. In a call.
+    """Returns `frame` without rows that the first filters of `stage` drop, and without unread
+    columns.
 
-    Raises GraphError for columns of one name.
+    Runs in a call. Raises GraphError if two columns have the same name.
     """
     _check_names(frame)
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
@@ -51,7 +51,7 @@ def narrowed(frame: Any, stage: Stage) -> Any:
         if predicate is not None:
             frame = frame.where(predicate)
         if not whole:
-            break  # Later operators must see the same rows: one of them may fail there.
+            break  # Later operators must see the same rows, because they may fail for one.
     if (
         selected is not None
         and isinstance(stage.root.head.source, FrameRows)
@@ -69,9 +69,7 @@ def narrowed(frame: Any, stage: Stage) -> Any:
 
 
 def _check_names(frame: Any) -> None:
-    """Raises GraphError for columns that Spark cannot tell from each other, and so not hand
-    over.
-    """
+    """Raises GraphError for columns that Spark cannot tell from each other, and so cannot send."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     spelled: dict[str, str] = {}
     for name in frame.columns:
@@ -86,8 +84,9 @@ def _check_names(frame: Any) -> None:
 
 
 def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] | None]:
-    """The expressions of the filters that every row meets first, and those of the `select` right
-    behind them; None if there is none.
+    """Returns the filters that every row meets first, and the expressions of a `select` after them.
+
+    The latter is None if there is no such `select`.
     """
     filters: list[ex.Expr[Any]] = []
     if stage.root.head.watermarks is not None or len(stage.root.nodes) > 1:
@@ -113,9 +112,10 @@ def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] |
 
 
 def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[Any, bool]:
-    """A column of Spark that is true wherever `expression` is, and whether it is equivalent.
+    """Returns a column of Spark that is true wherever `expression` is, and whether it is
+    equivalent.
 
-    The column is None if there is nothing to filter by.
+    The column is None if Spark cannot filter by any part of the expression.
     """
     from pyspark.sql import functions as f
 
@@ -164,9 +164,7 @@ def _compared(operator: str, column: Any, value: Any, types: Mapping[str, str]) 
 
 
 def _fits(type_: str, value: Any) -> bool:
-    """Whether a column of `type_` compares with `value` as Python does, or takes NaN for larger
-    than it is.
-    """
+    """Whether a column of `type_` compares with `value` as in Python, or treats NaN as larger."""
     if type_ == "string":
         return type(value) is str
     if type_ == "boolean":

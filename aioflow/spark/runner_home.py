@@ -1,5 +1,4 @@
-"""The ends of a flow that stay in the program: the results of Spark go through their operators
-here, in the loop of the job.
+"""The stages of a flow that run in the program: they process the results of the stages on Spark.
 
 They get the records in the order of `runner_blocks` if all came at once, or partition by partition
 if there are too many. Their output becomes visible when all of them have written.
@@ -34,7 +33,9 @@ __all__ = ["Feeding", "HomeStage", "commit"]
 
 
 class HomeStage:
-    """One stage of this program, run by `run` in an asyncio task of its own, and fed by `give`."""
+    """A stage that runs in this program. `run` runs it in an asyncio task, and `give` passes its
+    input.
+    """
 
     def __init__(self, host: Host, job: ShippedJob, stage: Stage, job_id: str) -> None:
         self.name = stage.root.name
@@ -59,15 +60,15 @@ class HomeStage:
         return through
 
     def end(self) -> asyncio.Future[None]:
-        """Nothing more comes.
+        """Ends the input.
 
-        The future is done when all is written, and the sinks wait for `commit`.
+        The future is done when all output is written, and the sinks wait for `commit`.
         """
         self._given.put_nowait(None)
         return self._prepared
 
     def commit(self) -> None:
-        """Let what was written become visible."""
+        """Lets the sinks commit what they have written."""
         self._may_commit.set()
 
     async def run(self) -> None:
@@ -94,7 +95,7 @@ class HomeStage:
 
 
 class Feeding:
-    """The home stages, each in an asyncio task of its own."""
+    """The stages of this program, each in an asyncio task."""
 
     def __init__(self, home: Sequence[HomeStage]) -> None:
         self._home = home
@@ -102,7 +103,7 @@ class Feeding:
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[None]]:
-        """One of them ends early only by failing."""
+        """The asyncio tasks. A task that ends early has failed."""
         return self._tasks
 
     async def __aenter__(self) -> Self:
@@ -127,7 +128,7 @@ class Feeding:
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is None:
-                # All have written before the first commits: one that fails shows nothing of any.
+                # All have written before the first one commits, so a failure commits nothing.
                 for written, task in zip(
                     [stage.end() for stage in self._home], self._tasks, strict=True
                 ):
@@ -146,7 +147,7 @@ class Feeding:
 async def commit(
     host: Host, job: ShippedJob, plan: SparkPlan, node_id: int, prepared: Sequence[Any], job_id: str
 ) -> None:
-    """Commits what the subtasks of the sink `node_id` have prepared.
+    """Commits the writes that the subtasks of the sink `node_id` have prepared on Spark.
 
     The sink commits as after a restore of the checkpoint for which the writes were prepared.
     """
@@ -175,7 +176,7 @@ async def commit(
 
 
 async def _nothing() -> None:
-    """Opening is all."""
+    """Does nothing: opening the sink commits the writes."""
 
 
 def _no_outlet(edge: JobEdge, owner: str) -> Outlet:

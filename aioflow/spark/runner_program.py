@@ -1,10 +1,9 @@
-"""What Spark runs for the partitions of a stage: rows of blocks in, rows of blocks out, the
-subtasks of the flow in between.
+"""The functions that Spark runs for the partitions of a stage.
 
-The functions are plain generators, as Spark wants them, and a subtask lives in an asyncio loop. The
-loop runs only while Spark waits for the next rows. The subtask hands over when enough of them wait,
-and goes on when they were taken. So the rows that it holds are bounded, and a slow reader holds it
-back.
+They take and return rows of blocks, and run a subtask of the flow in between. The functions are
+plain generators, as Spark requires, and the subtask runs in an asyncio loop. The loop runs only
+while Spark waits for the next rows. The subtask pauses when enough output waits, and goes on when
+Spark has taken it. So the rows that it holds are bounded, and a slow reader holds it back.
 
 An error of user code becomes part of the message of the one error that Spark passes on. It is
 rebuilt where the flow was submitted.
@@ -46,10 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["ERROR_MARK", "Outlets", "Pair", "StageProgram", "SubtaskFailed", "run_subtask", "told"]
 
 ROWS_BYTES_MAX = 4 << 20
-"""What may wait for Spark to take it."""
+"""Maximum size of output rows that wait until Spark takes them, in bytes."""
 
 ERROR_MARK = "aioflow-error:"
-"""Before the error in a message, and after it."""
+"""Mark before and after the encoded error in a message."""
 
 _LOADED: dict[str, tuple[ShippedJob, SparkPlan]] = {}
 """The last job of this process.
@@ -72,11 +71,11 @@ class SubtaskFailed(Exception):
 
 
 class StageProgram:
-    """The functions of one stage that Spark calls in its tasks, and what they need there.
+    """The functions of one stage that Spark calls in its tasks.
 
-    `job` is the shipped job, `paths` where its modules are imported from. `splits`: of a source,
-    those of each subtask. `planner` makes the stages of the job's graph, as it was made where the
-    flow was submitted.
+    `job` is the shipped job, `paths` are the import paths of its modules. `splits` are those of
+    each subtask of a source. `planner` makes the stages of the job's graph, as where the flow was
+    submitted.
     """
 
     def __init__(
@@ -97,11 +96,11 @@ class StageProgram:
         self._planner = planner
 
     def on_splits(self, number: int, _nothing: Iterable[Any]) -> Iterator[Pair]:
-        """For `mapPartitionsWithIndex` over as many partitions as a source has subtasks."""
+        """Function for `mapPartitionsWithIndex` over one partition for each subtask of a source."""
         return _pairs_of(self.read(number, _attempt()))
 
     def on_rows(self, target: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """For `mapPartitionsWithIndex` over the blocks of an exchange, sorted."""
+        """Function for `mapPartitionsWithIndex` over the sorted blocks of an exchange."""
         return _pairs_of(
             self.process(
                 target, (BlockRow(*place, payload) for place, payload in pairs), _attempt()
@@ -109,8 +108,8 @@ class StageProgram:
         )
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow` over a DataFrame that a source reads: its partitions are the
-        subtasks.
+        """Function for `mapInArrow` over a DataFrame that a source reads; each partition is a
+        subtask.
         """
         from pyspark import TaskContext
 
@@ -120,7 +119,7 @@ class StageProgram:
             yield _arrow_of(rows)
 
     def read(self, number: int, attempt: int = 0) -> Iterator[list[BlockRow]]:
-        """The rows that subtask `number` of a source gives."""
+        """Yields the output rows of subtask `number` of a source."""
         assert self._splits is not None, "the stage is a source"
         job, plan = self.load()
         subtask = SubtaskId(self.job_id, number, len(self._splits), attempt)
@@ -131,7 +130,7 @@ class StageProgram:
     def read_partition(
         self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0
     ) -> Iterator[list[BlockRow]]:
-        """The rows that come out, for the rows of partition `number` of a DataFrame."""
+        """Yields the output rows for the rows of partition `number` of a DataFrame."""
         job, plan = self.load()
         stage = plan.stage(self.stage_id)
         subtask = SubtaskId(self.job_id, number, max(number + 1, stage.parallelism), attempt)
@@ -140,7 +139,7 @@ class StageProgram:
     def process(
         self, target: int, rows: Iterable[BlockRow], attempt: int = 0
     ) -> Iterator[list[BlockRow]]:
-        """The rows that come out of subtask `target`, for those of its exchanges, sorted."""
+        """Yields the output rows of subtask `target` for its sorted input rows."""
         job, plan = self.load()
         stage = plan.stage(self.stage_id)
         return run_subtask(
@@ -148,7 +147,7 @@ class StageProgram:
         )
 
     def load(self) -> tuple[ShippedJob, SparkPlan]:
-        """The job and its plan, taken apart once a process."""
+        """Returns the job and its plan, decoded once in a process."""
         found = _LOADED.get(self.job_id)
         if found is None:
             sys.path += [path for path in self._paths if path not in sys.path]
@@ -168,9 +167,9 @@ def run_subtask(
     splits: Sequence[Split] | None = None,
     outlets: Outlets | None = None,
 ) -> Iterator[list[Any]]:
-    """One subtask from its first record to its end, in a loop of its own.
+    """Runs one subtask from its first record to its end, in a new loop. Yields its output rows.
 
-    `outlets` make what rows leave by; blocks, if not given.
+    `outlets` make the outlets of exchanges; by default they write blocks.
     """
     codec = Codec(job.types)
     loop = new_event_loop()
@@ -181,7 +180,7 @@ def run_subtask(
         clock = None
         if splits is None:
             clock = ReplayedClock(host.clock)
-            # The same readings, except that the wall clock follows the records.
+            # The clock differs only in its wall clock, which follows the records.
             host.clock = clock  # type: ignore[assignment]
 
         def outlet(edge: JobEdge, owner: str) -> Outlet:
@@ -228,7 +227,7 @@ def run_subtask(
 
 @contextmanager
 def told(codec: Codec) -> Iterator[None]:
-    """Turns an error of user code into a text from which it can be rebuilt beyond Spark."""
+    """Turns an error of user code into a SubtaskFailed, whose text contains the encoded error."""
     try:
         yield
     except SubtaskFailed:
@@ -241,7 +240,7 @@ def told(codec: Codec) -> Iterator[None]:
 
 
 class Turns:
-    """A generator and an asyncio task that run by turns."""
+    """Runs a generator and an asyncio task alternately."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -253,12 +252,12 @@ class Turns:
     # In the task.
 
     def put(self, row: Any) -> None:
-        """Of any kind that has a payload."""
+        """Adds an output row, which has a `payload`."""
         self._rows.append(row)
         self._bytes += len(row.payload)
 
     async def make_room(self) -> None:
-        """Let the rows be taken, if there are many."""
+        """Waits until the generator has taken the rows, if there are many."""
         if self._bytes >= ROWS_BYTES_MAX:
             self._go_on = self._loop.create_future()
             self._hand_over()
@@ -313,7 +312,7 @@ def _pairs_of(made: Iterator[list[BlockRow]]) -> Iterator[Pair]:
 def _arrow_of(rows: list[BlockRow]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    # Exactly the types of the schema: Spark casts nothing.
+    # Uses exactly the types of the schema, because Spark casts nothing.
     types = (pa.int32(), pa.int64(), pa.int32(), pa.int32(), pa.int64(), pa.binary())
     columns = [
         pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)

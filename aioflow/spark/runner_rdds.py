@@ -1,13 +1,12 @@
-"""The stages of a flow as RDDs of Spark, and their rows. Everything here calls Spark and blocks: it
-runs in threads of the bridge.
+"""Builds the stages of a flow as RDDs of Spark, and runs them.
 
-A stage is one pass over its input, with one partition for each subtask. A source's partition gets
-the number of the subtask; others get the blocks of their exchanges, sorted by place. Spark sorts
-beyond memory on disk. Spark keeps output that goes to several stages or to the program, so that
-each stage runs once.
+Everything here calls Spark and blocks: it runs in threads of the bridge. A stage is one pass over
+its input, with one partition for each subtask. A source's partition gets the number of the subtask;
+others get the blocks of their exchanges, sorted by place. Spark sorts beyond memory on disk. Spark
+keeps output that goes to several stages or to the program, so that each stage runs once.
 
-Why not DataFrames: Spark need not see the content of a block. Planning, compiling and converting a
-query for each run costs the JVM twice as much as the shuffle. A DataFrame that the
+DataFrames are not used, because Spark need not see the content of a block. Planning, compiling and
+converting a query for each run costs the JVM twice as much as the shuffle. A DataFrame that the
 flow reads stays one until its rows become blocks.
 """
 
@@ -42,8 +41,8 @@ ROWS_AT_A_TIME = 32
 class StageRdds:
     """The RDDs of one run.
 
-    `programs` by stage; `subtasks`: how many a source has; `given`: what `af.io.spark` reads, by
-    stage.
+    `programs`: program of each stage. `subtasks`: number of subtasks of each source. `given`: what
+    `af.io.spark` reads, by stage.
     """
 
     def __init__(
@@ -68,9 +67,9 @@ class StageRdds:
                 )
 
     def compute(self) -> bool:
-        """Run the job, as far as Spark is concerned. Whether what is kept for this program may be
-        taken in one piece.
+        """Runs the stages on Spark.
 
+        Returns whether the output for this program is small enough to be taken in one piece.
         Counting is the cheapest way to run a stage: rows stay bytes to Java, and need no second
         Python process. Spark reports the true size of what it keeps in memory. What it moved to
         disk is compressed there, and is too much to take at once.
@@ -100,7 +99,7 @@ class StageRdds:
         )
 
     def take(self) -> list[BlockRow]:
-        """All rows of `compute` for this program."""
+        """Returns all output rows for this program."""
         return (
             list(map(_row_of, self._context.union(self._results).collect()))
             if self._results
@@ -108,13 +107,13 @@ class StageRdds:
         )
 
     def take_some(self) -> list[BlockRow]:
-        """The next of these rows, and none at the end."""
+        """Returns the next output rows for this program, an empty list at the end."""
         if self._rows is None:
             self._rows = self._iterate()
         return list(islice(self._rows, ROWS_AT_A_TIME))
 
     def release(self) -> None:
-        """Let Spark forget what it kept."""
+        """Lets Spark drop the output that it kept."""
         for rdd in self._kept:
             rdd.unpersist()
 
@@ -123,7 +122,7 @@ class StageRdds:
             yield from map(_row_of, rdd.toLocalIterator())
 
     def _readers(self, stage: Stage) -> set[int]:
-        """The other stages in Spark that read from this one."""
+        """Returns the ids of the other stages on Spark that read from this one."""
         return {
             self._plan.target_of(edge).id
             for edge in stage.outputs
@@ -131,7 +130,7 @@ class StageRdds:
         }
 
     def _wanted(self, stage: Stage) -> list[int]:
-        """Edges of the rows that come to this program."""
+        """Returns the edges of the rows that go to this program."""
         edges = [edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home]
         return [*edges, COMMITTABLES] if any(node.sink for node in stage.nodes()) else edges
 
@@ -151,12 +150,12 @@ class StageRdds:
             rdd = self._exchange(stage).mapPartitionsWithIndex(program.on_rows)
         wanted = bool(self._wanted(stage))
         if wanted or len(self._readers(stage)) > 1:
-            rdd = rdd.persist(StorageLevel.MEMORY_AND_DISK_DESER)  # To Java they are bytes already.
+            rdd = rdd.persist(StorageLevel.MEMORY_AND_DISK_DESER)  # Rows are bytes in Java anyway.
             self._kept.append(rdd)
         return rdd
 
     def _exchange(self, stage: Stage) -> Any:
-        """The blocks for `stage`, a partition a subtask, in their order."""
+        """Returns the input blocks of `stage`, sorted, with one partition for each subtask."""
         edges_of: dict[int, list[int]] = {}
         for edge in stage.inputs:
             producer = next(one for one in self._plan.stages if edge in one.outputs)
@@ -182,6 +181,6 @@ def _row_of(pair: Pair) -> BlockRow:
 
 
 def _pair_of(row: Any) -> Pair:
-    """Of a row of a DataFrame with `SCHEMA`."""
+    """Returns a row of a DataFrame with `SCHEMA` as a pair of place and payload."""
     target, mark, edge, producer, seq, payload = row
     return (target, mark, edge, producer, seq), bytes(payload)

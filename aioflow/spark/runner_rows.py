@@ -1,8 +1,7 @@
-"""The rows of a DataFrame as the elements of a source, where Spark has them: in the task that
-computed them.
+"""A source that reads the rows of a DataFrame inside the Spark task that computed them.
 
-They come as Arrow batches, and become elements in slices, as the flow asks for them. Each partition
-is a split.
+The rows come as Arrow batches, and become elements in slices, as the flow asks for them. Each
+partition is a split.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ __all__ = ["FrameRows"]
 
 
 class FrameRows:
-    """Stands for a `FrameSource` in a job of Spark.
+    """Replaces a `FrameSource` in a job of Spark.
 
-    What it reads is the payload of its split: an iterator of record batches.
+    The payload of its split is an iterator of record batches, which it reads.
     """
 
     bounded = True
@@ -34,11 +33,11 @@ class FrameRows:
 
     @property
     def gives_dicts(self) -> bool:
-        """Whether an element is a dict of the columns, as they are."""
+        """Whether an element is a plain dict of the columns."""
         return self._make is None and not self._batches
 
     async def discover(self) -> list[Split]:
-        """Spark knows the partitions, and each task its own."""
+        """Returns no splits: Spark knows the partitions, and gives each task its own."""
         return []
 
     def reader(self, ctx: SourceContext) -> SourceReader[Any]:
@@ -59,7 +58,9 @@ class _RowReader:
             self._batches = split.payload
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
-        """Waits for Spark where it has to: nothing else goes on in this process."""
+        """Returns the next elements. Blocks until Spark has a batch: nothing else runs in this
+        process.
+        """
         while self._batch is None or self._offset >= self._batch.num_rows:
             self._batch = next(self._batches, None)
             self._offset = 0
@@ -76,10 +77,12 @@ class _RowReader:
         return rows if make is None else [make(row) for row in rows]
 
     async def wait(self) -> None:
-        """There is never anything to wait for."""
+        """Does nothing: `poll_batch` itself waits."""
 
     def position(self, split_id: str) -> None:
-        """None: there is no position. A task that is lost starts from the beginning."""
+        """Returns None, because there are no positions. A task that is lost starts from the
+        beginning.
+        """
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""

@@ -1,11 +1,10 @@
-"""One subtask of a stage: its operators with their state, timers and mail, driven from one input to
-the end of it.
+"""Runs one subtask of a stage: its operators with their state, timers and mail.
 
-It plays the part of a StreamTask, without network and checkpoints. Mailbox, chains, contexts and
-operators are the engine's own, so each element meets the same code in the same order. Input comes
-as pieces of records with their watermarks. A piece is processed when `feed` returns, except for
-calls of async operators that are still under way. The end of input is the end of the job: event
-time ends, operators finish, sinks prepare what they have written.
+It replaces a StreamTask, without network and checkpoints. Mailbox, chains, contexts and operators
+are the engine's own, so each element meets the same code in the same order. Input comes as pieces
+of records with their watermarks. A piece is processed when `feed` returns, except for calls of
+async operators that are still under way. The end of input is the end of the job: event time ends,
+operators finish, sinks prepare what they have written.
 
 It runs in one asyncio task, which owns the mailbox: in a process of Spark's as well as in the
 program itself.
@@ -53,15 +52,17 @@ __all__ = ["ONLY_CHECKPOINT", "StageSubtask"]
 T = TypeVar("T")
 
 ONLY_CHECKPOINT = 1
-"""What sinks prepare for at the end of the job: it is committed when all of the job is through."""
+"""Number of the only checkpoint, at the end of the job: it is committed when the whole job is
+done.
+"""
 
 
 class StageSubtask:
-    """Runs subtask `id` of `stage`. `outlets` by number of the exchange; `make_room` is awaited
-    between slices, so that the rows which left can be taken.
+    """Runs subtask `id` of `stage`.
 
-    `clock`: set if the input was read before and brings its time along. Otherwise the host's time
-    applies.
+    `outlets` make the outlets of exchanges. `make_room` is awaited between slices, so that output
+    can be taken. `clock` is set if the input has arrived before and brings its arrival times;
+    otherwise the host's time applies.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class StageSubtask:
         host: Host,
         job: ShippedJob,
         stage: Stage,
-        id: SubtaskId,  # It is what it is.
+        id: SubtaskId,
         outlets: Callable[[JobEdge, str], Outlet],
         make_room: Callable[[], Awaitable[None]] | None = None,
         clock: ReplayedClock | None = None,
@@ -78,8 +79,9 @@ class StageSubtask:
         *,
         shares_loop: bool = True,
     ) -> None:
-        """`restored`: the operator state that a stage of one operator begins with. `restore` fills
-        keyed state, before it is used. `shares_loop`: whether others want their turn too."""
+        """`restored`: operator state for a stage with a single operator. `restore` fills keyed
+        state before its first use. `shares_loop`: whether other code runs on the same loop.
+        """
         self.host = host
         self.resources = ResourceScope()
         self.group = OrderedTaskGroup()
@@ -112,28 +114,30 @@ class StageSubtask:
         self._first = self._tasks[0]
         self._scope = self._made.scope
         self.contexts = self._made.contexts
-        """Of all operators, in their order."""
+        """Contexts of all operators, in order."""
 
     @property
     def root(self) -> Operator:
-        """The operator that the stage begins with; no source."""
+        """The operator that the stage begins with. The stage must not be a source."""
         return self._first.operators[0]
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
-        """The executor of Spark bounds how long it takes."""
+        """Cancels source code without a time limit of its own, because Spark's executor limits the
+        time.
+        """
         await cancel_and_wait([task])
 
     # The life of a subtask, in one asyncio task.
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Open, do `work`, close. Raises what failed first."""
+        """Opens the operators, runs `work`, and closes the operators. Raises the first error."""
         failure: BaseException | None = None
         result: Any = None
         async with self.group:
             try:
                 await self._open()
                 result = await work()
-            # Raised below, bare: the group would wrap it.
+            # Raised below, because the group would wrap the error.
             except BaseException as error:  # noqa: BLE001
                 failure = error
             self.group.cancel_children()
@@ -146,7 +150,7 @@ class StageSubtask:
         return result  # type: ignore[no-any-return]
 
     async def _open(self) -> None:
-        """Open the operators, consumers before producers."""
+        """Opens the operators, consumers before producers."""
         self._processor.mailbox.bind_owner()
         self._scope_token = enter_scope(self._scope)
         self._opened = True
@@ -160,7 +164,7 @@ class StageSubtask:
             task.chain.compile()
 
     async def feed(self, piece: Piece) -> None:
-        """Process the records of one piece."""
+        """Processes the records of one piece."""
         if self._timers is not None:
             await self._timers.pass_time(piece.arrival_ms, self._settle)
         batch = piece.batch
@@ -171,15 +175,15 @@ class StageSubtask:
     async def _push(self, batch: RecordBatch, input_index: int) -> None:
         marks = batch.watermarks
         if marks is not None and marks[0] == marks[-1] == self._reached:
-            # Nothing of it sees time move, as in all of a flow without event time: operators need
-            # not look.
+            # Event time does not advance in this batch, as always in a flow without event time.
+            # So operators need not check the watermarks.
             batch = batch.with_watermarks(None, batch.watermark)
         self._reached = max(self._reached, batch.watermark)
         self._first.chain.push(batch, input_index)
         await self._settle()
 
     async def read(self, splits: Sequence[Split]) -> None:
-        """For a source: read `splits` to their end."""
+        """Reads the `splits` of a source to their end."""
         head, task = self._stage.root.head, self._first
         assert head.source is not None, "only sources are read"
         context = self.contexts[0]
@@ -217,12 +221,14 @@ class StageSubtask:
                 await source_input.close_reader()
 
     async def advance(self, watermark: int) -> None:
-        """Let event time go on to `watermark`."""
+        """Advances event time to `watermark`."""
         await self._push(empty_batch(watermark), 0)
 
     async def pause(self) -> None:
-        """What came in is through, and all state is where it is kept: the subtask may end here,
-        and be gone on with.
+        """Finishes all work on the input so far, and writes all state, so that the subtask may end
+        here.
+
+        Another subtask can continue with that state.
         """
         await self._settle(idle=True)
         for operator in self._made.backwards():
@@ -233,7 +239,7 @@ class StageSubtask:
         self._made.flush()
 
     async def finish(self) -> None:
-        """The end of input: event time ends for each operator, then that finishes, producers
+        """Handles the end of input: ends event time for each operator, then finishes it, producers
         first.
         """
         for task in self._tasks:
@@ -260,7 +266,9 @@ class StageSubtask:
         self._made.flush()
 
     async def prepared(self, checkpoint_id: int = ONLY_CHECKPOINT) -> Mapping[int, list[Any]]:
-        """After `finish`, or for now: what the sinks have prepared, by node."""
+        """Returns the writes that the sinks have prepared, by node: after `finish`, or up to
+        now.
+        """
         await self._settle(idle=True)
         found: dict[int, list[Any]] = {}
         for task in self._tasks:
@@ -275,14 +283,14 @@ class StageSubtask:
         return found
 
     async def commit(self, checkpoint_id: int = ONLY_CHECKPOINT) -> None:
-        """After `prepared`, in the program: what the sinks have written becomes visible."""
+        """Lets the sinks commit what they have prepared. Called in the program after `prepared`."""
         for task in self._tasks:
             for operator in task.operators:
                 operator.notify_checkpoint_complete(checkpoint_id)
         await self._settle(idle=True)
 
     async def _close(self) -> None:
-        """Release everything, also after a failure. Raises the first error."""
+        """Releases everything, also after a failure. Raises the first error."""
         first: BaseException | None = None
         for context in self.contexts:
             context.processing_timers.shutdown()
@@ -291,7 +299,7 @@ class StageSubtask:
         for operator in self._made.backwards():
             try:
                 await operator.close()
-            # The others are closed all the same; raised below.
+            # The other operators are closed nevertheless; the error is raised below.
             except Exception as error:  # noqa: BLE001
                 first = first or error
         for context in self.contexts:
@@ -309,12 +317,13 @@ class StageSubtask:
     # Mail, slices and waiting.
 
     async def _settle(self, *, idle: bool = False) -> None:
-        """Run mail and the chains until nothing waits; with `idle` also until no operator has
-        results to come.
+        """Runs mail and the chains until nothing waits.
+
+        With `idle` also until no operator has results to come.
         """
         chains = [
             task.chain for task in reversed(self._tasks)
-        ]  # Consumers first: little is held in between.
+        ]  # Consumers first, so that little data is held in between.
         while True:
             await self._processor.drain()
             if self._make_room is not None:
@@ -341,7 +350,9 @@ class StageSubtask:
                 await self._wait_for(blocked)
 
     async def _wait_for(self, availability: Availability) -> None:
-        """Until something is raised or mail comes, which is run. Raises what it raised."""
+        """Waits for `availability`, and runs mail that comes meanwhile. Raises the error of a
+        mail.
+        """
         if availability not in self._watched:
             self._watched.append(availability)
             availability.on_available(partial(self._on_available, availability))
@@ -356,7 +367,7 @@ class StageSubtask:
         self._watched.remove(availability)
         self._executor.execute(_nothing, "availability changed")
 
-    # What operators and the source ask for (TaskServices, InputConsumer).
+    # Services for operators and the source (TaskServices, InputConsumer).
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
         self._made.emit_from(operator_index, batch)
@@ -384,17 +395,17 @@ class StageSubtask:
         self._first.chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
-        """As `emit_status`."""
+        """Does nothing, as `emit_status`."""
 
     def on_end_of_input(self, input_index: int) -> None:
-        """A source has one input, whose end `read` sees."""
+        """Does nothing: a source has one input, and `read` notices its end."""
 
     def on_event(self, event: Event) -> None:
-        """Sources send none."""
+        """Does nothing: sources send no events."""
 
 
 def _nothing() -> None:
-    """Mail that only wakes."""
+    """Does nothing. As a mail it only wakes the mailbox."""
 
 
 def _nothing_to_do(_processor: MailboxProcessor) -> None:

@@ -1,6 +1,7 @@
-"""The parts of one subtask of a stage: its tasks, and where their output goes. Each task is a chain
-of the engine's own operators with their contexts and state. It is built here; `runner_subtask`
-drives it.
+"""Builds the tasks of one subtask of a stage, and connects them.
+
+Each task is a chain of the engine's own operators with their contexts and state. `runner_subtask`
+runs them.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["Outlet", "StageTask", "StageTasks", "SubtaskId"]
 
 ALONE = (20_000_000, 4096)
-"""Slice in ns, and records at a time, if the loop runs only this subtask and its own calls: fewer,
+"""Slice in ns, and records in a batch, if the loop runs only this subtask and its own calls: fewer,
 longer turns.
 """
 
 
 class Outlet(Protocol):
-    """Where the records of an exchange go."""
+    """The end of an exchange, which records are emitted to."""
 
     def emit(self, batch: RecordBatch) -> None: ...
     def flush(self) -> None: ...
@@ -52,7 +53,7 @@ class Outlet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SubtaskId:
-    """Which subtask of how many, and which attempt at it."""
+    """Identifies a subtask of a stage and its attempt."""
 
     job_id: str
     index: int
@@ -66,7 +67,7 @@ class StageTask:
     def __init__(self, vertex: JobVertex) -> None:
         self.vertex = vertex
         self.offset = 1 if vertex.head.source is not None else 0
-        """A source node has a place in the vertex and none in the chain."""
+        """Number of nodes before the chain: 1 with a source, which is not in the chain."""
         self.operators: list[Operator] = []
         self.contexts: list[StageContext] = []
         self.chain: OperatorChain
@@ -83,7 +84,7 @@ class StageTask:
                     outlet(news)
 
     def nodes(self) -> Iterator[tuple[StreamNode, StageContext, Operator]]:
-        """Those that have an operator."""
+        """Yields the nodes that have an operator, each with its context and operator."""
         return zip(
             self.vertex.nodes[self.offset :],
             self.contexts[self.offset :],
@@ -93,11 +94,11 @@ class StageTask:
 
 
 class StageTasks:
-    """All tasks of subtask `id` of `stage`, connected. `services` is what their operators ask,
-    `outlets` make the ends of exchanges.
+    """All tasks of subtask `id` of `stage`, connected.
 
-    `timers`: keys have theirs there instead of at the clock. `restored`: the operator state that a
-    stage of one operator begins with. `shares_loop`: whether others want their turn too.
+    `services` serve the operators, `outlets` make the outlets of exchanges. `timers`: where timers
+    of keys are registered instead of at the clock. `restored`: operator state for a stage with a
+    single operator. `shares_loop`: whether other code runs on the same loop.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class StageTasks:
         services: TaskServices,
         job: ShippedJob,
         stage: Stage,
-        id: SubtaskId,  # It is what it is.
+        id: SubtaskId,
         outlets: Callable[[JobEdge, str], Outlet],
         processor: MailboxProcessor,
         timers: ReplayedTimers | None,
@@ -115,7 +116,7 @@ class StageTasks:
     ) -> None:
         self.scope = Scope(job.graph.name)
         self.contexts: list[StageContext] = []
-        """Of all operators, in their order."""
+        """Contexts of all operators, in order."""
         self._outlets: list[Outlet] = []
         self._services = services
         self._job = job
@@ -131,7 +132,7 @@ class StageTasks:
             (options.slice_ns, options.batch_records_max) if shares_loop else ALONE
         )
         self.tasks = [self._task(vertex) for vertex in stage.vertices]
-        """Input goes to the first."""
+        """Tasks of the stage. The first one gets the input."""
         self._connect(stage, outlets)
 
     def _task(self, vertex: JobVertex) -> StageTask:
@@ -203,7 +204,7 @@ class StageTasks:
             self.scope,
             self._services.host.clock.wall_ms,
             has_event_time=node.event_time,
-            # The end of the job is its one checkpoint: it decides what sinks commit.
+            # The end of the job is its only checkpoint, on which sinks commit.
             checkpointing=True,
             debug=False,
         )
@@ -253,11 +254,11 @@ class StageTasks:
                 outlet(batch)
 
     def backwards(self) -> Iterator[Operator]:
-        """All operators, consumers before producers."""
+        """Yields all operators, consumers before producers."""
         for task in reversed(self.tasks):
             yield from reversed(task.operators)
 
     def flush(self) -> None:
-        """Let go what waits in the outlets."""
+        """Writes the records that wait in the outlets."""
         for outlet in self._outlets:
             outlet.flush()

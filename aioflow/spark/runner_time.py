@@ -1,10 +1,10 @@
-"""Time and contexts of a subtask on Spark. What users count by the clock follows the arrival times
-of the records. Everything else follows the machine's clock.
+"""The clocks and contexts of a subtask on Spark.
 
-A subtask after a shuffle reads, in seconds, what arrived over an hour. So its wall clock follows
-the records, and timers of keys fire when it passes them, each at its own time. An operator's own
-timers (a batch that waits for more, a throttle) must go on without records, and use the machine's
-clock.
+Time that users see follows the arrival times of the records. Everything else follows the machine's
+clock. A subtask after a shuffle reads within seconds what arrived over an hour. So its wall clock
+follows the records, and timers of keys fire when the clock passes them, each at its own time. An
+operator's own timers (a batch that waits for more, a throttle) must go on without records, and use
+the machine's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ReplayedClock", "ReplayedTimers", "StageContext"]
 
 
 class ReplayedClock:
-    """The clock of a subtask that reads what has arrived before: its wall clock is that of the
+    """The clock of a subtask whose records have arrived before: its wall clock follows the
     records.
     """
 
@@ -53,8 +53,7 @@ class ReplayedTimer:
 class StageContext(TaskOperatorContext):
     """The context of an operator.
 
-    Timers of keys go by the clock of the records; what an operator does by itself, by the
-    machine's.
+    Timers of keys use the clock of the records; an operator's own timers use the machine's clock.
     """
 
     replays: Callable[[int, Callable[[], None]], ReplayedTimer] | None = None
@@ -85,7 +84,7 @@ class StageContext(TaskOperatorContext):
 
 
 class ReplayedTimers:
-    """The timers of keys in one subtask, by the time that they are due."""
+    """The timers of keys in one subtask, in order of the time when they are due."""
 
     def __init__(self, clock: ReplayedClock) -> None:
         self._clock = clock
@@ -99,8 +98,9 @@ class ReplayedTimers:
         return timer
 
     async def pass_time(self, now_ms: int, settle: Callable[[], Awaitable[None]]) -> None:
-        """Let it be `now_ms`, if that is later; what is due before fires at its own time, and is
-        settled.
+        """Advances the clock to `now_ms`, if that is later.
+
+        Timers that are due before then fire, each at its own time, and `settle` runs what follows.
         """
         clock, heap = self._clock, self._heap
         while heap and heap[0][0] < now_ms:

@@ -5,8 +5,8 @@
         count = await spark.call(frame.count, timeout="30s")
 
 PySpark blocks: every call goes through a socket to the Java process, and an action returns when its
-job is through. So each call runs in a thread of a bounded number. Its thread in the JVM has the
-session as its active one, and the call's own job group.
+job has ended. So each call runs in one of a bounded number of threads. Its thread in the JVM has
+the session as its active one, and the call's own job group.
 
 Invariants: at most `capacity` awaited calls run at a time. A caller that is cancelled or out of
 time stops waiting at once. The jobs of its call are cancelled, including those that it has not
@@ -14,7 +14,7 @@ submitted yet. A call that still does not return is given up after `ABANDON_AFTE
 `abandoned`; it takes no place. A Java process that died fails the calls under way; the next call
 starts another.
 
-Through the bridge goes control. Rows go over channels of our own (`transfer`).
+The bridge is for control. Rows use separate connections (`channels`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ __all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge", "check_bridge"]
 T = TypeVar("T")
 
 CAPACITY = 4
-"""Calls at a time.
-
-Spark runs the jobs of several threads side by side; more would only wait for the same cores.
+"""Default number of concurrent calls. Spark runs the jobs of several threads side by side; more
+would only wait for the same cores.
 """
 
 ABANDON_AFTER_S = 10.0
@@ -59,7 +58,7 @@ Spark interrupts tasks within a second or two.
 """
 
 CONNECT_TIMEOUT_S = 5.0
-"""How long a master may take to answer before it is called unreachable."""
+"""Maximum time for a master to answer before it counts as unreachable."""
 
 CLOSE_TIMEOUT_S = 30.0
 
@@ -67,8 +66,9 @@ logger = logging.getLogger(__name__)
 
 
 def _load_flows() -> None:
-    """Import the modules that flows need to read and write here. It runs in a thread, because it
-    would block the loop for half a second.
+    """Imports the modules that flows need to read and write here.
+
+    It runs in a thread, because it would block the loop for half a second.
     """
     import aioflow.api.calls
     import aioflow.api.flow
@@ -88,7 +88,7 @@ def _load_flows() -> None:
 
 
 def check_bridge(bridge: object, name: str) -> None:
-    """Raises TypeError for what is no bridge, where it was given as `name`."""
+    """Raises TypeError if `bridge`, given as the argument `name`, is no SparkBridge."""
     if not isinstance(bridge, SparkBridge):
         raise TypeError(
             f"{name} is {bridge!r} of type {type(bridge).__name__}, expected an af.SparkBridge: "
@@ -99,7 +99,7 @@ def check_bridge(bridge: object, name: str) -> None:
 class SparkBridge:
     """One Spark session, started by the first call.
 
-    Safe to use from several loops, one after the other.
+    It can be used from several loops, one after the other.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class SparkBridge:
         allow_plaintext: bool = False,
         host: Host | None = None,
     ) -> None:
-        """`config` goes over the defaults, which are quiet and on loopback. Raises SparkError for
-        what is no master URL.
+        """`config` overrides the default settings, which are quiet and on loopback.
 
-        Rows from and to executors on other machines go over TLS, with files at the same paths
-        there. If plain text is allowed, they go without TLS.
+        With `tls`, rows from and to executors on other machines go over TLS, with files at the same
+        paths there. With `allow_plaintext` they may go unprotected. Raises SparkError for an
+        invalid master URL.
         """
         check_master(master)
         if type(capacity) is not int or capacity < 1:
@@ -131,7 +131,7 @@ class SparkBridge:
         self._owns_host = host is None
         self._threads = CallThreads(self._host, capacity, self._run, "aioflow-spark")
         self._starting = threading.Lock()
-        """Held while the session is started or ended, so that it is one."""
+        """Lock while the session is started or ended, so that there is only one."""
         self._process: SparkProcess | None = None
         self._closed = False
 
@@ -157,29 +157,31 @@ class SparkBridge:
 
     @property
     def owns_session(self) -> bool:
-        """Whether there is a session, and this bridge started it: a context that the program
-        made itself is used by others too.
+        """Whether this bridge started the session. A context that the program made is shared with
+        others.
         """
         return self._process is not None and self._process.is_ours
 
     @property
     def running(self) -> int:
-        """Calls under way that were not given up."""
+        """Number of calls under way that were not given up."""
         return self._threads.running
 
     @property
     def abandoned(self) -> int:
-        """Calls that were cancelled and still have not returned."""
+        """Number of calls that were cancelled and still have not returned."""
         return self._threads.abandoned
 
     @property
     def host(self) -> Host:
-        """The seam to the machine, open as long as the bridge is."""
+        """The host: clock, files and network of the machine. It is open as long as the bridge
+        is.
+        """
         return self._host
 
     @property
     def address(self) -> str:
-        """Where Spark's tasks reach this process: the driver's address."""
+        """Address of this process for Spark's tasks, which is the driver's address."""
         return (
             "127.0.0.1"
             if self.master.startswith("local")
@@ -188,11 +190,15 @@ class SparkBridge:
 
     @property
     def reach(self) -> Reach:
-        """That, and how it is kept from others' eyes."""
+        """The address of this process for Spark's tasks, and how connections to it are
+        protected.
+        """
         return Reach(self.address, self._tls, self._allow_plaintext)
 
     async def session(self) -> Any:
-        """PySpark's SparkSession. Its methods block: use them in functions given to `call`."""
+        """Returns PySpark's SparkSession. Its methods block: use them in functions given to
+        `call`.
+        """
         return await self.call(self._current_session)
 
     async def sql(
@@ -202,9 +208,10 @@ class SparkBridge:
         *,
         timeout: str | timedelta | None = None,
     ) -> Any:
-        """The DataFrame of `query`; `args` fill its named parameters (":name").
+        """Returns the DataFrame of `query`; `args` are the values of its named parameters
+        (":name").
 
-        It is computed when an action asks for it.
+        The DataFrame is computed when an action asks for it.
         """
 
         def run() -> Any:
@@ -220,11 +227,12 @@ class SparkBridge:
         timeout: str | timedelta | None = None,
         **kwargs: Any,
     ) -> T:
-        """`fn(*args, **kwargs)` in a thread in which it may use Spark, as long as that takes.
+        """Calls `fn(*args, **kwargs)` in a thread in which it may use Spark, and returns the
+        result.
 
-        Raises TimeoutError after `timeout`, which counts from now, and SparkError for what fails in
-        Spark; other errors of `fn` come out as they are. Cancelled or out of time, the jobs of the
-        call are cancelled too.
+        Raises TimeoutError after `timeout`, which counts from now, and SparkError for failures in
+        Spark; other errors of `fn` are raised as they are. After a timeout or a cancellation the
+        jobs of the call are cancelled too.
         """
         return await self._call(
             partial(fn, *args, **kwargs),
@@ -234,8 +242,8 @@ class SparkBridge:
         )
 
     async def job(self, fn: Callable[[], T]) -> T:
-        """As `call`, for what lasts as long as a stream does: it has a thread of its own beyond
-        the capacity.
+        """Like `call`, for a function that lasts as long as a stream. Its thread exceeds the
+        capacity.
         """
         return await self._call(fn, getattr(fn, "__qualname__", repr(fn)), None, apart=True)
 
@@ -256,7 +264,7 @@ class SparkBridge:
                 return result
         except TimeoutError as error:
             if call.future.done() and not call.future.cancelled():
-                raise  # The function's own.
+                raise  # The error of the function itself.
             raise TimeoutError(
                 f"the Spark call {what} took longer than {timeout}, its jobs are cancelled"
             ) from error
@@ -265,9 +273,9 @@ class SparkBridge:
                 self._give_up(call)
 
     async def close(self) -> None:
-        """End the session and the Java process that we started.
+        """Ends the session, and the Java process if the bridge started it.
 
-        Calls under way are cancelled. Closing again does nothing.
+        Calls under way are cancelled. Closing again has no effect.
         """
         if self._closed:
             return
@@ -301,10 +309,12 @@ class SparkBridge:
                 raise
             raise better from None
         finally:
-            del call.fn  # A frame that it holds on to must not live as long as the thread.
+            del call.fn  # Frames that it refers to must not live as long as the thread.
 
     def _ensure(self) -> SparkProcess:
-        """The session; started if there is none. One thread starts it, the others wait for that."""
+        """Returns the session, and starts it if there is none. Other threads wait until it is
+        started.
+        """
         with self._starting:
             if self._closed:
                 raise Closed("the Spark bridge was closed before the call began")
@@ -320,7 +330,7 @@ class SparkBridge:
                     )
                 except (SparkError, ModuleNotFoundError):
                     raise
-                except Exception as error:  # Any error of Java, in a sentence.
+                except Exception as error:  # Any error of Java becomes one sentence.
                     better = translated(error)
                     if isinstance(better, SparkGone) and standalone_masters(self.master):
                         better = SparkError(
@@ -357,8 +367,9 @@ class SparkBridge:
     # On the loop.
 
     async def _check_reachable(self) -> None:
-        """Raises SparkError if no standalone master answers: Spark would try for a minute, and
-        then stop from within.
+        """Raises SparkError if no standalone master answers.
+
+        Spark itself would try for a minute, and then stop from within.
         """
         if self._process is not None:
             return
@@ -380,7 +391,7 @@ class SparkBridge:
             )
 
     def _give_up(self, call: Call) -> None:
-        """Cancel `call`: its caller waits no more."""
+        """Cancels `call`, whose caller no longer waits."""
         if self._threads.withdraw(call):
             return
         _ = self._host.blocking(
@@ -397,12 +408,14 @@ class SparkBridge:
             )
 
     def _cancel_jobs(self, group: str) -> None:
-        """In a thread of its own: those of the calls may all be taken."""
+        """Cancels the jobs of a group, in an extra thread, because all threads for calls may be in
+        use.
+        """
         process = self._process
         if process is None or process.has_ended:
             return
         try:
-            # Also what the call submits from now on: it may be just between two jobs.
+            # Also cancels later jobs of the call, which may be between two jobs now.
             process.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
         # The process may be ending; then its jobs end too.
         except Exception as error:  # noqa: BLE001

@@ -1,7 +1,7 @@
-"""What a Spark session of ours is configured with: quiet, on loopback, no web interface, files in
-one scratch directory.
+"""The configuration of a Spark session that the bridge starts.
 
-The user's settings override it.
+By default it is quiet, listens on loopback, has no web interface, and keeps its files in one
+scratch directory. The user's settings override the defaults.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ appender.c.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where Spark's tasks reach this process, and what keeps others on the way from reading
-    along.
-    """
+    """The address of this process for Spark's tasks, and how connections to it are protected."""
 
     address: str
     tls: TlsFiles | None = None
     allow_plaintext: bool = False
 
     def check(self) -> None:
-        """Raises NotAuthenticated if the network can be read along and that is not allowed."""
+        """Raises NotAuthenticated if others on the network could read the rows and that is not
+        allowed.
+        """
         from aioflow.network.security import is_loopback
 
         if self.tls is None and not self.allow_plaintext and not is_loopback(self.address):
@@ -63,8 +63,9 @@ class Reach:
 
 
 def check_master(master: str) -> None:
-    """Raises SparkError for what is no master URL: Spark itself would say so in Java, after it
-    has started. TypeError for no text.
+    """Raises SparkError for an invalid master URL, TypeError if it is no text.
+
+    Spark itself would report it from Java, after it has started.
     """
     if not isinstance(master, str):
         raise TypeError(
@@ -80,7 +81,7 @@ def check_master(master: str) -> None:
 
 
 def standalone_masters(master: str) -> list[tuple[str, int]]:
-    """Host and port of each master of a `spark://` URL; empty for the others."""
+    """Returns host and port of each master of a `spark://` URL; empty for other URLs."""
     if not master.startswith("spark://"):
         return []
     pairs = [address.rsplit(":", 1) for address in master.removeprefix("spark://").split(",")]
@@ -88,7 +89,7 @@ def standalone_masters(master: str) -> list[tuple[str, int]]:
 
 
 def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """The whole configuration, `given` over ours. Makes the log4j file in `scratch`."""
+    """Returns the whole configuration, with `given` over the defaults. Writes the log4j file."""
     log4j = Path(scratch, "log4j2.properties")
     log4j.write_text(_LOG4J, encoding="utf-8")
     logging = f"-Dlog4j2.configurationFile={log4j.as_uri()}"
@@ -106,15 +107,15 @@ def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
-        # A Python worker that is asked to trace its own end prints into everybody's log.
+        # A Python worker that is asked to trace its own end prints into the user's log.
         "spark.sql.pyspark.jvmStacktrace.enabled": "false",
     }
     if here:
         ours |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # One machine: as many partitions after a shuffle as it has cores. Spark's own default
-            # of 200 is for clusters.
+            # On one machine a shuffle makes as many partitions as there are cores. Spark's own
+            # default of 200 is for clusters.
             "spark.sql.shuffle.partitions": str(max(2, min(_cores(master), 16))),
             "spark.executor.extraJavaOptions": logging,
         }

@@ -1,11 +1,10 @@
-"""A stream written through Spark, a batch a checkpoint: `stream.sink(af.io.spark(bridge,
-into="/data/delays", schema="..."))`.
+"""A sink that writes a stream through Spark, one batch for each checkpoint: `stream.sink(
+af.io.spark(bridge, into="/data/delays", schema="..."))`.
 
-    records       become Arrow batches of the schema at once; what does not fit is an error at the
-                  record
-    prepare(n)    they are whole and durable in the spool, a directory of this machine
-    commit        a Spark job whose tasks fetch them over our channels writes them; then the spool
-                  lets go
+    records       become Arrow batches of the schema at once; a record that does not fit is an error
+    prepare(n)    the batches are complete and durable in the spool, a local directory
+    commit        a Spark job writes them; its tasks fetch them over our channels. Then the spool
+                  deletes them
 
 Rows are spooled rather than written by Spark at once, because no DataFrameWriter can take a write
 back. A job that fails after its write would leave rows that will be written again. Without
@@ -42,23 +41,22 @@ if TYPE_CHECKING:
 __all__ = ["FrameCommitter", "FrameSink", "FrameWriter", "ROLL_ROWS"]
 
 BATCH_ROWS = 10_000
-"""Rows of a batch in the spool: as Spark's own."""
+"""Number of rows of an Arrow batch in the spool, as in Spark."""
 
 ROLL_ROWS = 1_000_000
-"""Without checkpoints, rows after which they are written."""
+"""Number of rows after which a batch is committed in a run without checkpoints."""
 
 PARTITIONS_MAX = 8
-"""Tasks, and so files, of one batch."""
+"""Maximum number of tasks, and so of files, of one batch."""
 
 TASK_BYTES = 8 << 20
-"""What a task writes at least, if there is so much: in the spool.
-
-Beginning and ending one costs as much CPU as writing 2 MiB of it.
+"""Minimum number of bytes in the spool for each task. Starting and ending a task costs as much
+CPU as writing 2 MiB.
 """
 
 
 class FrameSink:
-    """A `Sink`. It stays in the process that has the bridge."""
+    """A `Sink` that writes through Spark. It stays in the process that has the bridge."""
 
     parallelism_max = 1
     stays_here = True
@@ -80,8 +78,10 @@ class FrameSink:
         return FrameCommitter(self.bridge.host if ctx is None else ctx.host, self)
 
     async def arrow_schema(self) -> pa.Schema:
-        """Raises SparkError for what is no schema, and what `Target.check` does for one that its
-        target cannot take.
+        """Returns the schema of the rows.
+
+        Raises SparkError for an invalid schema, and the error of `Target.check` if the target
+        cannot take such rows.
         """
         text = self.schema
         session = await self.bridge.session()
@@ -92,7 +92,7 @@ class FrameSink:
 
             pa.array(
                 [0]
-            )  # Loads pandas where it is there, which takes a second: here, not on the loop.
+            )  # Imports pandas if it is installed. That takes a second, so not on the loop.
             struct: Any = StructType.fromDDL(text)
             return struct, to_arrow_schema(struct, timezone="UTC")
 
@@ -123,7 +123,7 @@ class FrameWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """What was staged up to `checkpoint_id` is committed, or will be."""
+        """Notes the restored checkpoint: writes staged up to it are committed, or will be."""
         self._restored = checkpoint_id
 
     async def open(self) -> None:
@@ -137,7 +137,7 @@ class FrameWriter:
             self.full = self._rows >= BATCH_ROWS
 
     def _batch(self, values: Sequence[Any]) -> pa.RecordBatch:
-        """The columns of the records. Raises ValueError naming column and record."""
+        """Returns the records as an Arrow batch. Raises ValueError naming column and record."""
         names = self._schema.names
         columns = []
         for place, field in enumerate(self._schema):
@@ -204,21 +204,22 @@ class FrameWriter:
         return [] if staged is None else [list(staged)]
 
     async def close(self) -> None:
-        """Drop what was not sealed: it will be written again, or was not wanted."""
+        """Drops rows that are not sealed: they will be written again, or are not wanted."""
         await self._spool.drop()
 
 
 class FrameCommitter:
-    """Has Spark write staged batches, one job each."""
+    """Makes Spark write staged batches, with one job for each."""
 
     def __init__(self, host: Host, sink: FrameSink) -> None:
         self._host = host
         self._sink = sink
 
     async def commit(self, committables: Sequence[Any]) -> None:
-        """In order.
+        """Commits the batches in order.
 
-        What was written already is passed over. Raises StateError when the spool has lost a batch.
+        Batches that are written already are skipped. Raises StateError if the spool has lost a
+        batch.
         """
         for committable in committables:
             staged = staged_of(committable, self._sink.spool)
@@ -240,8 +241,8 @@ class FrameCommitter:
         sink = self._sink
         session = await sink.bridge.session()
         listener = ChannelListener(self._host, sink.bridge.reach)
-        # By the batch alone, not by the cores of today: a commit that is repeated must make the
-        # same files.
+        # The number depends only on the batch, not on the current cores: a repeated commit must
+        # make the same files.
         partitions = min(len(staged.lengths), PARTITIONS_MAX, -(-sum(staged.lengths) // TASK_BYTES))
         stream = OutboundStream(partial(reader.batches, partitions=partitions))
         await listener.open()
@@ -263,6 +264,6 @@ class FrameCommitter:
             await listener.close()
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Forget staged batches; what was written stays."""
+        """Deletes staged batches. Rows that are already written stay."""
         for committable in committables:
             await StagedReader(self._host, staged_of(committable, self._sink.spool)).discard()

@@ -35,15 +35,13 @@ NOT_BEGUN = Progress()
 
 
 class FrameSource(Generic[T]):
-    """A `Source`. It stays in the process that has the bridge."""
+    """A `Source` that reads a DataFrame. It stays in the process that has the bridge."""
 
     bounded = True
     parallelism_max = 1
     stays_here = True
     in_spark = True
-    """Whether Spark takes filters and fields behind it for columns of its own, in a job of
-    Spark.
-    """
+    """Whether Spark itself may apply the filters and fields that follow, in a job of Spark."""
 
     def __init__(
         self,
@@ -61,15 +59,15 @@ class FrameSource(Generic[T]):
         self._what = self.what = what
         self.make = make
         self.batches = batches
-        # Made by discover() for the reader that comes next: planning may compute a part of the
-        # query.
+        # discover() makes the plan for the next reader, because planning may compute a part of
+        # the query.
         self._planned: tuple[FrameReading, int] | None = None
 
     def __repr__(self) -> str:
         return f"spark({self._what!r:.60})" if isinstance(self._what, str) else "spark()"
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """One split a partition; the payload is how many there are."""
+        """Returns one split for each partition. Its payload is the number of partitions."""
         reading, count = await self._plan(self._bridge.host if host is None else host)
         await self.drop_plan()
         self._planned = reading, count
@@ -79,12 +77,12 @@ class FrameSource(Generic[T]):
         return _FrameReader(ctx, self)
 
     async def take_plan(self, host: Host) -> tuple[FrameReading, int]:
-        """The planned job and its number of partitions; the caller closes the job."""
+        """Returns the planned job and its number of partitions. The caller closes the job."""
         planned, self._planned = self._planned, None
         return planned or await self._plan(host)
 
     async def drop_plan(self) -> None:
-        """Close the plan if it was not taken."""
+        """Closes the plan if it was not taken."""
         planned, self._planned = self._planned, None
         if planned is not None:
             await planned[0].close()
@@ -159,7 +157,7 @@ class _FrameReader:
         return values
 
     def _next(self, reading: FrameReading) -> bool:
-        """Take the next batch; False if there is none now."""
+        """Takes the next batch. Returns False if there is none now."""
         arrival = reading.take()
         if arrival is None:
             self.finished = reading.finished
@@ -175,7 +173,7 @@ class _FrameReader:
 
     @property
     def finished_splits(self) -> set[str]:
-        """Partitions that were read to their end."""
+        """Returns the partitions that were read to their end."""
         reading = self._reading
         if reading is None:
             return set()
@@ -201,4 +199,4 @@ class _FrameReader:
         reading, self._reading = self._reading, None
         if reading is not None:
             await reading.close()
-        await self._source.drop_plan()  # The task has failed before it came to read.
+        await self._source.drop_plan()  # The task has failed before it could read.

@@ -1,8 +1,9 @@
-"""Arrow batches in files of this machine that wait for Spark to take them, owned by a checkpoint.
+"""Stores Arrow batches in local files until Spark has written them. Each file belongs to a
+checkpoint.
 
-A file holds batches of one schema, one after the other. Its `Staged` tells where each begins; it is
-plain data and goes into the checkpoint. A file's name tells its owner, as with the part files of
-`io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, `since` being the checkpoint after whose
+A file holds batches of one schema, one after the other. Its `Staged` has the size of each; it is
+plain data and goes into the checkpoint. A file's name identifies its owner, as with the part files
+of `io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, where `since` is the checkpoint after whose
 barrier it was begun. A file that a former attempt began after the restored checkpoint is an orphan.
 The next writer deletes it when it opens.
 
@@ -28,40 +29,39 @@ if TYPE_CHECKING:
 __all__ = ["Spool", "Staged", "StagedReader", "staged_of"]
 
 UNCHECKED = "none"
-"""Stands for `since` in a run without checkpoints."""
+"""Value of `since` in the names of files of a run without checkpoints."""
 
 MARKS_KEPT = 100
-"""Marks of batches that are done.
-
-A commit can only be repeated until a later checkpoint is complete.
+"""Number of `.done` marks that are kept. A commit is repeated at most until a later checkpoint
+completes.
 """
 
 _FILE = re.compile(r"(\d+|none)-([0-9A-Za-z]+)-(\d+)-([0-9a-f]+)\.arrow")
-"""Groups: since, job, attempt, token."""
+"""Pattern of a file's name, with the groups since, job, attempt and token."""
 
 _MARK = re.compile(r"(\d+)-[0-9a-f]+\.done")
-"""Group: checkpoint."""
+"""Pattern of a mark's name, with the checkpoint as group."""
 
 
 class Staged(NamedTuple):
-    """A committable: one whole file."""
+    """A complete file of the spool, as a committable of a sink."""
 
     path: str
     token: str
     checkpoint: int
     schema: bytes
     lengths: list[int]
-    """Sizes of its batches, in bytes."""
+    """Sizes of the Arrow batches, in bytes."""
     rows: int
 
     @property
     def batch_id(self) -> str:
-        """Unique, the same however often it is committed, and ascending within a job."""
+        """Id of the batch: unique, the same for every commit, and ascending within a job."""
         return f"{self.checkpoint:010}-{self.token}"
 
 
 class Spool:
-    """The files of one sink. Blocks on nothing: it goes through the host."""
+    """The files of one sink. All operations are asynchronous and use the host."""
 
     def __init__(self, host: Host, directory: str) -> None:
         self._host = host
@@ -82,9 +82,10 @@ class Spool:
         return self._rows
 
     async def open(self, ctx: OperatorContext, restored: int | None) -> None:
-        """For a writer: make the directory, and delete files that will never be committed.
+        """Creates the directory, and deletes files that will never be committed. Called by a
+        writer.
 
-        `restored`: the checkpoint; None: the run takes no checkpoints.
+        `restored`: the restored checkpoint; None: the run takes no checkpoints.
         """
         self._since, self._job, self._attempt = restored, ctx.job_id[:8], ctx.runtime.attempt
         await self._fs.mkdirs(self._directory, private=True)
@@ -101,7 +102,7 @@ class Spool:
                 await self._fs.delete(posixpath.join(self._directory, name))
 
     async def append(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Bring batches into the file that will be sealed next."""
+        """Appends batches to the file that will be sealed next."""
         if not self._path:
             self._token = self._host.ids.new("spool")[:16]
             since = UNCHECKED if self._since is None else self._since
@@ -119,7 +120,7 @@ class Spool:
         self._rows += sum(batch.num_rows for batch in batches)
 
     async def seal(self, checkpoint_id: int) -> Staged | None:
-        """Complete the file and make it durable. None if nothing was appended."""
+        """Completes the file and makes it durable. Returns None if nothing was appended."""
         if self._since is not None:
             self._since = max(self._since, checkpoint_id)
         if not self._path:
@@ -133,14 +134,14 @@ class Spool:
         return staged
 
     async def drop(self) -> None:
-        """Forget what was appended and not sealed."""
+        """Deletes the file that is not sealed."""
         path, self._path = self._path, ""
         if path:
             await self._fs.delete(path)
 
 
 class StagedReader:
-    """The batches of one `Staged`, for the partitions of a Spark job. It also deletes the file
+    """Reads the batches of one `Staged` for the partitions of a Spark job, and deletes the file
     afterwards.
     """
 
@@ -158,7 +159,10 @@ class StagedReader:
     async def batches(
         self, partition: int, partitions: int
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Every `partitions`-th batch from number `partition` on: the same ones each time."""
+        """Yields every `partitions`-th batch, from number `partition` on.
+
+        A partition always gets the same batches.
+        """
         schema = pa.ipc.read_schema(pa.py_buffer(self._staged.schema))
         offset = 0
         for number, length in enumerate(self._staged.lengths):
@@ -168,7 +172,7 @@ class StagedReader:
             offset += length
 
     async def done(self) -> None:
-        """Leave the mark, then delete the file and the marks that are no longer needed."""
+        """Writes the `.done` mark, then deletes the file and old marks."""
         fs, directory = self._host.fs, posixpath.dirname(self._mark)
         await fs.write(self._mark, b"", sync=True)
         await fs.fsync_dir(directory)
@@ -182,11 +186,10 @@ class StagedReader:
 
 
 def staged_of(committable: Any, spool: str) -> Staged:
-    """A `Staged` as it comes out of a checkpoint. Raises RestoreError unless it is a file of a sink
-    below the directory `spool`.
+    """Returns a `Staged` from a checkpoint's data.
 
-    The checkpoint may be forged, and the file is read and deleted. Spark writes a file of the same
-    name.
+    Raises RestoreError unless it is a file of a sink below the directory `spool`. The checkpoint
+    may be forged, and the file is read and deleted. Spark writes a file of the same name.
     """
     match committable:
         case (str(path), str(token), int(checkpoint), bytes(schema), list(lengths), int(rows)):

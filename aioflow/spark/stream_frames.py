@@ -1,5 +1,6 @@
-"""The query of a flow that never ends. Everything here calls Spark and blocks: it runs in threads
-of the bridge.
+"""Builds and starts the streaming query of an unbounded flow.
+
+Everything here calls Spark and blocks: it runs in threads of the bridge.
 
     query of the user -> mapInArrow: rows of keys, and of time -> withWatermark
                       -> groupBy(key).transformWithState -> foreachBatch
@@ -46,7 +47,10 @@ def start_query(
     directory: str,
     on_batch: Callable[[Any, int], None],
 ) -> Any:
-    """The query, under way. `directory` keeps its offsets and state."""
+    """Returns the started query. `directory` keeps its offsets and state.
+
+    `on_batch(frame, number)` is called for each batch of results.
+    """
     apart = session.newSession()
     for name, value in SETTINGS.items():
         apart.conf.set(name, value)
@@ -93,8 +97,9 @@ def start_query(
 def _source_rows(
     session: Any, apart: Any, stage: Stage, source: StreamSource[Any], program: StageProgram
 ) -> Any:
-    """What comes out before the key, in the session of the run: its settings are no other
-    query's business.
+    """Returns the rows that a source's stage gives before the key, in the session `apart`.
+
+    That session has the settings of the run, which other queries must not get.
     """
     given = frame_of(session, source.what, streaming=True)
     if not given.isStreaming:
@@ -119,10 +124,10 @@ def _told_time(stage: Stage, rows: Any) -> Any:
 
 
 def _of(rows: Any, edges: list[int]) -> Any:
-    """Those of `edges`.
+    """Returns the rows of these `edges`.
 
-    Spark would take a condition on the edge alone to before it learned the time, and lose the rows
-    that tell it.
+    Spark would move a condition on the edge alone before `withWatermark`, and lose the rows that
+    tell the time. So the condition also mentions the time.
     """
     from pyspark.sql import functions as f
 
@@ -160,5 +165,5 @@ def _keyed(
 
 
 def rows_of(frame: Any) -> list[BlockRow]:
-    """The rows of one batch."""
+    """Returns the rows of one batch."""
     return list(map(BlockRow, *(column.to_pylist() for column in frame.toArrow().columns)))

@@ -1,16 +1,16 @@
-"""The state of one key between the batches of Structured Streaming, and the turns of a key.
+"""Processes the records of one key in a batch of Structured Streaming, with the key's state.
 
 Spark keeps bytes for each key (`ValueState`), and calls for the state cost a fifth of a millisecond
-each. So a turn is one read, then work in memory, and one write: a write-behind cache. The
-operators of the stage work on the state and timers of that key.
+each. So the work on a key, called its turn, is one read, work in memory, and one write: a
+write-behind cache. The operators of the stage work on the state and timers of that key.
 
-    turn    event time goes to Spark's watermark: what is due fires
-            then the key's records, in order of arrival
-            then the write
+    turn    event time advances to Spark's watermark: timers that are due fire
+            then the key's records are processed, in order of arrival
+            then the state is written
 
-Spark sets one timer a key: for the earliest of the key's own timers. When it fires, the key gets a
-turn without records. So timers fire before the records of the batch in which they are due, in order
-of their own time. The results are those of an engine whose watermark moves once a batch.
+Spark sets one timer for a key: for the earliest of the key's own timers. When it fires, the key
+gets a turn without records. So timers fire before the records of the batch in which they are due,
+in order of their own time. The results are those of an engine whose watermark moves once a batch.
 
 Nothing here knows Spark: `stream_processor` is what Spark calls.
 """
@@ -52,24 +52,24 @@ __all__ = ["KeyedStage", "Turn", "timer_of"]
 
 
 class Turn(NamedTuple):
-    """What came of one key's turn."""
+    """The result of one key's turn."""
 
     rows: list[BlockRow]
     state: bytes | None
-    """To keep; None: nothing."""
+    """State of the key to store. None: there is no state."""
     timer_ms: int | None
-    """When the key wants its turn without records, in the time of the stage."""
+    """Time when the key needs a turn without records, in event time or processing time."""
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """The state of one key, as Spark keeps it."""
+    """The state of one key, as Spark stores it."""
 
     timer_ms: int | None
     max_parallelism: int
     digest: bytes
     content: bytes
     operator: bytes
-    """What the operator has beside the state of keys: how far it is."""
+    """Operator state of the operator, such as its progress."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -77,9 +77,9 @@ _unpack = msgspec.msgpack.Decoder(_Kept).decode
 
 
 class KeyedStage:
-    """A stage with keyed state, in one process of Spark's.
+    """A stage with keyed state, in one Python process of Spark.
 
-    `event_time`: its timers go by Spark's watermark, otherwise by the clock.
+    `event_time`: its timers use Spark's watermark, otherwise the clock.
     """
 
     def __init__(
@@ -100,14 +100,16 @@ class KeyedStage:
         self._event_time = event_time
         self._host = host
         self._clock = ReplayedClock(host.clock)
-        # The same readings, except that the wall clock is set by each turn.
+        # The clock differs only in its wall clock, which each turn sets.
         host.clock = self._clock  # type: ignore[assignment]
         self._seq = 0
 
     async def take_turn(
         self, state: bytes | None, rows: Iterable[KeyedRow], watermark: int, now_ms: int
     ) -> Turn:
-        """One key's turn, at `watermark` of event time."""
+        """Processes the records of one key, with event time at `watermark`, and returns the
+        result.
+        """
         kept = None if state is None else _unpack(state)
         given = [
             decode_block(BlockRow(0, 0, row.edge, row.producer, row.seq, row.payload), self._codec)
@@ -191,7 +193,7 @@ class KeyedStage:
         ), timer_ms
 
     def _next_timer(self, context: StageContext, operator: Operator) -> int | None:
-        """When the key has something to do next.
+        """Returns the time when the key must run again, None if never.
 
         Raises GraphError for a timer that Spark cannot keep.
         """
@@ -221,5 +223,5 @@ def _place(block: Block) -> tuple[int, int]:
 
 
 def timer_of(state: bytes | None) -> int | None:
-    """The timer that was set when `state` was kept."""
+    """Returns the timer that was set when `state` was stored."""
     return None if state is None else _unpack(state).timer_ms

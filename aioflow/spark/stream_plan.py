@@ -1,5 +1,6 @@
-"""The stages of a flow that never ends, for Structured Streaming; and what is refused, naming the
-operator and the way out.
+"""Plans the stages of an unbounded flow for Structured Streaming.
+
+A flow that Spark cannot run is refused, with an error that names the operator and the remedy.
 
     query of Spark -> map -> flat_map  ==key_by==>  window -> map  ==>  sinks, in this program
     `mapInArrow`, by partition          `transformWithState`, by key      a batch of Spark at a time
@@ -47,7 +48,7 @@ BY_KEY = (
     ProcessOperator, RunningAggregateOperator, RunningReduceOperator, WindowOperator,
     SessionWindowOperator, SliceWindowOperator, IntervalJoinOperator,
 )  # fmt: skip
-"""Operators all of whose state and timers are of keys."""
+"""Operators that have only keyed state and timers of keys."""
 
 
 def is_stream(graph: JobGraph) -> bool:
@@ -56,7 +57,7 @@ def is_stream(graph: JobGraph) -> bool:
 
 
 def plan_stream(graph: JobGraph) -> SparkPlan:
-    """The stages. Raises GraphError for what Structured Streaming cannot do."""
+    """Returns the stages. Raises GraphError for a flow that Structured Streaming cannot run."""
     for vertex in graph.vertices:
         if vertex.head.source is not None:
             _check_source(vertex)
@@ -68,7 +69,7 @@ def plan_stream(graph: JobGraph) -> SparkPlan:
 
 
 def delay_ms_of(stage: Stage) -> int | None:
-    """How far the records of a source may be out of order; None: they move no event time."""
+    """Returns by how much the records of a source may be out of order; None without event time."""
     strategy = stage.root.head.watermarks
     return (
         strategy.delay_ms
@@ -82,7 +83,7 @@ def _check_source(vertex: JobVertex) -> None:
     source: object = node.source
     if not isinstance(
         source, StreamSource | FrameRows
-    ):  # The latter stands for it where Spark reads it.
+    ):  # `FrameRows` replaces the source where Spark itself reads it.
         raise GraphError(
             f"source {node.name!r} is no streaming query of Spark, and Structured Streaming reads "
             "nothing else: give a "
@@ -140,7 +141,7 @@ def _check(plan: SparkPlan, stage: Stage) -> None:
 
 
 def _behind(stage: Stage) -> Iterator[StreamNode]:
-    """Operators of a stage but the one that it begins with."""
+    """Yields the operators of a stage except the first one."""
     return (node for node in stage.nodes() if node is not stage.root.head)
 
 

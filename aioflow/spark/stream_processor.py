@@ -1,8 +1,8 @@
-"""What `transformWithState` calls in a task of Spark: it gives each key its turn (`stream_keys`),
-with its state and its timer.
+"""The processor that `transformWithState` calls in a task of Spark.
 
-Spark forgets a timer when the call for it has returned, even one that the call set again for the
-same time. So a timer that is set in that call is for a later time.
+It processes each key (`stream_keys`) with the key's state and timer. Spark forgets a timer when the
+call for it has returned, even one that the call set again for the same time. So a timer that is set
+in that call is for a later time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["KeyProcessor"]
 
 
 class KeyProcessor(StatefulProcessor):
-    """In one task of Spark: `init`, then turns of keys, then `close`.
+    """Processes keys in one task of Spark: `init`, then calls for keys, then `close`.
 
-    On the driver `init` and `close` alone, for what state there is.
+    On the driver Spark calls only `init` and `close`, to find out which state there is.
     """
 
     def __init__(self, program: StageProgram, *, event_time: bool) -> None:
@@ -60,13 +60,16 @@ class KeyProcessor(StatefulProcessor):
                 self._loop.close()
 
     def _turn(self, rows: Iterable[Any], times: Any, fired: int | None) -> Iterator[Row]:
-        """`fired`: Spark's timer whose turn it is, which Spark forgets when this is through."""
+        """Processes `rows` of one key, and stores its state and timer.
+
+        `fired`: the time of Spark's timer that has fired, which Spark forgets after this call.
+        """
         stage = self._stage or self._begin()
         stored = self._state.get()
         state = None if stored is None else bytes(stored[0])
         reached = times.getCurrentWatermarkInMs()
-        # Spark says "before this nothing comes any more", and 0 before there was any; the engine's
-        # watermark is the last such time.
+        # Spark's watermark is the first time that may still come, and 0 before any time is known.
+        # The engine's watermark is the last time that will not come.
         watermark = reached - 1 if self._event_time and reached > 0 else MIN_WATERMARK
         with told(self._codec):
             turn = self._loop.run_until_complete(
@@ -103,5 +106,5 @@ class KeyProcessor(StatefulProcessor):
 
 
 def _spelled(timer_ms: int | None) -> int | None:
-    """The timer as Spark is given it: due once "before this nothing comes" is past it."""
+    """Returns a timer as Spark expects it: Spark fires it once its watermark is past that time."""
     return None if timer_ms is None else max(timer_ms + 1, 1)

@@ -27,12 +27,13 @@ __all__ = ["SourceProgram", "stream_program"]
 
 
 class SourceProgram(StageProgram):
-    """The function for `mapInArrow` over a streaming query: the operators before the key, for
-    one partition of one batch of Spark.
+    """The function for `mapInArrow` over a streaming query.
+
+    It runs the operators before the key, for one partition of one batch of Spark.
     """
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`."""
+        """Function for `mapInArrow`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -43,7 +44,7 @@ class SourceProgram(StageProgram):
     def keyed_rows(
         self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0
     ) -> Iterator[list[Any]]:
-        """The `KeyedRow`s that come out, for the rows of partition `number`."""
+        """Yields the output `KeyedRow`s for the rows of partition `number`."""
         job, plan = self.load()
         stage, codec = plan.stage(self.stage_id), Codec(job.types)
         delay_ms = delay_ms_of(stage) or 0
@@ -66,8 +67,10 @@ class SourceProgram(StageProgram):
 
 
 def stream_program(job: bytes, job_id: str, stage: Stage, paths: Sequence[str]) -> StageProgram:
-    """What the tasks of `stage` run: the operators before the key, or what `KeyProcessor` takes
-    its stage from.
+    """Returns the program for the tasks of `stage`.
+
+    For a source it runs the operators before the key. Otherwise `KeyProcessor` takes its stage from
+    it.
     """
     kind = SourceProgram if stage.is_source else StageProgram
     return kind(job, job_id, stage.id, paths, planner=plan_stream)

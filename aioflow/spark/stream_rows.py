@@ -1,5 +1,6 @@
-"""Records of an unbounded flow on their way to the state of their keys: rows that Spark groups by
-the bytes of the key.
+"""The rows that carry records of an unbounded flow to the state of their keys.
+
+Spark groups the rows by the bytes of the key.
 
     edge       number of the exchange, or `TIME`
     key        canonical bytes of the key; empty where the exchange has none
@@ -8,10 +9,10 @@ the bytes of the key.
     seq        which row of this producer it is
     payload    records of this one key, as in `runner_blocks`
 
-A row holds what one Arrow batch of Spark's has of a key, so that a key that comes often costs one
+A row holds all records of a key in one of Spark's Arrow batches, so that a frequent key costs one
 row. Within a key the rows of a producer keep their order: the reader sorts them by producer and
-seq. *Event time travels in rows of its own* (`TIME`), since a record that a filter drops moves it
-all the same.
+seq. *Event time travels in rows of its own* (`TIME`), because a record that a filter drops advances
+event time too.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["KEYED_SCHEMA", "TIME", "KeyedRow", "KeyedRows", "arrow_of_keyed"]
 
 KEYED_SCHEMA = "edge int, key binary, at timestamp, producer int, seq long, payload binary"
-"""Of the rows, as Spark spells it."""
+"""Schema of the rows, in Spark's notation."""
 
 TIME = -3
-"""Edge of a row without records: it tells the time."""
+"""Edge of a row without records, which tells the event time."""
 
 
 class KeyedRow(NamedTuple):
-    """One row. `at` in ms."""
+    """One row. `at` is in ms."""
 
     edge: int
     key: bytes
@@ -52,7 +53,7 @@ class KeyedRow(NamedTuple):
 
 
 class KeyedRows:
-    """The producer's side of one exchange: records given to `emit` leave through `put`, a row a
+    """The producer's side of one exchange: writes emitted records through `put`, one row for each
     key.
     """
 
@@ -79,7 +80,7 @@ class KeyedRows:
         self._seq = 0
 
     def emit(self, batch: RecordBatch) -> None:
-        """Take the records, all at once or none: a row is not split."""
+        """Writes the records of a batch. A batch is never split over calls."""
         if batch.watermark != MAX_WATERMARK:
             self._watermark = max(self._watermark, batch.watermark)
         if not batch.values:
@@ -99,7 +100,7 @@ class KeyedRows:
                 self._write(canonical_key(keys[found[0]]), picked)
 
     def flush(self) -> None:
-        """The end of what Spark gave at a time: tell how far event time is."""
+        """Writes a row with the current event time, at the end of a batch of Spark."""
         if self._watermark != MIN_WATERMARK:
             self._put(KeyedRow(TIME, b"", self._at(), self._producer, self._seq, b""))
 
@@ -113,7 +114,7 @@ class KeyedRows:
 
 
 def arrow_of_keyed(rows: list[KeyedRow]) -> pa.RecordBatch:
-    """The rows with exactly the types of the schema: Spark casts nothing."""
+    """Returns the rows with exactly the types of the schema, because Spark casts nothing."""
     import pyarrow as pa
 
     types = (

@@ -1,5 +1,4 @@
-"""An unbounded flow as a query of Spark, in the program that runs it. It starts the query, and
-hands each batch to the sinks.
+"""Runs an unbounded flow as a streaming query of Spark, and passes each batch to the sinks.
 
     batch n of Spark   its rows go through the sinks
                        they commit, as at a checkpoint
@@ -40,15 +39,13 @@ machine; it has no setting for that.
 """
 
 STARTS_MAX = 20
-"""After this many starts of the query without a completed batch the machine is taken to be unable
-to run it.
-"""
+"""Number of starts of the query without a completed batch after which it fails."""
 
 logger = logging.getLogger(__name__)
 
 
 class StreamRun:
-    """One run of the query. `home` are the stages of this program."""
+    """One run of the query. `home` are the stages that run in this program."""
 
     def __init__(
         self,
@@ -69,11 +66,13 @@ class StreamRun:
         self._closing = False
         self._query: Any = None
         self._starts = 0
-        """Without a batch that got through, the present one among them."""
+        """Number of starts since the last completed batch, including the current one."""
         self.stopping = asyncio.Event()
 
     async def run(self, on_started: Callable[[], None]) -> None:
-        """Until the query ends, or `stopping` is set. Raises what it, or a sink, failed with."""
+        """Runs the query until it ends, or `stopping` is set. Raises the error of the query or of a
+        sink.
+        """
         try:
             async with self._feeding as feeding:
                 try:
@@ -85,12 +84,13 @@ class StreamRun:
         except Exception:
             if self._error is None:
                 raise
-            raise self._error from None  # What a sink failed with, and not what Spark says of it.
+            raise self._error from None  # The error of the sink, not Spark's report of it.
 
     async def _go_on(self, feeding: Feeding) -> None:
-        """Until the query ends for good.
+        """Waits until the query ends for good.
 
-        One whose Python process came too late begins where it was.
+        A query that ended because its Python process started too late is started again where it
+        was.
         """
         while True:
             try:
@@ -132,7 +132,9 @@ class StreamRun:
         self._starts += 1
 
         def on_batch(frame: Any, number: int) -> None:
-            """In a thread of Py4J."""
+            """Passes a batch to the loop, and waits until it is committed. Called in a thread of
+            Py4J.
+            """
             rows = rows_of(frame)
             if self._closing:
                 raise Closed("the flow that takes this query's rows is over")
@@ -143,7 +145,9 @@ class StreamRun:
         )
 
     async def _noted(self, rows: Sequence[BlockRow], number: int) -> None:
-        """So that `_close` can end what a thread waits for."""
+        """Processes a batch, and remembers the task, so that `_close` can cancel it and free its
+        thread.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._asked.add(task)
@@ -159,7 +163,7 @@ class StreamRun:
             self._asked.discard(task)
 
     async def _close(self) -> None:
-        """A batch under way comes again."""
+        """Stops the query. A batch under way will come again."""
         self._closing = True
         await cancel_and_wait(list(self._asked))
         query, self._query = self._query, None

@@ -1,16 +1,16 @@
-"""A streaming query of Spark as the source of a flow: `af.io.spark(bridge, query,
+"""A source that reads a streaming query of Spark: `af.io.spark(bridge, query,
 checkpoint="/var/lib/app/spark")`.
 
     Spark     computes batch n, and calls us (foreachBatch)
               its tasks push the rows over our channels
-    we        write them down (`handover`), then answer
+    we        write them to files (`handover`), then answer
               only now Spark goes on to batch n + 1
-    the flow  reads what is written down, batch by batch
-              a completed checkpoint behind a batch lets it go
+    the flow  reads the files, batch by batch
+              a completed checkpoint behind a batch deletes it
 
-So rows are taken exactly once over restarts of either side. Spark gives a batch again until it was
-answered, and a batch that was written down is not taken again. The flow goes on where its
-checkpoint says. At most `BACKLOG` batches wait: a slow flow holds the query back.
+So rows are read exactly once over restarts of either side. Spark gives a batch again until it was
+answered, and a batch that is in files is not received again. The flow goes on where its checkpoint
+says. At most `BACKLOG` batches wait: a slow flow holds the query back.
 
 Batches and the rows in them keep their order: it is one stream, one split.
 """
@@ -45,18 +45,20 @@ __all__ = ["StreamSource"]
 T = TypeVar("T")
 
 BACKLOG = 2
-"""Batches of Spark that wait to be read: one while the next is written down."""
+"""Maximum number of Spark's batches that wait to be read: one, while the next is written to
+files.
+"""
 
 STOP_TIMEOUT = "20s"
 
 RELEASE_TIMEOUT_S = 5.0
 
 ONCE = "once"
-"""The trigger that takes all there is now, and ends."""
+"""Trigger that reads everything there is now, and ends."""
 
 
 class StreamSource(Generic[T]):
-    """A `Source`.
+    """A `Source` that reads a streaming query.
 
     It stays in the process that has the bridge. `trigger` is a duration, or "once".
     """
@@ -94,8 +96,9 @@ class StreamSource(Generic[T]):
 
 
 class _StreamReader:
-    """Position: the batch to go on with, the Arrow batch in it, and the rows of that which were
-    taken.
+    """Reads the batches of a streaming query.
+
+    Position: the batch to read, the Arrow batch in it, and the number of rows of that already read.
     """
 
     def __init__(self, ctx: SourceContext, source: StreamSource[Any]) -> None:
@@ -110,7 +113,7 @@ class _StreamReader:
         self._position = [0, 0, 0]
         self._current: pa.RecordBatch | None = None
         self._next_batch: asyncio.Queue[pa.RecordBatch] = asyncio.Queue(1)
-        # Notified of rows, of a batch that was written down or read, and of the end of the query.
+        # Notified of rows, of a batch that was written or read, and of the end of the query.
         self._news = asyncio.Condition()
         self._query: Any = None
         self._ended = False
@@ -167,14 +170,16 @@ class _StreamReader:
         self._query = await source.bridge.call(start)
 
     def _ask(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """In a thread of Py4J: the answer of the loop."""
+        """Runs a coroutine on the loop, and waits for its result in a thread of Py4J."""
         if self._closing:
             coroutine.close()
             raise Closed("the flow that takes this query's rows is over")
         return asyncio.run_coroutine_threadsafe(self._noted(coroutine), self._loop).result()
 
     async def _noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """So that `close` can end what a thread waits for."""
+        """Awaits a coroutine, and remembers the task, so that `close` can cancel it and free its
+        thread.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._asked.add(task)
@@ -190,9 +195,10 @@ class _StreamReader:
             self._asked.discard(task)
 
     async def _admit(self, number: int) -> str | None:
-        """The name of the stream that takes a batch, once there is room for it.
+        """Waits until there is room for a batch, and returns the name of the stream that receives
+        it.
 
-        None: it was taken before.
+        Returns None if the batch was received before.
         """
         metadata = await self._ctx.host.fs.read(
             posixpath.join(self._source.checkpoint, "spark", "metadata")
@@ -236,7 +242,9 @@ class _StreamReader:
                 await stream.wait()
 
     async def _take(self, number: int, rows: int) -> None:
-        """All tasks are through: write down what came."""
+        """Completes a batch after all its tasks have ended: its rows are durable when this
+        returns.
+        """
         assert self._incoming is not None and self._incoming[0] == number, (
             "a batch is admitted before it is taken"
         )
@@ -254,7 +262,7 @@ class _StreamReader:
         await self._tell()
 
     async def _drop_incoming(self) -> None:
-        """Of a batch whose job failed."""
+        """Drops the rows of a batch whose job failed."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             self._listener.remove(incoming[2])
@@ -280,7 +288,7 @@ class _StreamReader:
     # The rows.
 
     async def _read_ahead(self) -> None:
-        """Brings one Arrow batch after the other from the files."""
+        """Reads one Arrow batch after the other from the files."""
         place = self._position[1]
         while True:
             async with self._news:
@@ -290,13 +298,13 @@ class _StreamReader:
             number = self._position[0]
             taken = self._handover.taken.get(number)
             if taken is None:
-                return  # The query is over, and everything was read.
+                return  # The query has ended, and everything was read.
             for at in range(place, len(taken.lengths)):
                 await self._next_batch.put(await self._handover.read(taken, at))
                 await self._tell()
             await self._next_batch.join()
-            # Taking the last of them has moved the position on; a batch without rows has none to do
-            # so.
+            # Reading the last Arrow batch has moved the position on, but a batch without rows has
+            # no Arrow batch.
             self._position = max(self._position, [number + 1, 0, 0])
             if not self._ctx.checkpointing:
                 await self._handover.release(number + 1)
@@ -333,7 +341,7 @@ class _StreamReader:
         return True
 
     def _end_batch(self) -> None:
-        """All rows of an Arrow batch were taken."""
+        """Moves the position on, after all rows of an Arrow batch were read."""
         self._current = None
         number, place, _ = self._position
         last = place + 1 == len(self._handover.taken[number].lengths)
@@ -361,7 +369,7 @@ class _StreamReader:
         self._released[checkpoint_id] = self._position[0]
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """What lies before it is never asked for again."""
+        """Deletes the batches before the position of the checkpoint, which are never read again."""
         completed = [taken for taken in self._released if taken <= checkpoint_id]
         before = max((self._released.pop(taken) for taken in completed), default=0)
         if any(number < before for number in self._handover.taken):
@@ -370,13 +378,13 @@ class _StreamReader:
             self._releases.append(self._loop.create_task(release, name="spark-stream-release"))
 
     async def close(self) -> None:
-        """Stop the query. A batch under way is given again."""
+        """Stops the query. A batch under way is given again later."""
         self._closing = True
         await cancel_and_wait(list(self._asked))
         query, self._query = self._query, None
         try:
             if query is not None and not self._ended:
-                with contextlib.suppress(SparkGone):  # It went with its Java.
+                with contextlib.suppress(SparkGone):  # The query ended with its Java process.
                     await self._source.bridge.call(query.stop, timeout=STOP_TIMEOUT)
         finally:
             # Half a release would leave rows without their mark until the next one opens.

@@ -1,9 +1,10 @@
-"""Where a batch goes when it is committed: a directory of files, a table of Spark's catalog, or a
-function of the user.
+"""The targets of committed batches: a directory of files, a table of Spark's catalog, or a user's
+function.
 
-Each may get the same batch again, after a crash between the write and our record of it. File names
-follow from the batch, so files that exist are not written twice. Tables that Spark keeps in files
-get such files too. A function gets the id of the batch, and has to recognise a repetition itself.
+A target may get the same batch again, after a crash between the write and our record of it. File
+names follow from the batch, so files that exist are not written twice. Tables that Spark keeps in
+files get such files too. A function gets the id of the batch, and has to recognise a repetition
+itself.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from aioflow.spark.failures import SparkError, translated
 __all__ = ["FileTarget", "FunctionTarget", "TableTarget", "Target"]
 
 STAGING = "_aioflow"
-"""Readers pass over names that begin with an underscore."""
+"""Name of the staging directory. Readers skip names that begin with an underscore."""
 
 WAY_OUT = "give a function as into=, which is called with the DataFrame and the id of the batch"
 
 _PART = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:[-.](c\d+))?(\..+)?")
-"""Groups: partition, number within it, suffix. As Spark's file formats name what they write."""
+"""Pattern of the names that Spark's formats give to files: partition, number within it, suffix."""
 
 _UNKNOWN = ("DATA_SOURCE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
-"""Spark's names for a format and for a table that there is not."""
+"""Spark's error conditions for an unknown format and an unknown table."""
 
 _OF_FILES = ("datasources.FileFormat", "datasources.v2.FileDataSourceV2")
-"""The classes of formats that write part files, in org.apache.spark.sql.execution."""
+"""Classes of formats that write part files, in org.apache.spark.sql.execution."""
 
 
 class Target(Protocol):
-    """All calls come in a thread of the bridge."""
+    """A target of committed batches. All calls come in a thread of the bridge."""
 
     def check(self, session: Any, schema: Any) -> None:
-        """Before the first row: raises SparkError if rows of this StructType can never be
-        written.
+        """Raises SparkError if rows of this StructType can never be written. Called before the
+        first row.
         """
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None: ...
@@ -47,7 +48,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileTarget:
-    """A directory of any file system that Spark knows, in any format that writes part files."""
+    """A directory in a file system that Spark knows, in a format that writes part files."""
 
     path: str
     format: str = "parquet"
@@ -69,7 +70,7 @@ class FileTarget:
 class TableTarget:
     """A table of Spark's own catalog whose rows are files.
 
-    One that there is not is made, of `format` with `options`.
+    A missing table is created in `format` with `options`.
     """
 
     name: str
@@ -120,7 +121,7 @@ class TableTarget:
         if table is None:
             raise SparkError(f"{self} was there when the flow began, and is not any more")
         partitions = table.get("partition_columns") or []
-        # Formats without names in their files go by the order of the columns.
+        # Formats without column names in their files depend on the order of the columns.
         ordered = frame.select(*[f"`{name}`" for name in session.table(self.name).columns])
         writer = ordered.write.format(table["provider"]).options(**_own_options(table))
         _add_files(
@@ -134,7 +135,7 @@ class TableTarget:
         session.catalog.refreshTable(self.name)
 
     def _described(self, session: Any) -> dict[str, Any] | None:
-        """What the catalog says; None if it does not know the table."""
+        """Returns the catalog's description of the table; None if there is no such table."""
         try:
             (row,) = session.sql(f"DESCRIBE TABLE EXTENDED {self.name} AS JSON").collect()
         except Exception as error:
@@ -161,7 +162,7 @@ class TableTarget:
 
 @dataclass(frozen=True, slots=True)
 class FunctionTarget:
-    """`function(frame, batch_id)`, as with Spark's own foreachBatch."""
+    """A user's function `function(frame, batch_id)`, as with Spark's own foreachBatch."""
 
     function: Callable[[Any, str], object]
 
@@ -169,15 +170,16 @@ class FunctionTarget:
         return repr(self.function)
 
     def check(self, session: Any, schema: Any) -> None:
-        """Only the function knows."""
+        """Does nothing: only the function knows what it can write."""
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
         self.function(frame, batch_id)
 
 
 def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
-    """Files are written aside and then renamed one by one; names that exist are of an earlier
-    try, whole, and stay.
+    """Writes the files of a batch into a staging directory, and renames them one by one.
+
+    A name that exists already is a complete file of an earlier try, which stays.
     """
     aside = f"{path}/{STAGING}/{batch_id}"
     writer.mode("overwrite").save(aside)
@@ -191,7 +193,7 @@ def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
             name = str(status.getPath().getName())
             if name.startswith(("_", ".")):
                 continue
-            if status.isDirectory():  # Of a partitioned table: <column>=<value>.
+            if status.isDirectory():  # A partitioned table has directories <column>=<value>.
                 files.mkdirs(path_of(f"{goal}/{name}"))
                 folders.append((status.getPath(), f"{goal}/{name}"))
                 continue
@@ -210,8 +212,9 @@ def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
 
 
 def _check_format(session: Any, name: str) -> None:
-    """Raises SparkError for a format that writes no files: there nothing tells whether a batch
-    was written before.
+    """Raises SparkError for a format that writes no files.
+
+    Without files one cannot tell whether a batch was written before.
     """
     if not _is_of_files(session, name):
         raise SparkError(
@@ -243,7 +246,7 @@ def _is_of_files(session: Any, name: str) -> bool:
 
 
 def _own_options(table: Mapping[str, Any]) -> dict[str, str]:
-    """With which a table was made, as with `OPTIONS (sep ';')`."""
+    """Returns the options with which a table was created, as with `OPTIONS (sep ';')`."""
     return {
         str(name): str(value)
         for name, value in (table.get("storage_properties") or {}).items()
@@ -252,7 +255,7 @@ def _own_options(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _columns(schema: Any) -> dict[str, str]:
-    """Name and type of each, by name."""
+    """Returns the type of each column, by name, sorted by name."""
     return dict(sorted((one.name, one.dataType.simpleString()) for one in schema.fields))
 
 

@@ -1,20 +1,19 @@
-"""From a flow's graph to the stages of a Spark job: which tasks run together, where records are
-shuffled, and what is refused.
+"""Turns a flow's graph into the stages of a Spark job.
 
-A stage is a tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks
-are Spark tasks, as many as the task at its root has subtasks in the flow. So `parallelism=` means
-the same as elsewhere, and a flow of parallelism 1 has one order. A source is the exception. If
-every operator after it looks at one record at a time, each of its splits is a Spark task of its
-own.
+It decides which tasks run together, where records are shuffled, and what is refused. A stage is a
+tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks are Spark
+tasks, as many as the task at its root has subtasks in the flow. So `parallelism=` means the same as
+elsewhere, and a flow of parallelism 1 has one order. A source is the exception. If every operator
+after it looks at one record at a time, each of its splits is a Spark task of its own.
 
     source -> map -> flat_map  ==key_by==>  window -> map  ==collect==>  this program
 
-Tasks with a side exit or two consumers are still one stage: their records leave by number of the
+Tasks with a side output or two consumers are still one stage: their rows carry the number of the
 edge. Tasks that stay in this program (`collect`, functions as sinks, and sinks that print) are
 stages of one subtask that run here.
 
-Nothing here knows Spark. What Spark cannot do is refused here, before anything starts, naming the
-operator and the way out.
+Nothing here knows Spark. A flow that Spark cannot run is refused here, before anything starts, with
+an error that names the operator and the remedy.
 """
 
 from __future__ import annotations
@@ -49,14 +48,12 @@ __all__ = [
 ]
 
 BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "sink", "collect"})
-"""Kinds of operators that make the same of a record wherever it is: it does not matter how many
-of them there are.
-"""
+"""Kinds of operators that process each record alone, so that their parallelism does not matter."""
 
 SPREADING = frozenset(
     {ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.RESCALE, ShipStrategy.SHUFFLE}
 )
-"""Strategies that promise no more than that each record gets to one subtask."""
+"""Strategies that only promise that each record reaches one subtask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +62,17 @@ class Stage:
 
     id: int
     vertices: tuple[JobVertex, ...]
-    """Producers first."""
+    """Vertices of the stage, producers first."""
     inputs: tuple[JobEdge, ...]
     """Exchanges that the root reads, by number; empty for a source."""
     inner: tuple[JobEdge, ...]
     """Edges between two vertices of this stage."""
     outputs: tuple[JobEdge, ...]
-    """Exchanges that records leave by."""
+    """Exchanges to other stages."""
     at_home: bool
-    """Whether it runs in the program that submits the flow."""
+    """Whether the stage runs in the program that submits the flow."""
     by_split: bool
-    """For a source: each split is a subtask of its own."""
+    """Whether each split of a source is a subtask of its own."""
 
     @property
     def root(self) -> JobVertex:
@@ -87,12 +84,12 @@ class Stage:
 
     @property
     def reads_frame(self) -> bool:
-        """Whether it is a source that Spark reads itself."""
+        """Whether the stage is a source that Spark reads itself."""
         return isinstance(self.root.head.source, FrameRows)
 
     @property
     def parallelism(self) -> int:
-        """Number of subtasks, unless it is a source that is read by split."""
+        """Number of subtasks, unless the stage is a source that is read by split."""
         return 1 if self.at_home else self.root.parallelism
 
     def nodes(self) -> Iterator[StreamNode]:
@@ -102,7 +99,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SparkPlan:
-    """All stages, producers first."""
+    """All stages of a flow, producers first."""
 
     graph: JobGraph
     stages: tuple[Stage, ...]
@@ -111,11 +108,11 @@ class SparkPlan:
         return next(stage for stage in self.stages if stage.id == stage_id)
 
     def target_of(self, edge: JobEdge) -> Stage:
-        """The stage that reads an exchange."""
+        """Returns the stage that reads an exchange."""
         return self.stage(edge.target)
 
     def describe(self) -> str:
-        """The stages in lines, for logs."""
+        """Returns one line for each stage, for logs."""
 
         def place(stage: Stage) -> str:
             if stage.at_home:
@@ -129,14 +126,14 @@ class SparkPlan:
 
 
 def plan_flow(graph: JobGraph) -> SparkPlan:
-    """The stages of a bounded flow. Raises GraphError for what Spark cannot run."""
+    """Returns the stages of a bounded flow. Raises GraphError for a flow that Spark cannot run."""
     for vertex in graph.vertices:
         _check_source(vertex)
     return plan_stages(with_printing_apart(graph))
 
 
 def plan_stages(graph: JobGraph) -> SparkPlan:
-    """The stages of a graph whose ends are apart."""
+    """Returns the stages of a graph in which operators that stay here are vertices of their own."""
     graph = _with_frames_there(graph)
     home = {vertex.id for vertex in graph.vertices if vertex.stays_here}
     for edge in graph.edges:
@@ -148,7 +145,7 @@ def plan_stages(graph: JobGraph) -> SparkPlan:
             )
     merged = {edge.target: edge for edge in graph.edges if _is_fused(graph, edge, home)}
     root_of: dict[int, int] = {}
-    for vertex in graph.vertices:  # Producers first, so the root of a producer is known.
+    for vertex in graph.vertices:  # Producers come first, so their roots are known.
         root_of[vertex.id] = root_of[merged[vertex.id].source] if vertex.id in merged else vertex.id
     return SparkPlan(
         graph,
@@ -196,12 +193,15 @@ def _check_source(vertex: JobVertex) -> None:
 
 
 def with_printing_apart(graph: JobGraph) -> JobGraph:
-    """The graph in which sinks that write to standard output stay in this program."""
+    """Returns the graph in which sinks that write to standard output stay in this program."""
     return with_ends_apart(graph, _prints)
 
 
 def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> JobGraph:
-    """The graph in which the ends of streams of which `stays` is true stay in this program."""
+    """Returns the graph in which a last operator for which `stays` is true stays in this program.
+
+    Such an operator becomes a vertex of its own.
+    """
     vertices: list[JobVertex] = []
     edges = list(graph.edges)
     for vertex in graph.vertices:
@@ -239,12 +239,12 @@ def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> Job
 
 
 def _with_frames_there(graph: JobGraph) -> JobGraph:
-    """The graph in which DataFrames are read where Spark has them, and not in this program."""
+    """Returns the graph in which Spark's tasks read the DataFrames, not this program."""
     vertices = []
     for vertex in graph.vertices:
         source: object = (
             vertex.head.source
-        )  # As mypy sees it, a source that wants the host is none.
+        )  # For mypy, a source that needs the host is not a Source.
         if isinstance(source, FrameSource | StreamSource):
             rows = FrameRows(source.make, batches=source.batches)
             vertex = replace(
@@ -256,7 +256,9 @@ def _with_frames_there(graph: JobGraph) -> JobGraph:
 
 
 def _prints(node: StreamNode) -> bool:
-    """Whether it writes to standard output: the output of Spark's executors would not be seen."""
+    """Whether a sink writes to standard output: the output of Spark's executors would not be
+    seen.
+    """
     factory: Callable[..., object] | None = node.factory
     return (
         isinstance(factory, partial)
@@ -278,7 +280,7 @@ def _is_fused(graph: JobGraph, edge: JobEdge, home: set[int]) -> bool:
         return False
     strategy = edge.partitioning.strategy
     if strategy is ShipStrategy.FORWARD:
-        return True  # Both have the same parallelism: subtask by subtask.
+        return True  # Both have the same parallelism, and subtask i sends to subtask i.
     return strategy in SPREADING and _is_by_record(target)
 
 

@@ -1,6 +1,4 @@
-"""Rows of Spark as values of a type: a row that is none is named with its field and what to do
-about it.
-"""
+"""Converts rows of Spark to values of a type, with errors that name the field and the remedy."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 
 @dataclass(frozen=True, slots=True)
 class TypedRows:
-    """Makes a value of `type` out of a row. It goes to Spark's executors with the flow."""
+    """Converts a row to a value of `type`. It is sent to Spark's executors with the flow."""
 
     make: Callable[[dict[str, Any]], Any]
     type: Any
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Raises ValidationError naming type, field and row."""
+        """Returns the value. Raises ValidationError naming type, field and row."""
         try:
             return self.make(row)
         except msgspec.ValidationError as error:

@@ -1,8 +1,7 @@
-"""A worker inside a Python process of a Spark executor: what Spark runs there, for as long as the
-flow runs.
+"""A worker inside a Python process of a Spark executor, which runs as long as the flow does.
 
-It is a TaskManager like any other, and belongs to one JobManager: that of the program that runs the
-flow. It ends when the JobManager sends it home, when the connection ends, and when it hears nothing
+It is an ordinary TaskManager that belongs to one JobManager: that of the program that runs the
+flow. It ends when the JobManager releases it, when the connection ends, and when it hears nothing
 from the JobManager. So nothing is left on the executors, even if the driver dies.
 
 This module is loaded before it is known which libraries the executors have, so it imports nothing
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["LACKS", "NEEDED", "RETRIED", "SERVED", "WorkerTask"]
 
 NEEDED = ("aiohttp", "cloudpickle", "msgpack", "msgspec")
-"""What aioflow imports. Itself it is shipped."""
+"""Libraries that aioflow needs on the executors. aioflow itself is shipped."""
 
 SERVED, RETRIED, LACKS = "served", "retried", "lacks"
-"""How a worker's Spark job may end."""
+"""Possible ends of a worker's Spark job."""
 
 SILENCE_S = 6.0
 """A driver that was not heard for this long is dead, or cut off.
@@ -41,29 +40,29 @@ It answers from a thread of its own, even while the program's loop is blocked.
 
 CHECK_S = 0.5
 GRACE_S = 2.0
-"""How long a worker without a driver may take to end by itself: a function that blocks would
-keep it for ever.
+"""Maximum time for a worker without a driver to end by itself. A function that blocks would keep
+it for ever.
 """
 
 LOST_DRIVER = 3
-"""Exit code."""
+"""Exit code of a worker that has lost its driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """The function for `mapPartitions`.
+    """The function for `mapPartitions` that runs a worker.
 
-    Its one result tells how the worker ended: one of the words above, and details.
+    Its only result is a pair: how the worker ended (SERVED, RETRIED or LACKS), and details.
     """
 
     worker_id: str
     host: str
     port: int
     secret: bytes = field(repr=False)
-    """It travels in the task, over Spark's own connections."""
+    """Secret of the cluster, which is sent with the task over Spark's own connections."""
     slots: int = 1
     tls: tuple[str, str, str] | None = None
-    """Certificate, key and authority: files on the executor's machine."""
+    """Paths of certificate, key and authority on the executor's machine."""
     allow_plaintext: bool = False
     needed: tuple[str, ...] = NEEDED
 
@@ -80,8 +79,8 @@ class WorkerTask:
                 f"lacks {', '.join(lacking)}",
             )
         elif context.attemptNumber():
-            # The ResourceManager has asked for another one by now: who is started again, and when,
-            # is decided there alone.
+            # The ResourceManager alone decides which worker is started again, and has already
+            # asked for another one.
             yield RETRIED, f"attempt {context.attemptNumber()}"
         else:
             self._serve()
@@ -111,7 +110,7 @@ class WorkerTask:
             heartbeat=HeartbeatOptions(timeout_s=SILENCE_S, own_pauses=OwnPauses.COUNTED),
         )
         manager = TaskManager(host, self.secret, options, self.worker_id)
-        manager.inspector.start()  # Its past is there when it is first asked for.
+        manager.inspector.start()  # Started early, so that the first question finds a history.
         over = threading.Event()
         watching = host.blocking(
             _end_with_driver, manager, host, over, dedicated=True, name="aioflow-driver"
@@ -139,7 +138,7 @@ class WorkerTask:
 
 
 def _reached_from(host: str, port: int) -> str:
-    """The address of this machine on the way to the driver: there the other workers find it.
+    """Returns the address of this machine on the way to the driver, where other workers connect.
 
     Nothing is sent.
     """
@@ -152,7 +151,9 @@ def _reached_from(host: str, port: int) -> str:
 
 
 def _end_with_driver(manager: TaskManager, host: Host, over: threading.Event) -> None:
-    """In a thread, because the loop may be held by a function that blocks."""
+    """Ends the worker when the driver is silent. Runs in a thread, because a function may block the
+    loop.
+    """
     parent = os.getppid()
     while not over.wait(CHECK_S):
         heard_at = manager.heard_at

@@ -1,5 +1,5 @@
-"""What a session needs for workers to live in it: enough cores, no second attempts, and secrets
-that stay secret.
+"""Settings of a Spark session for workers: enough cores, no second attempts, and protected
+secrets.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from aioflow.spark.failures import SparkError
 __all__ = ["check_cores", "check_secrecy", "found_in", "worker_config"]
 
 KEPT_FREE = 1
-"""Cores for other jobs of a session that workers share: they would wait for ever behind tasks
-that do not end.
+"""Number of cores left for other jobs of a shared session, which would wait for ever behind
+tasks that do not end.
 """
 
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 
 
 def worker_config(given: Mapping[str, str], workers: int) -> dict[str, str]:
-    """Settings of a session that is there for workers alone; `given` over ours."""
+    """Returns the settings of a session only for workers, with `given` over the defaults."""
     ours = {
         # A worker that ends is replaced by a new one, in a process of its own.
         "spark.task.maxFailures": "1",
@@ -40,7 +40,7 @@ def check_cores(
 ) -> None:
     """Raises SparkError if the session cannot hold this many workers.
 
-    `cores` is what a running session has, if it can tell.
+    `cores` is the number of cores of a running session, if known.
     """
     if config.get("spark.speculation") == "true":
         raise SparkError(
@@ -62,8 +62,10 @@ def check_cores(
 
 
 def found_in(session: Any) -> tuple[int | None, dict[str, str]]:
-    """Of a running session: how many cores it has, None where that may still change, and its
-    settings. In a thread of the bridge.
+    """Returns the number of cores of a running session, None if it may still change, and its
+    settings.
+
+    Runs in a thread of the bridge.
     """
     context = session.sparkContext
     config = dict(context.getConf().getAll())
@@ -95,7 +97,7 @@ def check_secrecy(
 
 
 def _cores_of(master: str, config: Mapping[str, str]) -> int | None:
-    """The number of cores, as far as it is known before the start."""
+    """Returns the number of cores, None if it is not known before the start."""
     if master == "local":
         return 1
     if match := re.fullmatch(r"local\[(\d+|\*)(?:,\s*\d+)?\]", master):

@@ -1,10 +1,10 @@
-"""`on=af.SparkWorkers(...)`: a flow on machines of Spark, run by the engine itself, with its own
+"""`on=af.SparkWorkers(...)`: runs a flow on machines of Spark, by the engine itself with its own
 state, timers and checkpoints.
 
     on = af.SparkWorkers("spark://host:7077", workers=4, slots=2)
     await flow.execute(on=on, checkpoints="s3://bucket/flows")
 
-Spark brings up the workers and owns their machines: each worker is one long task in an executor
+Spark starts the workers and owns their machines: each worker is one long task in an executor
 (`provider`, `worker`). The JobManager in this program decides what they run, and what happens when
 one is lost (`headquarters`), as in any cluster. So the run ends with the program. A flow that must
 survive it needs a cluster of its own.
@@ -49,25 +49,23 @@ __all__ = ["SparkWorkers", "SparkWorkersRun"]
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = START_TIMEOUT_S + 60.0
-"""A job that lacks slots for this long fails: longer than the replacement of one worker may take.
-"""
+"""Time after which a job that lacks slots fails. The replacement of a worker may take less."""
 
 WORKER_SILENCE_S = 10.0
-"""A worker that is silent for longer is given up.
-
-Its sign of life comes from a thread, also while a function holds its loop.
+"""Maximum silence of a worker before it counts as lost. Its heartbeats come from a thread, also
+while a function blocks its loop.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SparkWorkers:
-    """Where a flow runs: in `workers` tasks of the Spark at `master`, each with `slots` (None: as
-    many as the flow needs).
+    """The place to run a flow in `workers` tasks of the Spark at `master`, each with `slots` slots.
 
-    `config`: settings of the session that is started for the run. `bridge`: the service's own
-    session instead, which stays. With executors on other machines `config` names the address at
-    which they reach this one (`spark.driver.host`). `tls`: the files of a certificate, at the same
-    paths on all machines; `allow_plaintext` states that the network may be trusted.
+    `slots` None: as many as the flow needs. `config`: settings of the session that is started for
+    the run. `bridge`: a session of the service to use instead, which stays. With executors on other
+    machines `config` names the address of this one for them (`spark.driver.host`). `tls`: the files
+    of a certificate, at the same paths on all machines; `allow_plaintext` states that the network
+    may be trusted.
     """
 
     master: str = "local[*]"
@@ -100,11 +98,12 @@ class SparkWorkers:
         options: TaskOptions,
         checkpoints: CheckpointSettings | None = None,
     ) -> SparkWorkersRun:
-        """The run of one job.
+        """Returns the run of one job.
 
-        Raises GraphError if the flow cannot travel, SparkError for too few cores or slots.
+        Raises GraphError if the flow cannot be sent to the workers, SparkError for too few cores or
+        slots.
         """
-        graph = with_printing_apart(graph)  # The output of executors would not be seen.
+        graph = with_printing_apart(graph)  # The output of executors would not be visible.
         bridge, owned = self.bridge or self._bridge_of(graph), False
         config = worker_config(self.config, self.workers)
         if bridge is None:
@@ -135,14 +134,14 @@ class SparkWorkers:
         )
 
     def slots_for(self, graph: JobGraph) -> int:
-        """Slots of each worker: as given, or the smallest number with which all workers hold the
+        """Returns the slots of each worker: as given, or the smallest number that suffices for the
         flow.
 
         Raises SparkError if the given number is too small.
         """
         roaming = {vertex.id for vertex in graph.vertices if not vertex.stays_here}
-        # As they will be asked for: where narrow operators lie beside a wide one that stays here,
-        # they share fewer slots than they might.
+        # Counted as they will be requested: narrow operators beside a wide one that stays here
+        # share fewer slots than possible.
         needed = max(
             sum(
                 any(vertex in roaming for vertex, _ in place.subtasks) for place in places_of(graph)
@@ -162,12 +161,13 @@ class SparkWorkers:
         return self.slots
 
     def _bridge_of(self, graph: JobGraph) -> SparkBridge | None:
-        """The bridge of a source or sink in the flow: a process has one session, which the workers
-        then share.
+        """Returns the bridge of a source or sink in the flow, or None.
+
+        A process has one session, which the workers then share.
         """
         for vertex in graph.vertices:
             for node in vertex.nodes:
-                # A sink is an argument of what makes its operator.
+                # A sink is an argument of its operator's factory.
                 for holder in (node.source, *getattr(node.factory, "args", ())):
                     bridge = getattr(holder, "bridge", None)
                     if not isinstance(bridge, SparkBridge):
@@ -184,7 +184,9 @@ class SparkWorkers:
 
 
 class SparkWorkersRun(RemoteRun):
-    """One job, on a cluster that is there for it alone. `owned`: whether the bridge is, too."""
+    """The run of one job, on a cluster only for this job. `owned`: whether the run owns the bridge
+    too.
+    """
 
     def __init__(
         self,
@@ -200,7 +202,7 @@ class SparkWorkersRun(RemoteRun):
         address: str,
         owned: bool,
     ) -> None:
-        self._slots = place.slots_for(graph)  # First of all: it may refuse.
+        self._slots = place.slots_for(graph)  # Called first, because it may raise.
         secret = fresh_secret(host)
         super().__init__(host, graph, restart, options, checkpoints, Whereabouts(), secret, address)
         self._place = place
@@ -210,9 +212,9 @@ class SparkWorkersRun(RemoteRun):
         self._cancelled_early: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> JobStatus:
-        """Bring up the workers, run the job there, send them home.
+        """Starts the workers, runs the job on them, and releases them.
 
-        Cancelling this cancels the job; no worker outlives it.
+        Cancelling this call cancels the job; no worker outlives it.
         """
         self.job_master.ask = self._ask_early
         try:
@@ -244,9 +246,10 @@ class SparkWorkersRun(RemoteRun):
             return JobStatus.FAILED
 
     async def _bring_up(self, stack: AsyncExitStack) -> SparkProvider | None:
-        """All workers, registered.
+        """Starts all workers, and waits until they are registered.
 
-        None: the job was cancelled meanwhile. Raises SparkError for workers that do not come.
+        Returns None if the job was cancelled meanwhile. Raises SparkError for workers that do not
+        start.
         """
         provider = SparkProvider(
             self._bridge, self._task_of, workers=self._place.workers, slots=self._slots
@@ -288,7 +291,7 @@ class SparkWorkersRun(RemoteRun):
         return provider
 
     async def _check_session(self) -> None:
-        """Start the session, if there is none, and look whether workers may live in it."""
+        """Starts the session, if there is none, and checks that workers can run in it."""
         session = await self._bridge.session()
         cores, config = await self._bridge.call(found_in, session)
         place, is_alone = self._place, self._is_owned and self._bridge.owns_session
@@ -315,8 +318,9 @@ class SparkWorkersRun(RemoteRun):
         )
 
     def _ask_early(self, method: str, *_: object) -> None:
-        """Called before there is a JobMaster. Only a cancellation counts: every other request is
-        repeated when there is one.
+        """Handles a request before there is a JobMaster. Only a cancellation has an effect.
+
+        Every other request is repeated when there is a JobMaster.
         """
         if method == "cancel" and not self._cancelled_early.done():
             self._cancelled_early.set_result(None)
