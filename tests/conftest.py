@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind, and chance is repeatable.
+"""Rules for every test: it leaves nothing behind, and randomness is repeatable.
 
 A test that leaves a pending task, a live non-daemon thread, an open file descriptor or an error
 that asyncio could only log fails, and the message names what is left. The price is two `listdir` a
@@ -153,7 +153,7 @@ def pending_tasks() -> list[asyncio.Task[object]]:
 def nothing_left_behind(
     request: pytest.FixtureRequest, asyncio_errors: AsyncioErrors
 ) -> Iterator[None]:
-    """Fails the test that leaks a thread, a file descriptor, or an error nobody retrieved."""
+    """Fails the test that leaks a thread, a file descriptor, or an unretrieved error."""
     threads = set(threading.enumerate())
     descriptors = open_descriptors()
     asyncio_errors.messages.clear()

@@ -23,7 +23,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/columns/numbers.py",
         "return ends[0] >= -_LIMIT and ends[1] < _LIMIT",
         "return True",
-        (f"{_EXPRESSIONS}::test_what_would_leave_64_bits_is_computed_value_by_value",),
+        (f"{_EXPRESSIONS}::test_results_beyond_64_bits_are_computed_value_by_value",),
     ),
     Mutant(
         "a division by zero on columns is what numpy makes of it",
@@ -90,7 +90,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/graph/test_column_sources.py::"
-            "test_what_an_aggregate_or_a_window_does_not_read_does_not_travel",
+            "test_fields_that_an_aggregate_or_a_window_does_not_read_do_not_travel",
             "tests/columns/test_aggregates.py::test_late_records_are_the_same",
         ),
     ),
@@ -292,14 +292,16 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/graph/job_graph.py",
         "with_stand_ins(graph, first, whole) if apart else first",
         "with_stand_ins(graph, first, whole)",
-        ("tests/graph/test_stand_ins.py::test_where_only_fields_are_read_they_stand_in",),
+        (
+            "tests/graph/test_stand_ins.py::test_stand_ins_replace_records_where_only_fields_are_read",
+        ),
     ),
     Mutant(
         "what a tuple has is taken for a field of its stand-in",
         "aioflow/graph/stand_ins.py",
         "found is not None and found[1] in fields for found in read",
         "found is not None for found in read",
-        ("tests/graph/test_stand_ins.py::test_where_something_else_is_read_records_are_made",),
+        ("tests/graph/test_stand_ins.py::test_records_are_made_where_more_than_fields_is_read",),
     ),
     Mutant(
         "whole records and what is taken of others are gathered in one batch",
@@ -347,7 +349,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "element",
         (
             "tests/core/test_entry_tables.py::"
-            "test_what_waits_is_kept_so_that_it_can_be_read_without_its_channel",
+            "test_waiting_data_is_kept_so_that_it_can_be_read_without_its_channel",
         ),
     ),
     Mutant(
@@ -365,7 +367,9 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/core/batch_codec.py",
         "        tables.forget()  # What a batch before could not take along.\n",
         "        tables.commit()\n",
-        ("tests/core/test_entry_tables.py::test_what_could_not_be_encoded_counts_as_not_sent",),
+        (
+            "tests/core/test_entry_tables.py::test_data_that_could_not_be_encoded_counts_as_not_sent",
+        ),
     ),
     Mutant(
         "lines that hold two objects, or half of one, are decoded at once",

@@ -450,10 +450,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/core/system_host.py",
         "                if thread not in given_up:\n                    thread.join()",
         "                if thread not in ():\n                    thread.join()",
-        (
-            "tests/core/"
-            "test_host.py::test_close_leaves_a_thread_behind_that_nobody_waits_for_any_more",
-        ),
+        ("tests/core/test_host.py::test_close_leaves_an_abandoned_thread_behind",),
     ),
     Mutant(
         "threads do not know the context variables of the run",
@@ -723,7 +720,7 @@ JOB_MUTANTS: list[Mutant] = [
         "        server.close()\n",
         (
             "tests/core/test_system_network.py::"
-            "test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten",
+            "test_connection_accepted_before_the_listener_was_closed_is_not_forgotten",
         ),
     ),
     Mutant(
@@ -731,10 +728,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/api/subscription.py",
         "            await wait_all(self._attaching)\n",
         "            await wait_all([])\n",
-        (
-            "tests/integration/"
-            "test_workers.py::test_who_has_entered_a_subscription_sees_what_comes_from_then_on",
-        ),
+        ("tests/integration/test_workers.py::test_entered_subscription_sees_all_later_rows",),
     ),
     Mutant(
         "a stop whose time is over does not say that its savepoint is complete",

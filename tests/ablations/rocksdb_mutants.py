@@ -18,7 +18,7 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "        self.frozen = cache.dirty\n",
         "        self.frozen: dict[Space, dict[Any, Any]] = {}\n",
         (
-            f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",
+            f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",
             f"{ROCKSDB}test_a_file_of_the_database_is_uploaded_once",
         ),
     ),

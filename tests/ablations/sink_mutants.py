@@ -265,7 +265,7 @@ SINK_MUTANTS: list[Mutant] = [
         (
             _CRASH,
             "tests/contracts/test_sink.py::"
-            "test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
+            "test_leftovers_of_an_attempt_are_removed_by_the_next_and_prepared_data_is_not",
         ),
     ),
     Mutant(
@@ -285,7 +285,7 @@ SINK_MUTANTS: list[Mutant] = [
         "return not self._self_commit",
         (
             "tests/contracts/test_sink.py::"
-            "test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
+            "test_leftovers_of_an_attempt_are_removed_by_the_next_and_prepared_data_is_not",
             "tests/io/test_parts_crash.py::test_a_crash_and_a_restart_at_another_parallelism",
         ),
     ),
@@ -390,7 +390,7 @@ SINK_MUTANTS: list[Mutant] = [
         "        if self._made is not None and made != self._made and behind not in (0, "
         "config.start):\n",
         "        if False:\n",
-        (f"{_NATS}test_a_stream_that_was_made_anew_and_is_longer_now_is_refused",),
+        (f"{_NATS}test_stream_that_was_created_again_and_is_longer_now_is_refused",),
     ),
     Mutant(
         "a cancellation that nats-py loses is lost",
@@ -413,7 +413,7 @@ SINK_MUTANTS: list[Mutant] = [
         "        if False:\n",
         (
             f"{_REDIS}test_a_stream_that_is_not_what_was_read_is_refused",
-            f"{_REDIS}test_a_stream_that_is_made_anew_while_it_is_read_is_refused",
+            f"{_REDIS}test_stream_that_is_created_again_while_it_is_read_is_refused",
         ),
     ),
     Mutant(
@@ -430,7 +430,7 @@ SINK_MUTANTS: list[Mutant] = [
         "            if prepared.batch:\n",
         (
             f"{_KAFKA}test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated",
-            f"{_KAFKA}test_what_the_offset_of_the_writer_names_was_committed",
+            f"{_KAFKA}test_transaction_named_by_the_offset_of_the_writer_was_committed",
         ),
     ),
     Mutant(

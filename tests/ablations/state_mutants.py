@@ -8,7 +8,7 @@ __all__ = ["STATE_MUTANTS"]
 
 SNAPSHOTS = "tests/contracts/test_state_snapshots.py::"
 AGAINST_DICTS = (
-    f"{SNAPSHOTS}test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written"
+    f"{SNAPSHOTS}test_every_checkpoint_agrees_with_plain_dicts_despite_changes_while_it_is_written"
 )
 
 ARCHIVE = "tests/state/test_heap_archive.py::"
@@ -65,14 +65,14 @@ STATE_MUTANTS: list[Mutant] = [
         "aioflow/state/heap_snapshot.py",
         "        if choice.is_base or space in self._whole:\n            return False\n",
         "        if choice is not None:\n            return False\n",
-        (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",),
+        (f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",),
     ),
     Mutant(
         "a window that is gone is not in the increment",
         "aioflow/state/changes.py",
         "            generation.drops[space.table.name, space.namespace] = None\n",
         "            pass\n",
-        (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",),
+        (f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",),
     ),
     Mutant(
         "an increment rests on a checkpoint that was aborted",
@@ -110,7 +110,7 @@ STATE_MUTANTS: list[Mutant] = [
         "            self._timers_of(name).watermark = min(reached)\n",
         "            self._timers_of(name)\n",
         (
-            f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",
+            f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",
             "tests/state/test_timers.py::"
             "test_event_time_goes_on_at_the_lowest_watermark_of_those_whose_keys_are_taken_over",
         ),
@@ -206,7 +206,7 @@ STATE_MUTANTS: list[Mutant] = [
         "aioflow/state/changes.py",
         "(is_new or touched.get(key) is False)",
         "True",
-        (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",),
+        (f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",),
     ),
     Mutant(
         "what a dropped namespace held is kept after the snapshots that it was in",
@@ -225,7 +225,7 @@ STATE_MUTANTS: list[Mutant] = [
         "            pass\n",
         (
             f"{SNAPSHOTS}"
-            "test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written",
+            "test_every_checkpoint_agrees_with_plain_dicts_despite_changes_while_it_is_written",
         ),
     ),
     Mutant(
@@ -242,7 +242,7 @@ STATE_MUTANTS: list[Mutant] = [
         ("        return found\n"),
         (
             f"{SNAPSHOTS}"
-            "test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written",
+            "test_every_checkpoint_agrees_with_plain_dicts_despite_changes_while_it_is_written",
         ),
     ),
     Mutant(

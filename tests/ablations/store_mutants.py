@@ -45,7 +45,7 @@ STORE_MUTANTS: list[Mutant] = [
         (
             "tests/simulation/test_disk.py::test_a_file_takes_a_name_only_if_nothing_has_it",
             "tests/contracts/"
-            "test_checkpoint_storage.py::test_of_many_that_create_one_name_at_once_one_wins",
+            "test_checkpoint_storage.py::test_one_of_many_simultaneous_creations_of_a_name_wins",
         ),
     ),
     Mutant(

@@ -222,7 +222,7 @@ def test_ordinary_numbers_stay_on_columns(name: str) -> None:
         assert not sides.table
 
 
-def test_what_has_to_see_rows_is_named() -> None:
+def test_aggregates_that_need_rows_are_named() -> None:
     cases = {
         af.collect(e.x): "works on Python values",
         af.sum(abs): "sum is of a function",

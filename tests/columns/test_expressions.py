@@ -1,5 +1,5 @@
-"""Expressions on columns: the table that rows are held to, and whatever hypothesis makes up,
-compared with rows.
+"""Expressions on columns, compared with rows: the table of rules, and random values from
+hypothesis.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def on_columns(e: Expr[Any], rows: list[dict[str, Any]]) -> list[Any]:
 
 
 def as_rows_or_columns(e: Expr[Any], rows: list[dict[str, Any]]) -> list[Any]:
-    """What an operator does: columns, and rows where columns refuse."""
+    """Evaluates like an operator: on columns, and on rows where columns refuse."""
     try:
         return on_columns(e, rows)
     except NotOnColumns:
@@ -199,7 +199,7 @@ def test_ordinary_expressions_make_no_value_of_their_own_for_each_row(
     assert same(found.to_list(), compile_rows(e)(ROWS))
 
 
-def test_what_would_leave_64_bits_is_computed_value_by_value() -> None:
+def test_results_beyond_64_bits_are_computed_value_by_value() -> None:
     rows = [{"a": 2**62}, {"a": 1}]
     found = ColumnExpression(col.a * 4)(batch_of_rows(rows))
     assert isinstance(found, ObjectColumn)
@@ -210,7 +210,7 @@ def test_what_would_leave_64_bits_is_computed_value_by_value() -> None:
     "n", [1, 2, 3, 7, 1_024, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -1, -2, -7, -(2**63)]
 )
 def test_remainders_of_one_number_have_the_sign_that_python_gives(n: int) -> None:
-    """What wraps around on the way, at either end of 64 bits, wraps back."""
+    """Intermediate values that wrap around at either end of 64 bits wrap back."""
     rows = [
         {"a": a}
         for a in (-(2**63), -(2**63) + 1, -(2**31), -8, -7, -1, 0, 1, 7, 8, 2**31, 2**63 - 1)
@@ -235,7 +235,7 @@ def test_entry_that_no_row_has_may_fail() -> None:
 
 
 class Refusal(Exception):
-    """Of a kind that no operation of Python raises."""
+    """An error of a kind that no operation of Python raises."""
 
 
 class Fussy:
@@ -250,7 +250,7 @@ class Fussy:
         return self.number + other
 
 
-def test_whatever_a_value_raises_is_left_to_rows_which_name_the_record() -> None:
+def test_error_of_a_value_is_left_to_rows_which_name_the_record() -> None:
     fussy = [Fussy(1), Fussy(-2)]
     batch = ColumnBatch({"f": ObjectColumn(fussy)}, 2)
     with pytest.raises(NotOnColumns, match="Refusal: -2 is negative"):

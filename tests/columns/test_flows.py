@@ -163,7 +163,7 @@ MEETING = frozenset({"joined", "interval join", "both kinds"})
 """Two inputs, between which no order is promised."""
 
 ORDERED = frozenset({"keys of pairs"})
-"""What depends on the order in which records meet that went by several subtasks."""
+"""Flows whose result depends on the order of records from several subtasks."""
 
 
 @pytest.mark.parametrize("shape", sorted(MEETING))
@@ -300,7 +300,7 @@ async def test_a_function_gets_records_of_the_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet", "jsonl", "jsonl of a type"])
 async def test_a_stream_that_is_subscribed_to_has_whole_records(kind: str, tmp_path: Path) -> None:
-    """Also where the flow itself reads few of their fields."""
+    """Holds also where the flow itself reads few of their fields."""
     of_type = kind == "jsonl of a type"
     source = sources(tmp_path)["jsonl" if of_type else kind]
     flow = af.Flow("watched")
@@ -318,8 +318,8 @@ async def test_a_stream_that_is_subscribed_to_has_whole_records(kind: str, tmp_p
 async def test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares(
     kind: str, tmp_path: Path
 ) -> None:
-    """What comes whole can be: of a format that leaves out nothing, behind a select, and what an
-    aggregate gives.
+    """Streams of whole records can be: of a format that leaves out nothing, after a select, and the
+    results of an aggregate.
     """
     (tmp_path / "events.csv").write_text("user,word\n1,a\n2,b\n")
     flow = af.Flow("watched")
@@ -377,7 +377,7 @@ def test_a_batch_of_columns_reads_like_one_of_rows() -> None:
 
 
 def explained(stream: Any) -> dict[str, str]:
-    """What is said of each operator, by its name."""
+    """Returns the explanation of each operator, by its name."""
     lines = [
         line.strip()
         for line in stream.explain().splitlines()

@@ -99,7 +99,7 @@ async def test_a_join_goes_on_over_savepoints_and_rescaling(
 
 
 async def test_a_function_goes_on_with_the_savepoint_of_columns(tmp_path: Any) -> None:
-    """What columns hold becomes rows when an `apply` stands in the place of `pairs`."""
+    """Columns in state become rows when an `apply` replaces `pairs`."""
     found: list[Any] = []
     store = f"file://{tmp_path}"
     given = asyncio.Event()
@@ -174,7 +174,7 @@ async def test_a_select_of_the_join_is_that_of_its_pairs() -> None:
 
 
 async def test_a_select_of_a_join_names_the_join() -> None:
-    """It has the state; an expression of that name is a column all the same."""
+    """The join has the state; an expression of that name is still a column."""
     tag = af.OutputTag[af.Failed[Any]]("bad")
 
     def window() -> Any:

@@ -1,5 +1,5 @@
-"""Flows of whatever hypothesis makes up give on columns what they give on rows, type for type:
-of odd values, late, and over a restore.
+"""Random flows from hypothesis give the same on columns as on rows, type for type: with odd values,
+late elements, and restores.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def build(flow: af.Flow, source: Any, shape: str, lag: int) -> list[Any]:
 
 
 async def outcome(made: list[list[Row]], kind: str, shape: str, lag: int) -> Any:
-    """What comes out, spelled so that -0.0, True and NaN tell themselves from 0.0, 1 and None; or
-    that it fails.
+    """Returns the results, with -0.0, True and NaN distinct from 0.0, 1 and None; or the
+    failure.
 
     With what depends on which of several bad records is met first, at the exchange or behind it.
     """
@@ -211,7 +211,7 @@ async def outcome(made: list[list[Row]], kind: str, shape: str, lag: int) -> Any
 @pytest.mark.parametrize("shape", ENDS)
 @settings(max_examples=EXAMPLES)
 @given(made=batches(), lag=st.sampled_from([0, 3, 50]))
-def test_columns_give_what_rows_give_of_whatever_values(
+def test_columns_give_the_results_of_rows_for_any_values(
     shape: str, made: list[list[Row]], lag: int
 ) -> None:
     rows = asyncio.run(outcome(made, "rows", shape, lag))
@@ -221,7 +221,9 @@ def test_columns_give_what_rows_give_of_whatever_values(
 async def over_a_savepoint(
     made: list[list[Row]], kinds: tuple[str, str], shape: str, until: int, subtasks: tuple[int, int]
 ) -> list[str]:
-    """What a run up to batch `until`, and one that goes on behind its savepoint, give together."""
+    """Returns the results of a run up to batch `until` together with those of a run from its
+    savepoint.
+    """
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as directory:
         store: dict[str, Any] = {"checkpoints": f"file://{directory}", "every": "1h"}
@@ -249,7 +251,7 @@ async def over_a_savepoint(
     subtasks=st.sampled_from([(1, 1), (1, 3), (3, 2)]),
     data=st.data(),
 )
-def test_a_savepoint_of_either_goes_on_as_the_other_with_whatever_values(
+def test_savepoint_of_rows_or_columns_resumes_as_the_other_for_any_values(
     shape: str,
     made: list[list[Row]],
     kinds: tuple[str, str],
@@ -259,6 +261,6 @@ def test_a_savepoint_of_either_goes_on_as_the_other_with_whatever_values(
     until = data.draw(st.integers(0, len(made)))
     rows = asyncio.run(outcome(made, "rows", shape, 3))
     if rows == "fails":
-        return  # What rows refuse has no state to go on with.
+        return  # A flow that fails on rows has no state to resume from.
     by_rows = asyncio.run(over_a_savepoint(made, ("rows", "rows"), shape, until, subtasks))
     assert asyncio.run(over_a_savepoint(made, kinds, shape, until, subtasks)) == by_rows

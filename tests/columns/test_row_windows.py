@@ -14,7 +14,7 @@ import aioflow as af
 ROWS = [{"k": "abac"[i % 4], "ts": i, "v": i % 5} for i in range(3_000)]
 
 
-# Of a hundred years, so that no run meets their ends.
+# A hundred years long, so that no run reaches their ends.
 CLOCK = [
     af.tumbling("36500d", time="processing"),
     af.sliding("36500d", "18250d", time="processing"),

@@ -1,4 +1,4 @@
-"""What every store of objects must do: a directory, a simulated disk, memory, and object stores,
+"""The contract of every store of objects: a directory, a simulated disk, memory, and object stores,
 one of them a real server.
 """
 
@@ -156,7 +156,7 @@ def test_content_of_any_size_comes_back_however_it_was_cut(on_store: Runner, siz
     on_store(contract)
 
 
-def test_of_many_that_create_one_name_at_once_one_wins(on_store: Runner) -> None:
+def test_one_of_many_simultaneous_creations_of_a_name_wins(on_store: Runner) -> None:
     async def contract(host: Host, objects: ObjectStore) -> None:
         for number in range(5):
             tasks = [
@@ -174,7 +174,7 @@ def test_of_many_that_create_one_name_at_once_one_wins(on_store: Runner) -> None
 
 
 @pytest.mark.parametrize("sent", [10, PART_BYTES + 10])
-def test_what_a_failed_write_leaves_is_not_there(on_store: Runner, sent: int) -> None:
+def test_object_of_a_failed_write_does_not_exist(on_store: Runner, sent: int) -> None:
     async def breaks() -> AsyncGenerator[bytes, None]:
         yield bytes(sent)
         raise ValueError("the state could not be encoded")
@@ -191,7 +191,7 @@ def test_what_a_failed_write_leaves_is_not_there(on_store: Runner, sent: int) ->
     on_store(contract)
 
 
-def test_what_a_cancelled_write_leaves_is_not_there(on_store: Runner) -> None:
+def test_object_of_a_cancelled_write_does_not_exist(on_store: Runner) -> None:
     async def contract(host: Host, objects: ObjectStore) -> None:
         stuck = asyncio.Event()
 
@@ -278,7 +278,7 @@ def test_a_store_that_does_not_answer_is_an_error_of_the_world(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    with socket.socket() as unused:  # Bound and not listening: whoever connects is refused.
+    with socket.socket() as unused:  # Bound and not listening: a connection is refused.
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
         store = S3Store(

@@ -1,4 +1,4 @@
-"""What every input channel does, local or remote: the contract that the gate relies on."""
+"""The contract of every input channel, local or remote, that the gate relies on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BARRIER = CheckpointBarrier(1, 0)
 
 @dataclass
 class Wire:
-    """One producer, one channel that reads it, and what the channel told its gate.
+    """One producer, one channel that reads it, and the channel's messages to its gate.
 
     `settle` makes everything that was written reach the channel; a local channel has nothing to do.
     """
@@ -169,7 +169,7 @@ def test_turning_from_empty_to_not_empty_is_told_once(wire: Wire) -> None:
     assert wire.notices == [False, False]
 
 
-def test_what_was_written_before_the_request_is_told_on_it(wire: Wire) -> None:
+def test_data_written_before_the_request_is_announced_on_it(wire: Wire) -> None:
     wire.write(RecordBatch([1]))
     wire.connect()
     assert wire.notices == [False]
@@ -234,7 +234,7 @@ def test_a_failure_of_the_producer_is_told_even_to_an_idle_channel(wire: Wire) -
 
 
 def test_release_returns_every_permit_and_leaves_the_producer_alone(wire: Wire) -> None:
-    """C11.2: what arrives after the release is dropped, and the pool is full."""
+    """C11.2: data that arrives after the release is dropped, and the pool is full."""
     wire.connect()
     wire.write(RecordBatch([1]), RecordBatch([2]))
     wire.channel.release()
@@ -258,9 +258,7 @@ def test_a_released_channel_is_not_resumed(wire: Wire) -> None:
 
 
 def test_a_priority_event_overtakes_in_the_queue_and_is_told_as_such(local_wire: Wire) -> None:
-    """What is under way over a connection is not overtaken: the sender overtakes what it has not
-    sent.
-    """
+    """Data in transit over a connection is not overtaken: the sender overtakes only unsent data."""
     wire = local_wire
     wire.connect()
     wire.write(RecordBatch([1]))
@@ -280,7 +278,7 @@ def test_acknowledging_end_of_data_reaches_the_producer(wire: Wire) -> None:
     assert wire.partition.all_data_processed.is_available
 
 
-def test_the_size_of_batches_that_a_channel_asks_for_reaches_the_producer_within_its_own_limit(
+def test_batch_size_that_a_channel_requests_reaches_the_producer_within_its_limit(
     wire: Wire,
 ) -> None:
     """D6.1"""

@@ -1,5 +1,6 @@
-"""What every sink must do: everything once at least, and for those that commit: nothing before the
-commit, all after it, once.
+"""The contract of every sink: each element at least once.
+
+A committing sink shows nothing before the commit, and everything once after it.
 
 A connector that commits takes part by an entry in `SINKS`.
 """
@@ -63,7 +64,7 @@ CONNECTED = (
     KafkaWriter,
     KafkaCommitter,
 )
-"""They have connections, which end with the process."""
+"""Sinks with connections, which end with the process."""
 
 
 @pytest.fixture
@@ -80,10 +81,10 @@ class Case:
     record: Callable[[int], Any]
     seen: Callable[[], Awaitable[list[int]]]
     leftovers: Callable[[], list[str]]
-    """What is kept aside: hidden files, staged rows."""
+    """Returns the sink's hidden files and staged rows."""
     ctx: SinkContext
     many: int = 300_000
-    """More than a writer holds in memory."""
+    """Writes more elements than a writer holds in memory."""
     stages: bool = True
     """Whether anything is outside before the commit."""
     opened: list[Any] = field(default_factory=list)
@@ -97,7 +98,7 @@ class Case:
         return self.opened[-1]
 
     async def die(self) -> None:
-        """What the system does when a process is gone: connections end, files stay as they are."""
+        """Acts like the system when a process dies: connections end, files stay unchanged."""
         for one in self.opened:
             if isinstance(one, CONNECTED):
                 await one.close()
@@ -277,7 +278,7 @@ async def make_case(kind: str, tmp_path: Path, database: Any, ctx: SinkContext) 
 
 
 def go_on(writer: Any) -> None:
-    """As after a restore of checkpoint 1; a writer may have no use for it."""
+    """Continues like a job restored from checkpoint 1; a writer may ignore this."""
     getattr(writer, "restored", lambda checkpoint_id: None)(1)
 
 
@@ -319,7 +320,7 @@ async def test_committing_and_aborting_again_changes_nothing(case: Case) -> None
 
 
 async def test_committables_are_plain_data(case: Case) -> None:
-    """They travel in the checkpoint: what comes back from there commits just as well."""
+    """They travel in the checkpoint, and commit just as well when they return from it."""
     seen = case.seen
     committer = case.committer()
     writer = case.writer()
@@ -335,8 +336,8 @@ async def test_committables_are_plain_data(case: Case) -> None:
     "crash", ["after write", "after flush", "after prepare", "before commit ends"]
 )
 async def test_a_crash_between_the_steps_loses_and_repeats_nothing(case: Case, crash: str) -> None:
-    """The attempt after the crash commits what the last completed checkpoint holds, and writes
-    the rest anew.
+    """The attempt after the crash commits the content of the last completed checkpoint, and writes
+    the rest again.
     """
     seen = case.seen
     committer = case.committer()
@@ -351,7 +352,7 @@ async def test_a_crash_between_the_steps_loses_and_repeats_nothing(case: Case, c
         await writer.prepare(2)
     if crash == "before commit ends":
         await committer.commit(completed)
-    # The process is gone: nobody closed the writer, and what it held in memory is lost.
+    # The process is gone: its writer was not closed, and the data in its memory is lost.
 
     await committer.commit(completed)
     again = case.writer()
@@ -428,7 +429,7 @@ async def test_a_large_batch_asks_for_a_flush(case: Case) -> None:
     await writer.close()
 
 
-async def test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not(
+async def test_leftovers_of_an_attempt_are_removed_by_the_next_and_prepared_data_is_not(
     case: Case, ctx: SinkContext
 ) -> None:
     """An attempt that is gone, at another parallelism: its second subtask has one heir."""
@@ -457,7 +458,7 @@ async def test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_
 async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(
     case: Case, ctx: SinkContext
 ) -> None:
-    """R22.2: what comes late changes nothing."""
+    """R22.2: late calls change nothing."""
     zombie = case.writer()
     go_on(zombie)
     await zombie.open()
@@ -471,7 +472,7 @@ async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(
     later.write_batch(case.records(1), None)
     prepared = await later.prepare(2)
     zombie.write_batch(case.records(0), None)
-    with suppress(StateError):  # Or it learns that it is gone.
+    with suppress(StateError):  # Or the attempt learns that it is gone.
         await zombie.flush()
     await zombie.close()
     ctx.runtime = Runtime(attempt=0)
@@ -486,7 +487,7 @@ async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(
 
 
 class Gone(BaseException):
-    """The process died: no Exception, so that nobody tries again."""
+    """The death of the process: no Exception, so that no code tries again."""
 
 
 class Steps:
@@ -574,8 +575,8 @@ async def run_job(
 async def test_dying_before_or_after_any_step_loses_and_repeats_nothing(
     case: Case, ctx: SinkContext
 ) -> None:
-    """R22: before prepare, after it, before and after the commit (the reply is
-    lost); then once more.
+    """R22: before prepare, after it, before and after the commit (the reply is lost); then once
+    more.
     """
     if isinstance(case.sink, KafkaTopics):
         pytest.skip(

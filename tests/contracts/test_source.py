@@ -1,5 +1,5 @@
-"""What every source must do, whatever it reads: each element exactly once, from every position on,
-without blocking, and let go.
+"""The contract of every source: each element exactly once, from every position, without blocking,
+and with all resources released.
 
 A connector takes part by an entry in `SOURCES`: a function of a directory that gives a source that
 ends by itself and its elements in order. Sources of several splits are read split after split, so
@@ -143,7 +143,9 @@ SERVERS: dict[
     "nats": (nats_server, _nats),
     "redis": (redis_server, _redis),
 }
-"""Those that need a server: what starts it, and what fills it."""
+"""Sources that need a server: the function that starts the server, and the function that fills
+it.
+"""
 
 SOURCES: dict[str, Callable[[Path], tuple[Source[Any], list[Any]]]] = {
     "list": lambda directory: (as_source(list(range(COUNT))), list(range(COUNT))),
@@ -174,7 +176,7 @@ SEVERAL_SPLITS = {
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, Any]]:
-    """Those that were started."""
+    """The servers that were started."""
     with ExitStack() as stack:
         yield _Started(stack)
 
@@ -221,7 +223,7 @@ async def test_a_restart_at_a_position_goes_on_with_the_next_element(
     reader = source.reader(ctx)
     await reader.open(splits)
     first = await take(reader, cut, 3)
-    # What is polled after the position was taken does not count.
+    # Elements polled after the position was taken do not count.
     restored = [Split(split.id, reader.position(split.id), split.payload) for split in splits]
     await take(reader, 4)
     await reader.close()
@@ -287,7 +289,7 @@ async def test_readers_share_the_splits_without_losing_one(case: Any, ctx: Conte
 async def test_a_reader_closes_before_it_was_opened_and_in_the_middle(
     case: Any, ctx: Context
 ) -> None:
-    """What is left behind (a thread, a file, a task) fails the test."""
+    """Resources left behind (a thread, a file, a task) fail the test."""
     source, _ = case
     await source.reader(ctx).close()
     reader = source.reader(ctx)

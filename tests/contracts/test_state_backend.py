@@ -1,4 +1,4 @@
-"""What every keyed state backend must do.
+"""The contract of every keyed state backend.
 
 A backend passes when it is added to `BACKENDS` and nothing here changes.
 """
@@ -116,7 +116,7 @@ def descriptors(ttl: str | None = None) -> list[StateDescriptor]:
 
 
 def write(state: Any, value: int) -> None:
-    """One write of whatever kind."""
+    """Writes once, to the state of the given kind."""
     if hasattr(state, "put"):
         state.put("k", value)
     elif hasattr(state, "add"):
@@ -126,7 +126,7 @@ def write(state: Any, value: int) -> None:
 
 
 def read(state: Any) -> Any:
-    """All that there is, of whatever kind; None or empty when there is nothing."""
+    """Returns all content of the state of the given kind; None or empty without content."""
     if hasattr(state, "items"):
         return dict(state.items())
     return state.get() if hasattr(state, "get") else state.value()
@@ -382,7 +382,7 @@ def test_restored_state_asked_for_as_another_kind_is_an_error(
         new.get_state(MapStateDescriptor("x"))
 
 
-def test_what_declares_no_state_is_refused(backend: KeyedStateBackend) -> None:
+def test_undeclared_state_is_refused(backend: KeyedStateBackend) -> None:
     with pytest.raises(StateError, match="'x' is declared by a StateDescriptor, expected a Value-"):
         backend.get_state(StateDescriptor("x"))
     with pytest.raises(StateError, match="not empty"):

@@ -1,4 +1,4 @@
-"""What every keyed state backend must do about checkpoints.
+"""The contract of every keyed state backend for checkpoints.
 
 A backend passes when it is added to `BACKENDS` and nothing here changes.
 """
@@ -73,7 +73,7 @@ class Subtask:
 
 class Physical:
     def cancel(self) -> None:
-        """Nobody waits for it."""
+        """Cancels the snapshot, which is not awaited."""
 
 
 class Slow(InlineState):
@@ -201,7 +201,7 @@ class Collected:
 async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were(
     name: str, subtask: Subtask, ttl: Any
 ) -> None:
-    """F7.9, of what built-in operators keep: they say which keys of a table they change."""
+    """F7.9, for the state of built-in operators: they name the changed keys of a table."""
     backend = subtask.backend
     collected = backend.get_state(AggregatingStateDescriptor("agg", Collected(), ttl=ttl))
     table = backend.table("table")
@@ -228,8 +228,9 @@ async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_t
 async def test_a_store_that_is_slow_to_make_a_file_durable_costs_the_job_no_view_of_the_heap() -> (
     None
 ):
-    """What the file says is encoded by then, and a change that is saved for nobody costs twice
-    what a noted one does.
+    """The content of the file is encoded by then.
+
+    Saving a change in vain costs twice as much as noting one.
     """
     encoded, durable = asyncio.Event(), asyncio.Event()
 
@@ -291,7 +292,7 @@ async def test_a_second_snapshot_may_begin_while_the_first_is_written(
 
 
 async def test_a_cancelled_snapshot_leaves_everything_as_it_is(name: str, subtask: Subtask) -> None:
-    """F7.7: what was not written is in the next one."""
+    """F7.7: unwritten changes are in the next one."""
     backend = subtask.backend
     backend.table("t").of()["a"] = 1
     await checkpoint(backend, 1)
@@ -323,7 +324,7 @@ async def test_a_write_that_failed_is_made_up_for_by_the_next(name: str, subtask
     assert len((await Subtask.restored(name, [handle])).backend.items("t")) == 100
 
 
-async def test_what_cannot_be_encoded_is_refused_naming_operator_state_and_type(
+async def test_unencodable_value_is_refused_naming_operator_state_and_type(
     subtask: Subtask,
 ) -> None:
     class Local:
@@ -339,7 +340,7 @@ async def test_what_cannot_be_encoded_is_refused_naming_operator_state_and_type(
 async def test_the_first_snapshot_holds_all_keys_while_they_come_and_go(
     name: str, subtask: Subtask
 ) -> None:
-    """F7.9: it is the one that nobody prepared for.
+    """F7.9: it is the snapshot without a predecessor.
 
     Keys go from before and behind what it has looked at, and some come back.
     """
@@ -362,8 +363,9 @@ async def test_the_first_snapshot_holds_all_keys_while_they_come_and_go(
 
 
 async def test_a_subtask_without_entries_writes_nothing(name: str, subtask: Subtask) -> None:
-    """Also if state is declared; what it held once is in no later checkpoint, and no longer
-    referred to.
+    """This holds also if state is declared.
+
+    Its former content is in no later checkpoint, and is no longer referred to.
     """
     backend = subtask.backend
     backend.get_state(ValueStateDescriptor("v"))
@@ -408,7 +410,7 @@ async def test_an_increment_is_small_and_a_full_snapshot_is_not(subtask: Subtask
         assert len(full.files) == 1 or not canonical
 
 
-async def test_what_is_gone_stays_gone_after_a_restore(name: str, subtask: Subtask) -> None:
+async def test_removed_state_stays_removed_after_a_restore(name: str, subtask: Subtask) -> None:
     backend = subtask.backend
     state = backend.get_state(ValueStateDescriptor("v"))
     for number in range(50):
@@ -718,7 +720,7 @@ class World:
             await asyncio.sleep(0)
 
     async def complete(self, key: int, _namespace: Any, _number: int) -> None:
-        """Of the checkpoints that are under way, one; those before it are subsumed."""
+        """Completes one of the pending checkpoints; those before it are subsumed."""
         if not self.pending:
             return
         number = list(self.pending)[key % len(self.pending)]
@@ -822,7 +824,7 @@ STEP = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEP, min_size=20, max_size=120))
-def test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written(
+def test_every_checkpoint_agrees_with_plain_dicts_despite_changes_while_it_is_written(
     steps: list[Any],
 ) -> None:
     """F7.9, G5, H7: updates, removals, dropped windows, timers, several checkpoints at once,
@@ -833,7 +835,7 @@ def test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_w
 
 @settings(max_examples=10, deadline=None)
 @given(steps=st.lists(STEP, min_size=20, max_size=120))
-def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_with_hardly_anything_in_memory(
+def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_with_a_tiny_cache(
     steps: list[Any],
 ) -> None:
     """F7.9, G5, H7: likewise; fewer examples, as each opens databases by the dozen."""
@@ -885,7 +887,7 @@ def agrees(name: Any, steps: list[Any]) -> None:
         while world.pending:
             await world.complete(0, None, 0)
 
-    # What a slice is in production would take in all of this at once.
+    # A slice of production size would hold all of this at once.
     small = {"KEYS_A_SLICE": 2, "ROWS_A_FRAME": 2, "FIRST_FRAME_ROWS": 1, "GENERATIONS_MAX": 2}
     few = {"KEYS_A_SLICE": 2, "KEYS_LISTED": 1, "KEYS_A_TUPLE": 3, "KEYS_ALONE": 2, "TURNS": 1}
     often = {"SECTIONS_MAX": 3, "SMALL_FILES_MAX": 2, "SMALL_ROWS": 8}

@@ -18,7 +18,7 @@ from aioflow.core.aio import (
 
 
 class Boom(Exception):
-    """What a failing child raises here."""
+    """The error of a failing child."""
 
 
 async def fail(error: BaseException | None = None) -> None:

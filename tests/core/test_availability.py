@@ -1,4 +1,4 @@
-"""Level-triggered availability: no future unless somebody waits, and no wake-up is lost."""
+"""Level-triggered availability: a future exists only for a waiter, and no wake-up is lost."""
 
 from __future__ import annotations
 

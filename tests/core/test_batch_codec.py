@@ -48,7 +48,7 @@ EVENTS: list[Event] = [
 
 
 def columns(batch: RecordBatch) -> tuple[Any, ...]:
-    """With the types, since 1 == True == 1.0."""
+    """Returns the columns with their types, since 1 == True == 1.0."""
 
     def typed(column: list[Any] | None) -> Any:
         return None if column is None else [(type(value), value) for value in column]

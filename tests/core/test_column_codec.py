@@ -42,7 +42,7 @@ def through(batch: RecordBatch) -> RecordBatch:
 
 
 @given(fields=st.lists(fields, max_size=4), times=st.booleans(), marks=st.booleans())
-def test_what_comes_out_equals_what_went_in(
+def test_decoded_columns_equal_the_encoded_ones(
     fields: list[list[Any]], times: bool, marks: bool
 ) -> None:
     values: Any = ColumnBatch({f"f{i}": column_of(items) for i, items in enumerate(fields)}, 3)
@@ -120,7 +120,7 @@ def test_keys_that_are_a_field_are_not_sent_twice() -> None:
     assert found.keys is found.values.columns["k"]  # type: ignore[attr-defined]
 
 
-def test_of_shared_entries_only_those_in_use_travel() -> None:
+def test_only_used_shared_entries_travel() -> None:
     entries = [f"word {i}" for i in range(10_000)]
     values: Any = ColumnBatch(
         {"w": CodedColumn(np.array([9_000, -1, 3, 9_000], np.int32), entries)}, 4
@@ -214,7 +214,7 @@ class Later:
     more: int = 7
 
 
-def test_records_of_a_class_that_has_changed_since_are_put_together_anew() -> None:
+def test_records_of_a_class_that_has_changed_since_are_rebuilt() -> None:
     before, since = TypeRegistry(), TypeRegistry()
     before.register(Point, "point")
     since.register(Later, "point")
@@ -229,7 +229,7 @@ def test_records_of_a_class_that_has_changed_since_are_put_together_anew() -> No
         decode_batch(content, Codec(TypeRegistry()), "channel")
 
 
-def test_what_cannot_travel_names_the_operator() -> None:
+def test_value_that_cannot_travel_names_the_operator() -> None:
     values: Any = ColumnBatch({"o": ObjectColumn([object()])}, 1)
     with pytest.raises(TypeNotSupported, match="source"):
         encode_batch(RecordBatch(values), Codec(), "source")
@@ -283,7 +283,7 @@ def test_a_changed_byte_gives_a_batch_or_a_decode_error(at: int, byte: int) -> N
 
 
 class Looked(list[str]):
-    """Entries that nobody may go through as a whole."""
+    """Entries that must not be read as a whole."""
 
     def __iter__(self) -> Iterator[str]:
         raise AssertionError("all entries were looked at")

@@ -47,7 +47,7 @@ def test_records_that_are_their_own_keys_still_are_when_they_are_cut() -> None:
     assert part.keys is part.values
 
 
-def test_what_is_made_of_records_is_nothing_taken_and_has_no_keys() -> None:
+def test_batches_made_from_records_are_not_taken_and_have_no_keys() -> None:
     batch = RecordBatch([1, 2, 3], [10, 20, 30], ["a", "b", "c"], MARKS, 9, taken=True)
     assert shape(batch.with_values([4, 5, 6])) == ([4, 5, 6], [10, 20, 30], None, MARKS, 9, False)
     assert shape(batch.select([0, 0, 2], [4, 5, 6])) == (

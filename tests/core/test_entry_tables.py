@@ -27,7 +27,7 @@ def batch(entries: list[Any], codes: list[int]) -> RecordBatch:
 
 
 class Channel:
-    """Both ends of one."""
+    """Both ends of one channel."""
 
     def __init__(self) -> None:
         self.sent = EntryTables()
@@ -78,7 +78,9 @@ STEPS = st.lists(
 def test_batches_of_a_channel_mean_the_same_at_its_other_end(
     steps: list[tuple[int, list[str], list[int]]], captured: set[int]
 ) -> None:
-    """Also when what waits at either end is written anew, ahead of its turn, for a checkpoint."""
+    """Holds also when data that waits at either end is written again, ahead of its turn, for a
+    checkpoint.
+    """
     channel = Channel()
     lists = [GrowingList(), GrowingList(), GrowingList(["x"])]
     waiting: deque[tuple[bytes, list[Any]]] = deque()
@@ -98,7 +100,7 @@ def test_batches_of_a_channel_mean_the_same_at_its_other_end(
             assert list(channel.decode(content)) == expected
 
 
-async def test_what_waits_is_kept_so_that_it_can_be_read_without_its_channel() -> None:
+async def test_waiting_data_is_kept_so_that_it_can_be_read_without_its_channel() -> None:
     """F6: data in flight of an unaligned checkpoint."""
     channel = Channel()
     entries = GrowingList(["a", "b"])
@@ -131,7 +133,7 @@ def test_entries_that_are_not_shared_go_with_their_batch() -> None:
         assert list(channel.decode(content)) == [{"w": f"t{i}"}]
 
 
-def test_what_could_not_be_encoded_counts_as_not_sent() -> None:
+def test_data_that_could_not_be_encoded_counts_as_not_sent() -> None:
     channel = Channel()
     entries = GrowingList(["a"])
     values: Any = ColumnBatch(

@@ -1,4 +1,4 @@
-"""What public functions say when they are called with arguments that they do not take."""
+"""Errors of public functions that are called with arguments they do not take."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_type_error_from_within_a_function_stays_as_it_is() -> None:
         outer()
 
 
-def test_what_python_says_as_well_is_left_to_python() -> None:
+def test_errors_that_python_explains_are_left_to_python() -> None:
     @explained
     def two(a: int, b: int = 0) -> int:
         return a + b
@@ -139,7 +139,7 @@ def test_an_explained_function_looks_like_itself() -> None:
     assert list(inspect.signature(af.tumbling).parameters) == ["size", "offset", "time"]
 
 
-def test_of_a_class_what_is_public_and_synchronous_is_explained() -> None:
+def test_public_synchronous_methods_of_a_class_are_explained() -> None:
     @explained_methods
     class Three:
         def __init__(self, a: int) -> None:
@@ -154,10 +154,10 @@ def test_of_a_class_what_is_public_and_synchronous_is_explained() -> None:
             return cls(a)
 
         async def wait(self) -> None:
-            """It stays a coroutine function."""
+            """Stays a coroutine function."""
 
         def _own(self) -> None:
-            """Whatever is called from within is no business of users."""
+            """Is called from within, which does not concern users."""
 
     made: Any = Three.made(1)
     assert (Three.of(2).a, made.a) == (2, 1)

@@ -190,10 +190,10 @@ async def test_close_gives_up_a_thread_that_does_not_end_and_names_it(
     await future
 
 
-async def test_close_leaves_a_thread_behind_that_nobody_waits_for_any_more(
+async def test_close_leaves_an_abandoned_thread_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Such as that of a source that was cancelled in the middle of a read.
+    """An example is the thread of a source that was cancelled in the middle of a read.
 
     One that is about to end is joined all the same.
     """

@@ -355,7 +355,7 @@ def _why(key: Any) -> str:
         (Decimal("1E+999999999"), "digits"),
     ],
 )
-def test_what_cannot_be_a_key_is_refused_with_a_remedy(key: Any, remedy: str) -> None:
+def test_value_that_cannot_be_a_key_is_refused_with_a_remedy(key: Any, remedy: str) -> None:
     """H3.5: a null key is an error, and so is every value whose equality is not ours to judge."""
     assert remedy in _why(key)
     assert issubclass(KeyNotSupported, TypeNotSupported)

@@ -50,7 +50,7 @@ def test_a_meter_forgets_what_is_older_than_its_window(clock: Clock) -> None:
     assert rate == 0.0
 
 
-def test_a_meter_that_nobody_read_gives_the_rate_since_the_last_read(clock: Clock) -> None:
+def test_meter_without_readers_gives_the_rate_since_the_last_read(clock: Clock) -> None:
     meter = Meter(clock, window_s=60)
     clock.now_s = 100
     meter.rate()

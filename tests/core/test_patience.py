@@ -1,4 +1,4 @@
-"""What is tried in vain is told seldom, and for how long."""
+"""Repeated failures are logged at growing intervals, with their duration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_first_failure_is_told_and_then_each_after_twice_the_time() -> None:
     assert {b - a for a, b in pairwise(told[8:])} == {600}
 
 
-def test_it_says_for_how_long_and_begins_anew_when_it_came_off() -> None:
+def test_message_names_the_duration_and_intervals_restart_after_a_success() -> None:
     patience = Patience()
 
     assert patience.succeeded(10.0) is None

@@ -1,4 +1,6 @@
-"""Processing time passes at the pace of the monotonic clock, whatever the wall clock does."""
+"""Processing time passes at the pace of the monotonic clock, whichever jumps the wall clock
+makes.
+"""
 
 from __future__ import annotations
 

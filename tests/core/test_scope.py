@@ -1,5 +1,5 @@
-"""Where user code runs, as a context variable: job, operator, subtask and key, asked for only
-when somebody looks.
+"""The place of running user code, as a context variable: job, operator, subtask and key, computed
+only on demand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes out of the codec equals what went in, type for type, or it was refused."""
+"""Decoded values equal the encoded ones, type for type, or were refused."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ class CountedTagger(Tagger):
     ],
     ids=["vectors", "records of vectors", "dicts", "rows"],
 )
-def test_what_is_long_is_not_taken_apart_place_by_place(batch: list[Any], calls: int) -> None:
+def test_long_value_is_not_examined_item_by_item(batch: list[Any], calls: int) -> None:
     tagger = CountedTagger(TypeRegistry())
     trees = list(tagger.tag_all(batch, 0))
     assert tagger.calls == calls
@@ -450,7 +450,9 @@ def test_an_instance_is_restored_without_running_its_initialiser_again() -> None
         (datetime(2024, 1, 1, tzinfo=OwnZone()), "zoneinfo"),
     ],
 )
-def test_what_would_not_come_out_the_same_is_refused_with_a_remedy(value: Any, remedy: str) -> None:
+def test_value_that_would_change_on_the_way_is_refused_with_a_remedy(
+    value: Any, remedy: str
+) -> None:
     for wrapped in (
         value,
         [value],

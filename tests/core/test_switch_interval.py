@@ -45,7 +45,7 @@ def test_it_is_never_made_longer() -> None:
     assert sys.getswitchinterval() == pytest.approx(0.0005)
 
 
-def test_what_the_program_sets_meanwhile_stays() -> None:
+def test_interval_set_by_the_program_meanwhile_stays() -> None:
     with switch_interval(0.001):
         sys.setswitchinterval(0.003)
         with switch_interval(0.0001):

@@ -17,7 +17,7 @@ from aioflow.core.system_files import create_file, make_directories, remove_file
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is made durable, and which names come and go."""
+    """Records the durable writes, and the names that come and go."""
     made: list[str] = []
     fsync, link, unlink, remove = os.fsync, os.link, os.unlink, os.remove
 
@@ -64,7 +64,7 @@ def test_removed_names_are_durable_before_the_answer(tmp_path: Path, calls: list
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
-def test_what_failed_leaves_nothing_behind(
+def test_failed_write_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def full(*args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sockets of the machine: a listener that is closed while somebody comes."""
+"""Sockets of the machine: a listener that is closed during a connection attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from aioflow.core.system_network import SystemNetwork
 
 TURNS_MAX = 8
-"""Of the loop, for a connection to be accepted and to get its transport."""
+"""Number of turns of the loop for a connection to be accepted and to get its transport."""
 
 
 class Accepted(asyncio.Protocol):
@@ -28,7 +28,7 @@ class Accepted(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("turns", range(TURNS_MAX))
-async def test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten(
+async def test_connection_accepted_before_the_listener_was_closed_is_not_forgotten(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for count in ("made", "connected", "lost"):
@@ -43,7 +43,7 @@ async def test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten(
             await asyncio.sleep(0)
 
         assert Accepted.made == Accepted.connected == Accepted.lost
-        # Whether it was accepted or not: it is told that there is nobody.
+        # Accepted or not, it is told that the listener is closed.
         client.settimeout(30)
         try:
             assert client.recv(1) == b""

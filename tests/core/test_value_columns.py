@@ -54,7 +54,7 @@ def test_values_that_are_not_built_alike_have_no_columns(values: list[Any]) -> N
     assert lay_out(values, SCALARS, []) is None
 
 
-def test_what_contains_itself_has_no_columns() -> None:
+def test_value_that_contains_itself_has_no_columns() -> None:
     endless: list[Any] = []
     endless += [endless] * WIDTH_MAX
     assert lay_out([endless] * 4, SCALARS, []) is None

@@ -35,7 +35,7 @@ NAMES = (
 )
 BUILD = Path("build") / "fuzz"
 KEPT_BYTES_MAX = 24_000
-"""Of one corpus in the repository: its smallest inputs."""
+"""Maximum bytes of a corpus in the repository, which keeps its smallest inputs."""
 
 RSS_MB_MAX = 1024
 
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _run(name: str, how: str, options: argparse.Namespace) -> int:
-    """One target in a process of its own. Returns 1 if it failed."""
+    """Runs one target in its own process. Returns 1 if it failed."""
     folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     code, text = _child(name, how, options, folder)
@@ -113,8 +113,8 @@ def _summary(name: str, text: str, code: int) -> str:
 
 
 def _keep(name: str, folder: Path) -> None:
-    """What libFuzzer has kept, each for coverage of its own and reduced, and what was there
-    before: the smallest.
+    """Keeps the smallest inputs: those that libFuzzer kept for their coverage, reduced, and the
+    earlier ones.
     """
     from tests.fuzz.engine import read_corpus, write_corpus
 

@@ -39,7 +39,7 @@ MEMORY_BYTES = 16 << 20
 """Besides: a reader of flat JSON has tables of 9 MB."""
 
 MEMORY_EVERY = 16
-"""Memory is measured for one input in so many: it slows the interpreter down."""
+"""Number of inputs between two measurements of memory, which slow the interpreter down."""
 
 _LARGE = b"\x80" * 3000
 
@@ -110,7 +110,7 @@ class Target:
     open: Callable[[], AbstractContextManager[Callable[[bytes], object]]]
     """Gives the function that is called with each input, and closes in the end what that needs."""
     errors: tuple[type[Exception], ...]
-    """What it may raise: the documented errors."""
+    """The documented errors that the reader may raise."""
     seeds: Callable[[], list[bytes]]
     """Valid inputs, made by the encoders of today."""
     mend: Callable[[bytes, Random], bytes] | None = None
@@ -273,7 +273,7 @@ def run_seeded(
         for content in pool:
             judge(
                 target, run, content
-            )  # What is loaded or kept by the first call is not the input's.
+            )  # Data loaded or kept by the first call does not belong to the input.
             judge(target, run, content, memory=True)
         gc.collect()
         begin = time.process_time()

@@ -1,4 +1,4 @@
-"""What is fuzzed: every reader of bytes that come from a peer, a file, a store or a client, with
+"""The fuzz targets: every reader of bytes that come from a peer, a file, a store or a client, with
 the errors it may raise.
 
     frames      a data connection: decoder, exchange, events, batches
@@ -265,7 +265,9 @@ def mend_frames(content: bytes, rng: Random) -> bytes:
 
 
 def read_data(content: bytes) -> None:
-    """As bytes of a peer find a connection: four channels are read here, and four by the peer."""
+    """Reads the bytes of a peer as a connection does: four channels are read here, and four by the
+    peer.
+    """
     pool = NetworkBufferPool(100).create_buffer_pool(10, 50)
 
     def encode(batch: RecordBatch) -> bytes:
@@ -569,7 +571,7 @@ _HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 def mend_metadata(content: bytes, rng: Random) -> bytes:
-    """Sealed anew: digest and MAC, and the digest of each file that travels within."""
+    """Seals the metadata again: digest and MAC, and the digest of each embedded file."""
     rest = content[_HEAD_BYTES:]
     packed = rest[2 + rest[1] :] if len(rest) > 1 else b""
     try:
@@ -689,7 +691,9 @@ JOB = "JOBID"
 
 VERTEX = "VERTEXID"
 TURNS_MAX = 60
-"""Of the loop, until the client hangs up: some answers never end, and flame graphs take seconds."""
+"""Turns of the loop until the client hangs up: some answers never end, and flame graphs take
+seconds.
+"""
 
 
 def requests() -> list[bytes]:
@@ -834,7 +838,7 @@ class _Service:
 
 
 def _is_harmless(content: bytes) -> bool:
-    """Neither ends the job nor writes where the bytes say."""
+    """Returns whether the call neither ends the job nor writes to a path from the input."""
     if b"target" in content and b'"target-directory": "memory://fuzz-rest"' not in content:
         return False
     return (
@@ -914,7 +918,7 @@ _CSV_SETTINGS: tuple[Any, ...] = ((None, None), (Reading, None), (Place, ["id", 
 
 
 def read_csv(content: bytes) -> None:
-    """In two blocks, as a reader of files would."""
+    """Reads CSV in two blocks, like a reader of files."""
     for kind, columns in _CSV_SETTINGS:
         rows = CsvDecoder(kind, ",", columns is None, columns, "utf-8", None)
         arrow = CsvColumnDecoder(
@@ -928,7 +932,7 @@ def read_csv(content: bytes) -> None:
             except (
                 ValueError,
                 TypeError,
-            ) as error:  # Of the header: it is no text, or does not fit the type.
+            ) as error:  # The header is not text, or does not fit the type.
                 with suppress(type(error)):
                     arrow.decode(block, final)
                     raise AssertionError("columns take a header that rows refuse") from None

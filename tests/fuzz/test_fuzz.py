@@ -33,7 +33,7 @@ def test_a_corpus_is_there_and_small(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_encoders_of_today_write_is_accepted(name: str) -> None:
+def test_output_of_the_present_encoders_is_accepted(name: str) -> None:
     target = TARGETS[name]
     with target.open() as run:
         accepted = [judge(target, run, content) for content in target.seeds()]
@@ -60,7 +60,7 @@ def test_inputs_never_raise_anything_but_the_errors_of_the_target(name: str) -> 
     assert report["accepted"] > runs // 200
 
 
-# What the engine of these tests finds.
+# Findings of the engine of these tests.
 
 
 def of(*, raises: Exception | None = None, burns_s: float = 0.0, takes: int = 0) -> Target:

@@ -1,4 +1,4 @@
-"""Which sources give columns, and which fields travel."""
+"""The sources that give columns, and the fields that travel."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def fields(stream: Any) -> list[Any]:
     return [edge.partitioning.fields for edge in build_job_graph(stream.flow.graph).edges]
 
 
-def test_what_an_aggregate_or_a_window_does_not_read_does_not_travel(tmp_path: Path) -> None:
+def test_fields_that_an_aggregate_or_a_window_does_not_read_do_not_travel(tmp_path: Path) -> None:
     def keyed() -> Any:
         return af.Flow("fields").source(af.io.jsonl(tmp_path), watermarks=TIMES).key_by(e.user)
 
@@ -133,7 +133,7 @@ def test_a_count_of_keys_gets_the_keys_alone(tmp_path: Path) -> None:
         assert alone(
             lambda keyed: keyed.aggregate(af.count(where=lambda row: row["flag"])), key
         ) == [False]
-        late = "late elements come out whole, to whoever subscribes to them"
+        late = "late elements come out whole for their subscribers"
         assert alone(lambda keyed: keyed.window(af.tumbling("1s")).aggregate(af.count()), key) == [
             False
         ], late
@@ -264,8 +264,8 @@ READ["two readers"] = (two_readers, ["a", "flag", "ts", "user"])
 
 
 @pytest.mark.parametrize("shape", READ)
-async def test_sources_make_no_columns_that_nobody_reads(shape: str, tmp_path: Path) -> None:
-    """Of whatever form, and without them a flow gives the same."""
+async def test_sources_make_no_unread_columns(shape: str, tmp_path: Path) -> None:
+    """Holds for every format; the flow gives the same without them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -305,8 +305,8 @@ async def test_sources_make_no_columns_that_nobody_reads(shape: str, tmp_path: P
             assert sorted(batch.columns) == names
 
 
-async def test_of_records_without_one_of_the_fields_all_are_read(tmp_path: Path) -> None:
-    """So that what says which is missing shows what there is."""
+async def test_whole_records_are_read_if_one_lacks_a_field(tmp_path: Path) -> None:
+    """So the error that names the missing field also shows the existing ones."""
     import pyarrow as pa
 
     (tmp_path / "in.jsonl").write_text('{"user": 1, "word": "w"}\n')

@@ -111,7 +111,7 @@ def test_a_side_output_does_not_end_the_chain_it_leaves() -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_keeps_an_operator_from_joining_the_one_before(fields: dict[str, Any]) -> None:
+def test_reasons_that_keep_an_operator_from_joining_the_one_before(fields: dict[str, Any]) -> None:
     flow = Flow()
     flow.node("b", flow.node("a"), **fields)
     assert flow.chains() == ["a", "b"]
@@ -133,7 +133,7 @@ def test_every_other_exchange_ends_a_chain(strategy: ShipStrategy) -> None:
     assert job.edges[0].partitioning.strategy is strategy
 
 
-def test_an_exchange_nobody_chose_goes_straight_or_in_turn() -> None:
+def test_default_exchange_is_forward_or_round_robin() -> None:
     flow = Flow()
     a = flow.node("a")
     flow.node("same", a)
@@ -224,7 +224,7 @@ def test_rescale_reaches_a_local_group(
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
-def test_rescale_leaves_nobody_out_and_spreads_evenly(producers: int, consumers: int) -> None:
+def test_rescale_reaches_every_subtask_and_spreads_evenly(producers: int, consumers: int) -> None:
     reached = [
         connected_subtasks(ShipStrategy.RESCALE, p, producers, consumers) for p in range(producers)
     ]

@@ -1,5 +1,6 @@
-"""Where sources give stand-ins for their records, and where not: somebody would see them, or
-read something else than fields.
+"""Where sources give stand-ins for their records.
+
+They do not where a stand-in would be visible, or where more than fields is read.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ MORE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_where_only_fields_are_read_they_stand_in(name: str, tmp_path: Path) -> None:
+def test_stand_ins_replace_records_where_only_fields_are_read(name: str, tmp_path: Path) -> None:
     assert gives_stand_ins(tmp_path, FIELDS[name])
     assert not gives_stand_ins(tmp_path, FIELDS[name], apart=False), (
         "a subscriber in this process would see them"
@@ -97,7 +98,7 @@ def test_where_only_fields_are_read_they_stand_in(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_where_something_else_is_read_records_are_made(name: str, tmp_path: Path) -> None:
+def test_records_are_made_where_more_than_fields_is_read(name: str, tmp_path: Path) -> None:
     assert not gives_stand_ins(tmp_path, MORE[name])
 
 

@@ -45,7 +45,7 @@ def until(condition: Callable[[], bool], what: str, timeout: float = 120) -> Non
 class Cluster:
     """A cluster in a directory, driven by the command line.
 
-    Whatever is left of it at the end is killed.
+    All its remaining processes are killed at the end.
     """
 
     def __init__(self, data: Path) -> None:
@@ -82,8 +82,8 @@ class Cluster:
         return aioflow(command, *argv, "--at", self.address, "--secret-file", self.secret)
 
     def asked(self, question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
-        """What the JobManager answers, asked from here: a process for each question would take
-        most of the time of a test.
+        """Returns the JobManager's answer, requested from here: a process for each question would
+        take most of the time of a test.
         """
 
         async def ask() -> T:

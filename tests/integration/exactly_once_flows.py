@@ -52,7 +52,7 @@ def counted(folder: str | os.PathLike[str], *, parallelism: int = 3) -> af.Flow:
 
 
 def from_environment() -> af.Flow:
-    """For the command line."""
+    """Builds the flow for the command line, from the environment."""
     return counted(os.environ["EXACTLY_ONCE_FOLDER"], parallelism=2)
 
 
@@ -65,8 +65,8 @@ def committed(folder: Path) -> list[tuple[int, int]]:
 
 
 def mistakes(folder: Path) -> list[str]:
-    """What is wrong with the output of a flow that has ended; nothing, if every number was
-    counted exactly once.
+    """Returns the errors in the output of a flow that has ended; none if every number was counted
+    exactly once.
     """
     rows, total = committed(folder), int((folder / "stop").read_text())
     wrong = [] if len(rows) == total else [f"{len(rows)} rows of {total} numbers"]

@@ -53,7 +53,7 @@ async def until(length: Callable[[], Awaitable[int]], at_least: int) -> None:
 
 
 def mistakes(rows: list[Count], total: int) -> list[str]:
-    """What is wrong with the counts of the numbers below `total`; nothing, if every one was
+    """Returns the errors in the counts of the numbers below `total`; none if every number was
     counted exactly once.
     """
     wrong = [] if len(rows) == total else [f"{len(rows)} rows of {total} numbers"]

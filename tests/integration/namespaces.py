@@ -1,9 +1,9 @@
 """Two machines on this one: network namespaces, joined by a wire that a test can cut. Needs root
 and iproute2.
 
-Each side has its own interfaces, addresses and sockets, so what happens to the wire happens to real
-TCP: packets are lost, and nobody is told. A link that is down, or a route that leads nowhere, is
-silence, as after a loss of power, not a reset.
+Each side has its own interfaces, addresses and sockets, so a cut wire affects real TCP: packets are
+lost without notice. A link that is down, or a route that leads nowhere, is silence, as after a loss
+of power, not a reset.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TwoMachines:
         ip("-n", self.near, "link", "set", self.near_link, "up")
 
     def lose_what_far_says(self) -> None:
-        """One way: what `far` sends goes nowhere, what `near` sends arrives."""
+        """Cuts one way: packets of `far` are lost, packets of `near` arrive."""
         ip("-n", self.far, "route", "add", "blackhole", f"{NEAR}/32")
 
     def hear_far_again(self) -> None:

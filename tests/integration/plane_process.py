@@ -1,5 +1,6 @@
-"""One side of a data plane as a process of its own, for tests that need it on another machine:
-prints what happens, one JSON line each.
+"""One side of a data plane as a process of its own, for tests that need it on another machine.
+
+It prints each event as a line of JSON.
 
     python -m tests.integration.plane_process produce ADDRESS PORT COUNT
     python -m tests.integration.plane_process consume ADDRESS PORT COUNT

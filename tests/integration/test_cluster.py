@@ -1,5 +1,5 @@
-"""Standalone clusters of real processes: what is submitted runs as in one process, and whatever
-dies is made up for (I1, I2, I4 to I6).
+"""Standalone clusters of real processes: submitted jobs run as in one process, and lost processes
+are replaced (I1, I2, I4 to I6).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_jobs_are_listed_cancelled_and_stopped_by_the_beginning_of_their_id(
     assert "runs in the submitting process" in refused.stderr
 
 
-def test_whoever_does_not_know_the_secret_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+def test_peer_without_the_secret_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start(workers=0)
     wrong = tmp_path / "wrong"
     wrong.write_text("another secret of good length")
@@ -149,11 +149,11 @@ def test_a_job_manager_says_why_it_cannot_listen(tmp_path: Path) -> None:
     )
     assert code == 0
     assert said.startswith("jobmanager listens at 127.0.0.1:")
-    nobody = aioflow(
+    unanswered = aioflow(
         "list", "--at", f"127.0.0.1:{port}", "--secret-file", tmp_path / "data" / "secret"
     )
-    assert nobody.returncode == 2
-    assert "no jobmanager listens" in nobody.stderr
+    assert unanswered.returncode == 2
+    assert "no jobmanager listens" in unanswered.stderr
 
 
 def test_a_job_without_slots_waits_until_more_come(cluster: Cluster) -> None:
@@ -224,9 +224,9 @@ def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
     assert (stopped.returncode, "FINISHED" in stopped.stderr) == (0, True), stopped.stderr
 
 
-def test_whoever_waits_for_a_job_follows_it_to_the_next_leader(cluster: Cluster) -> None:
-    """The commands find the cluster by its secret, whatever its port is, and outlive a
-    JobManager as the job does.
+def test_caller_that_waits_for_a_job_follows_it_to_the_next_leader(cluster: Cluster) -> None:
+    """The commands find the cluster by its secret, on any port, and outlive a JobManager like the
+    job.
     """
     cluster.start(workers=1, slots=1)
     first = cluster.address
@@ -315,7 +315,7 @@ def twice(n: int) -> int:
     return 2 * n
 
 
-async def test_files_found_later_and_side_outputs_reach_whoever_they_are_for(
+async def test_files_found_later_and_side_outputs_reach_their_readers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """The JobManager finds the files, TaskManagers read them, and the program that submitted the
@@ -404,8 +404,8 @@ async def first_rows(job: af.Job, stream: af.DataStream[Any]) -> list[Any]:
 async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(
     cluster: Cluster, at_home: bool, found: str
 ) -> None:
-    """I6, I5.3: TaskManagers and the submitter find whoever leads now; the handle, its
-    subscriptions and its sinks go on.
+    """I6, I5.3: TaskManagers and the submitter find the new leader; the handle, its subscriptions
+    and its sinks go on.
     """
     await asyncio.to_thread(cluster.start, workers=1, slots=1)
     first = cluster.address
@@ -441,7 +441,7 @@ async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(
     assert cluster.log("taskmanager-1").count("is registered with 1 slots") == 2
 
 
-async def test_a_standby_sends_whoever_asks_it_to_the_leader(cluster: Cluster) -> None:
+async def test_standby_redirects_callers_to_the_leader(cluster: Cluster) -> None:
     """I6.1: two candidates, one leads; commands and TaskManagers that know the other one only
     come to the leader all the same.
     """
@@ -490,7 +490,7 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(
         async with job.subscribe(counts) as rows:
             assert await anext(aiter(rows)) is not None
         assert await job.state(counts).get(0) is not None
-        # What runs has its slot: no heartbeat has to come before that is shown.
+        # A running job has its slot: the status shows it without another heartbeat.
         status = await asyncio.to_thread(aioflow, "cluster", "status", "--data", cluster.data)
         busy = re.search(r"taskmanager  (\w+)  1 slots, 0 free", status.stdout)
         assert busy is not None, status.stdout + status.stderr

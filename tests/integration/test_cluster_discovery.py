@@ -57,11 +57,11 @@ async def eventually(rows: list[str], count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_found_later_by_a_source_that_stays_here_is_read_once_over_restarts(
+async def test_files_found_later_by_a_source_that_stays_here_are_read_once_over_restarts(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Also where one subtask had nothing when the savepoint was taken: what the other has read
-    is not dealt out to it.
+    """Holds also if one subtask had nothing when the savepoint was taken: files that the other has
+    read are not assigned to it.
     """
     await asyncio.to_thread(cluster.start, workers=1, slots=2)
     (tmp_path / "in").mkdir()

@@ -1,5 +1,5 @@
-"""What users of a cluster get wrong, and what the world does to it: each is said with its
-remedy, nothing hangs, nothing stays behind.
+"""Mistakes of cluster users and faults of the world: each is reported with its remedy, nothing
+hangs, nothing stays behind.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def nobody() -> str:
+def unused() -> str:
     """An address of this machine at which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def secret_file(
-    folder: Path, text: str = "a secret of good length, that nobody else knows"
-) -> Path:
+def secret_file(folder: Path, text: str = "a secret of good length, known to no other") -> Path:
     path = folder / "other-secret"
     path.write_text(text)
     path.chmod(0o600)
@@ -58,20 +56,20 @@ def numbers() -> af.Flow:
     return flow
 
 
-# Nobody there, or somebody else.
+# An address without a listener, or with a stranger.
 
 
 @pytest.mark.parametrize(
     "command",
     [["list"], ["cancel", "a"], ["stop", "a"], ["savepoint", "a"], ["submit", f"{FLOWS}:ending"]],
 )
-def test_a_command_that_finds_nobody_says_where_it_looked_and_what_to_do(
-    command: list[str], nobody: str, tmp_path: Path
+def test_command_without_a_jobmanager_says_where_it_looked_and_names_the_remedy(
+    command: list[str], unused: str, tmp_path: Path
 ) -> None:
-    done = aioflow(*command, "--at", nobody, "--secret-file", secret_file(tmp_path))
+    done = aioflow(*command, "--at", unused, "--secret-file", secret_file(tmp_path))
     assert done.returncode == 2
     said = (
-        f"aioflow {command[0]}: no jobmanager listens at {nobody}: start a cluster with aioflow "
+        f"aioflow {command[0]}: no jobmanager listens at {unused}: start a cluster with aioflow "
         "cluster start, or name one with --at\n"
     )
     assert done.stderr == said
@@ -86,13 +84,15 @@ def test_a_name_that_is_no_machine_is_named(tmp_path: Path) -> None:
     assert "start a cluster with aioflow cluster start" in done.stderr
 
 
-async def test_a_program_that_finds_nobody_is_told_the_address_and_the_remedy(nobody: str) -> None:
-    on = af.RemoteCluster(nobody, secret="a secret of good length, that nobody else knows")
+async def test_program_without_a_jobmanager_is_told_the_address_and_the_remedy(
+    unused: str,
+) -> None:
+    on = af.RemoteCluster(unused, secret="a secret of good length, known to no other")
     async with asyncio.timeout(60):
         with pytest.raises(
             ConnectionError,
             match=(
-                f"no jobmanager listens at {nobody}: start a cluster with aioflow cluster start, or"
+                f"no jobmanager listens at {unused}: start a cluster with aioflow cluster start, or"
             ),
         ):
             await numbers().execute(on=on)
@@ -100,7 +100,7 @@ async def test_a_program_that_finds_nobody_is_told_the_address_and_the_remedy(no
 
 async def test_a_program_whose_secret_is_wrong_is_told_so(cluster: Cluster) -> None:
     await asyncio.to_thread(cluster.start, workers=0)
-    on = af.RemoteCluster(cluster.address, secret="a secret of good length, that nobody else knows")
+    on = af.RemoteCluster(cluster.address, secret="a secret of good length, known to no other")
     async with asyncio.timeout(60):
         with pytest.raises(af.AioflowError, match="does not know this secret"):
             await numbers().execute(on=on)
@@ -177,7 +177,9 @@ def test_a_second_start_in_the_same_directory_is_refused(cluster: Cluster) -> No
 def test_a_taskmanager_finds_the_secret_in_the_directory_that_it_is_given(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Where the JobManager of that directory has made it; and says where it looked."""
+    """Finds it where the JobManager of that directory has created it; otherwise says where it
+    looked.
+    """
     done = aioflow("taskmanager", "--data", tmp_path)
     assert (done.returncode, f"there is no secret file {tmp_path}/secret: name" in done.stderr) == (
         2,
@@ -189,8 +191,8 @@ def test_a_taskmanager_finds_the_secret_in_the_directory_that_it_is_given(
 
 
 def heed() -> None:
-    """Of a new process: whoever started this one in the background had it pass over Ctrl-C, and
-    that is inherited.
+    """Restores Ctrl-C in a new process: a shell that starts a process in the background makes it
+    ignore Ctrl-C, which is inherited.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -300,7 +302,7 @@ def test_ctrl_c_of_a_submission_leaves_the_job_running_and_says_how_to_end_it(
 
 
 def test_a_job_that_fails_says_in_which_operator_and_at_which_record(cluster: Cluster) -> None:
-    """As `aioflow run` does; a list has one line for each job."""
+    """The message is that of `aioflow run`; a list has one line for each job."""
     cluster.start(workers=1, slots=1)
     failed = cluster.ask("submit", f"{FLOWS}:failing")
     assert failed.returncode == 1
@@ -316,7 +318,7 @@ def test_a_job_that_fails_says_in_which_operator_and_at_which_record(cluster: Cl
     )
 
 
-def test_what_is_asked_of_a_job_that_is_over_is_answered(cluster: Cluster) -> None:
+def test_requests_about_a_finished_job_are_answered(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
     job = cluster.submit("failing")
     until(lambda: cluster.job(job) == "FAILED", "it has failed")
@@ -369,8 +371,8 @@ def test_two_jobs_of_one_flow_do_not_share_its_state(cluster: Cluster, tmp_path:
 
 
 def test_a_taskmanager_that_dies_while_a_job_comes_is_made_up_for(cluster: Cluster) -> None:
-    """Of two, one is killed at the moment of the submission: the job gets its slots when another
-    one comes.
+    """One of two is killed at the moment of the submission: the job gets its slots when another one
+    comes.
     """
     cluster.start(workers=1, slots=1, request_timeout="10m")
     os.kill(cluster.pids()[1], signal.SIGKILL)
@@ -457,8 +459,8 @@ def test_a_cluster_with_a_dashboard_says_where_it_is(cluster: Cluster) -> None:
 def test_a_job_that_runs_when_its_cluster_is_stopped_goes_on_at_the_next_start(
     cluster: Cluster,
 ) -> None:
-    """I6: without checkpoints and without a restart policy, too: that TaskManagers go home with
-    the cluster is no failure of a job.
+    """I6: also without checkpoints and without a restart policy, because TaskManagers that leave
+    with the cluster are no failure of a job.
     """
     cluster.start(workers=2, slots=1)
     job = cluster.submit("endless")

@@ -1,5 +1,5 @@
-"""Exactly-once, shown on real processes: whoever is killed, at whatever moment, the committed
-files hold each count exactly once.
+"""Exactly-once on real processes: after any kill at any moment, the committed files hold each count
+exactly once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pids(job: af.Job) -> list[int]:
 
 @pytest.fixture
 def programs() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Programs that a test starts. Whatever is left of them is killed."""
+    """Processes that a test starts. Remaining ones are killed."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in started:
@@ -233,7 +233,7 @@ def submitted(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def grows(folder: Path) -> None:
-    """As `grown`, where no loop runs."""
+    """Waits like `grown`, where no loop runs."""
     before = len(committed(folder))
     until(lambda: len(committed(folder)) > before, "more is committed")
 
@@ -248,8 +248,8 @@ def ends(cluster: Cluster, job: str, folder: Path) -> None:
 def test_a_new_job_manager_resumes_from_the_latest_completed_checkpoint(
     cluster: Cluster, submitted: str, tmp_path: Path
 ) -> None:
-    """I5.3: the job is not begun anew, and the tasks of the old JobMaster write nothing that
-    counts.
+    """I5.3: the job does not restart from the beginning, and the tasks of the old JobMaster write
+    nothing that counts.
     """
     grows(tmp_path)
     os.kill(cluster.pids()[0], signal.SIGKILL)
@@ -278,7 +278,7 @@ def test_a_task_manager_that_is_killed_loses_and_repeats_nothing(
 def test_savepoint_and_stop_from_the_command_line(
     cluster: Cluster, submitted: str, tmp_path: Path
 ) -> None:
-    """What `aioflow savepoint` and `aioflow stop --savepoint` print is what `--restore` takes."""
+    """`--restore` accepts the output of `aioflow savepoint` and `aioflow stop --savepoint`."""
     grows(tmp_path)
     made = cluster.ask("savepoint", submitted, str(tmp_path / "mine"))
     assert made.returncode == 0, made.stderr
@@ -311,7 +311,7 @@ def test_a_stop_whose_savepoint_cannot_be_made_says_so(
 async def test_a_stop_whose_savepoint_cannot_be_made_raises_where_the_handle_is(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Leaving the block by that error asks nobody to cancel what has ended already."""
+    """Leaving the block by that error cancels nothing, because the job has ended already."""
     await asyncio.to_thread(cluster.start)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(af.CheckpointError, match="is a file, expected a directory"):
@@ -323,7 +323,7 @@ async def test_a_stop_whose_savepoint_cannot_be_made_raises_where_the_handle_is(
         ) as job:
             await grown(tmp_path)
             await job.stop(savepoint=tmp_path / "file")
-    await asyncio.sleep(0)  # In which a question would fail that nobody is there for.
+    await asyncio.sleep(0)  # A request would fail here, because no process is left to answer.
     assert "did not cancel" not in caplog.text
 
 

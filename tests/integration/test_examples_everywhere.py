@@ -128,7 +128,7 @@ def test_an_example_prints_the_same_on_a_cluster(cluster: Cluster, name: str) ->
     there = printed_by_taskmanagers(cluster)
     for line in before:
         there.remove(line)
-    # What is printed in one process keeps its order, of two processes nobody knows it.
+    # Output printed in one process keeps its order; the order of two processes is unknown.
     assert sorted(here + there) == sorted(alone(name))
     assert here == [line for line in alone(name) if line in here]
 

@@ -41,7 +41,7 @@ def cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a topic."""
+    """The name of a topic."""
     return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
 
 
@@ -200,7 +200,9 @@ async def test_a_group_is_told_at_the_end_too_and_one_at_the_first_offset_begins
 async def test_partitions_that_come_after_the_job_begin_at_their_beginning(
     cluster: KafkaCluster, name: str
 ) -> None:
-    """Those of a topic that the job has read: what is in them came later than the job."""
+    """These are partitions of a topic that the job has read: their content is newer than the
+    job.
+    """
     await produced(cluster, name, [(0, b"1"), (3, b"2")])
     source = kafka(cluster.bootstrap, name, start="latest")
     first = await source.discover()
@@ -232,7 +234,7 @@ async def test_malformed_records_count_once(
     assert [failed.value for _, failed in ctx.sides] == [b"{"]
 
 
-async def test_what_can_never_do_is_refused(
+async def test_impossible_options_are_refused(
     cluster: KafkaCluster, name: str, ctx: SinkContext
 ) -> None:
     bootstrap = cluster.bootstrap
@@ -316,7 +318,7 @@ async def test_a_topic_that_is_not_there_and_is_not_made_is_refused(
         await write(kafka(cluster.bootstrap, "none-" + name, transactions=transactions), ctx, [1])
 
 
-async def test_what_is_no_broker_is_told(
+async def test_server_that_is_no_broker_is_reported(
     name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("aioflow.io.kafka_client.SILENT_AFTER_S", 0.0)
@@ -492,7 +494,7 @@ async def test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated(
     await committer.close()
 
 
-async def test_what_the_offset_of_the_writer_names_was_committed(
+async def test_transaction_named_by_the_offset_of_the_writer_was_committed(
     cluster: KafkaCluster, name: str, ctx: SinkContext
 ) -> None:
     """The attempt before committed it, and died before it could tell."""
@@ -531,8 +533,8 @@ async def test_what_the_offset_of_the_writer_names_was_committed(
 async def test_a_coordinator_that_does_not_tell_is_asked_again(
     cluster: KafkaCluster, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
-    """It loads what it keeps, or another has taken over: that nothing is committed, it has not
-    said.
+    """The coordinator loads its data, or another has taken over: it has not said that nothing is
+    committed.
     """
     await produced(cluster, name, [])
     sink = kafka(cluster.bootstrap, name, transactions=True)

@@ -63,7 +63,7 @@ STAGES = {
     "the opening": WORKER + "|aioflow.task.task_operators:TaskOperators.open",
     "the restore": WORKER + "|aioflow.state.heap:HeapKeyedStateBackend.restore_from",
 }
-"""What is called in a worker at each stage of its start."""
+"""Functions that a worker calls at each stage of its start."""
 
 
 class Killer:
@@ -160,7 +160,7 @@ async def test_a_policy_that_is_used_up_while_workers_start_ends_the_job(killer:
 async def test_a_worker_that_crashes_while_it_starts_ends_the_job_by_default(
     stage: str, killer: Killer, tmp_path: Path
 ) -> None:
-    """It would crash again, and the caller waits to hear why."""
+    """It would crash again, and the caller waits for the reason."""
     killer.kill(STAGES[stage], by="SIGSEGV")
     with pytest.raises(af.Broken, match="its process ended by SIGSEGV"):
         await counts().collect(workers=2, checkpoints=(tmp_path / "store").as_uri())
@@ -218,7 +218,7 @@ async def test_workers_that_are_killed_while_a_job_is_restored_lose_nothing(
 async def test_replacements_that_are_killed_while_they_start_are_replaced_too(
     killer: Killer, tmp_path: Path
 ) -> None:
-    """With one worker, so that none is left meanwhile."""
+    """There is one worker, so that none is left meanwhile."""
     rows: list[tuple[int, int]] = []
     stream = counts(endless)
     stream.sink(rows.append, uid="rows")

@@ -80,7 +80,7 @@ def twins(last: Any) -> tuple[af.Flow, Any]:
 
 
 async def both_are_told(client: Client, numbers: Any) -> None:
-    """In REST, and to Prometheus."""
+    """Pushes records, and waits until REST and Prometheus show both."""
     await client.job.input(numbers).put_many(range(100))
 
     def seen(job: Any) -> list[int]:
@@ -100,8 +100,8 @@ async def both_are_told(client: Client, numbers: Any) -> None:
 
 
 async def test_tasks_of_one_name_in_two_processes_keep_their_own_metrics() -> None:
-    """One of the two is in a worker, the other in the process that runs the flow: neither hides
-    the other.
+    """One of the two is in a worker, the other in the process that runs the flow: neither hides the
+    other.
     """
     taken: list[int] = []
     flow, numbers = twins(taken.append)
@@ -233,8 +233,8 @@ def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(
 async def test_a_job_on_a_cluster_shows_its_restart_policy_and_tasks_of_one_name_apart(
     cluster: Cluster,
 ) -> None:
-    """In the endpoint of the process that submitted it, each of the two on a TaskManager of its
-    own.
+    """The endpoint is in the process that submitted the job; each of the two tasks has its own
+    TaskManager.
     """
     await asyncio.to_thread(cluster.start, workers=2, slots=1)
     on = af.RemoteCluster(cluster.address, secret=cluster.secret)

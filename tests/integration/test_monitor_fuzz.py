@@ -20,10 +20,10 @@ from tests.monitoring.watching import TOKEN
 
 CASES = 2_000
 STREAMS = ("/jobs/{jobid}/events", "/aioflow/jobs/{jobid}/tap")
-"""They never end: a client that waits for the whole answer would wait for ever."""
+"""Routes whose answers never end: a client that waits for the whole answer would wait for ever."""
 
 ENDING = {("PATCH", "/jobs/{jobid}"), ("POST", "/jobs/{jobid}/stop")}
-"""They would end the job that the others ask about; a job that is not there will do."""
+"""Routes that would end the job that other cases use. They are called for an unknown job."""
 
 TIMEOUT_S = 60
 
@@ -140,7 +140,7 @@ def test_no_case_is_a_server_error(served: Served) -> None:
     number = 0
     while (
         missing := CASES - sum(statuses.values())
-    ) > 0:  # Of a call without parameters there is only one case.
+    ) > 0:  # A call without parameters has only one case.
         for operation in every:
             ids = dict(known)
             if (operation.method.upper(), operation.path) in ENDING:

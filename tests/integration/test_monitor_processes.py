@@ -1,5 +1,5 @@
-"""What a job's endpoint shows of its worker processes: their loops, tasks, flames, logs and
-memory, asked over RPC.
+"""The view of worker processes in a job's endpoint: their loops, tasks, flames, logs and memory,
+requested over RPC.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def test_each_worker_tells_about_its_loop_its_tasks_and_its_log() -> None:
             await client.until(
                 place, lambda body: len(body) == 3 and all(float(one["value"]) >= 0 for one in body)
             )
-        assert (await client.ask("/aioflow/asyncio?taskmanager=nobody"))[0] == 404
+        assert (await client.ask("/aioflow/asyncio?taskmanager=unknown"))[0] == 404
 
 
 async def test_the_flame_graph_of_a_vertex_is_of_all_processes_that_run_it() -> None:
@@ -111,7 +111,7 @@ async def test_the_flame_graph_of_a_vertex_is_of_all_processes_that_run_it() -> 
         assert "_spin" in str(own)
 
 
-async def test_a_worker_that_is_lost_is_said_so_and_hides_nobody_else() -> None:
+async def test_lost_worker_is_reported_and_hides_no_other() -> None:
     async with watched(
         pipeline(), workers=2, stop_timeout="0s", restart=af.fixed_delay(100, "50ms")
     ) as client:

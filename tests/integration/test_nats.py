@@ -44,7 +44,7 @@ def url(server: Server) -> str:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a stream and of its one subject."""
+    """The name of a stream and of its one subject."""
     return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
 
 
@@ -129,7 +129,7 @@ async def test_malformed_messages_count_once(
     assert [failed.value for _, failed in ctx.sides] == [b"{", b'{"n":"x"}']
 
 
-async def test_what_can_never_do_is_refused(
+async def test_impossible_options_are_refused(
     server: Server, url: str, name: str, ctx: SinkContext
 ) -> None:
     await published(server, name)
@@ -208,7 +208,7 @@ async def test_a_stream_that_is_not_what_was_read_is_refused_and_what_was_remove
     await connection.close()
     assert await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 1, 4)]) == [
         4
-    ]  # Of a checkpoint of before.
+    ]  # From an earlier checkpoint.
     assert "messages 2 to 3 were removed before they were read" in caplog.text
 
 
@@ -222,7 +222,7 @@ async def removed(url: str, name: str) -> None:
         await connection.close()
 
 
-async def test_a_stream_that_was_made_anew_and_is_longer_now_is_refused(
+async def test_stream_that_was_created_again_and_is_longer_now_is_refused(
     server: Server, url: str, name: str, ctx: Context
 ) -> None:
     await published(server, name, [b"1", b"2"])
@@ -259,7 +259,9 @@ async def test_a_stream_that_is_removed_while_it_is_read_is_an_error_by_name(
 async def test_a_reader_ends_although_the_library_loses_a_cancellation(
     server: Server, url: str, name: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As asyncio.wait_for does in Python 3.11 in the turn in which a message comes."""
+    """asyncio.wait_for in Python 3.11 loses a cancellation in the turn in which a message
+    arrives.
+    """
     from nats.js.client import JetStreamContext
 
     waits, genuine = asyncio.Event(), JetStreamContext.PullSubscription.fetch
@@ -332,7 +334,7 @@ async def test_a_message_that_the_stream_does_not_take_fails_before_the_checkpoi
     assert await read_all(nats(url, name, format="text", until="latest"), ctx) == ["x" * most]
 
 
-async def test_where_no_server_of_nats_answers_is_told_without_a_password(name: str) -> None:
+async def test_missing_nats_server_is_reported_without_a_password(name: str) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -343,7 +345,7 @@ async def test_where_no_server_of_nats_answers_is_told_without_a_password(name: 
         sources = [
             nats(f"nats://me:{SECRET}@127.0.0.1:{port}", name, options={"connect_timeout": 0.1})
         ]
-        sources.append(nats(f"nats://me:{SECRET}@127.0.0.1:1", name))  # Nobody listens there.
+        sources.append(nats(f"nats://me:{SECRET}@127.0.0.1:1", name))  # Nothing listens there.
         for source, place in zip(sources, (port, 1), strict=True):
             with pytest.raises(
                 Broken, match=f"no server of NATS answers at 127.0.0.1:{place}"

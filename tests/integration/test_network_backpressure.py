@@ -1,5 +1,5 @@
 """A sink that is much slower than its source, over two worker processes: bounded, complete, and
-nobody else's problem. Counts, no times.
+without effect on others. Counts, no times.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.timeout(300)]
 
 RECORDS = 120_000
 PER_S = 20_000
-"""Of the slow sink: a tenth of what the source makes, or less."""
+"""Rate of the slow sink: at most a tenth of the source's."""
 
 
-async def test_what_waits_before_a_slow_sink_is_bounded_by_the_pools_and_all_of_it_arrives(
+async def test_data_before_a_slow_sink_is_bounded_by_the_pools_and_all_of_it_arrives(
     tmp_path: Path,
 ) -> None:
     """E4.1: memory bounded, the source held back to the sink, no loss; over a connection between
@@ -44,12 +44,12 @@ async def test_what_waits_before_a_slow_sink_is_bounded_by_the_pools_and_all_of_
     finally:
         looking.cancel()
     assert Tally(got) == Tally(dict.fromkeys(range(1000), RECORDS // 1000))
-    # What the look itself lets pass between its two readings is a small part of it.
+    # Data that passes between the two readings of the look is a small part of it.
     assert max(in_flight) <= IN_FLIGHT_MAX + RECORDS // 100
     assert Counter.total(str(tmp_path), "made") == RECORDS
 
 
-async def test_a_stuck_sink_holds_up_neither_its_neighbour_on_the_connection_nor_the_control_plane(
+async def test_stuck_sink_blocks_neither_its_neighbour_on_the_connection_nor_the_control_plane(
     tmp_path: Path,
 ) -> None:
     """E4.1: the neighbour of a sink that takes one record a second counts on, state can be asked

@@ -62,7 +62,7 @@ async def main():
             os.close(descriptor)
         for knock in knocking:
             knock.close()
-        # With descriptors again, whoever knows the secret gets in.
+        # With descriptors again, a peer with the secret gets in.
         late = planes.partition("late")
         late.add_batch(0, RecordBatch(["late"]))
         planes.consumer_again()
@@ -77,7 +77,7 @@ async def main():
 
 class Planes(Planes):
     def consumer_again(self):
-        """Another consumer's process would dial anew; here a second data plane does."""
+        """Another consumer's process would dial again; here a second data plane does."""
         from aioflow.network.links import DataPlane
         from tests.network.planes import SECRET, Registry
         self.first, self.first_link = self.consumer, self.link

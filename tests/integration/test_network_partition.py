@@ -1,5 +1,5 @@
-"""What real TCP does when a wire is cut: channels go on without a loss, half-open peers are
-noticed, and nobody acts for a lost JobManager.
+"""Real TCP with a cut wire: channels go on without a loss, half-open peers are noticed, and no
+process acts for a lost JobManager.
 
 Each side is in a network namespace that the test makes itself, which needs root and iproute2. The
 times are those of the fault; nothing here says how fast anything has to be.

@@ -27,7 +27,7 @@ def options(files: af.TlsFiles) -> list[str]:
     return ["--tls-cert", files.certificate, "--tls-key", files.key, "--tls-ca", files.authority]
 
 
-async def test_a_cluster_with_tls_serves_whoever_has_a_certificate_and_nobody_else(
+async def test_cluster_with_tls_serves_only_peers_with_a_certificate(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
@@ -72,7 +72,7 @@ def _last_digit(n: int) -> int:
     return n % 10
 
 
-def test_what_is_configured_by_halves_or_open_to_all_does_not_start(tmp_path: Path) -> None:
+def test_incomplete_or_open_configuration_does_not_start(tmp_path: Path) -> None:
     files = Authority(tmp_path).issue("member")
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * 32)

@@ -172,7 +172,7 @@ async def test_malformed_entries_count_once(server: Server, url: str, ctx: SinkC
     assert [failed.value for _, failed in ctx.sides] == [b"n=two", b"other=4"]
 
 
-async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkContext) -> None:
+async def test_impossible_options_are_refused(server: Server, url: str, ctx: SinkContext) -> None:
     server.ask("RPUSH list 1")
     with pytest.raises(GraphError, match="there is no stream 'nowhere' in this database"):
         await redis(url, "nowhere").discover()
@@ -257,7 +257,7 @@ async def test_a_stream_that_is_not_what_was_read_is_refused(
     await reader.close()
 
 
-async def test_a_stream_that_is_made_anew_while_it_is_read_is_refused(
+async def test_stream_that_is_created_again_while_it_is_read_is_refused(
     server: Server, url: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gives nothing of it, and says nothing."""
@@ -276,7 +276,7 @@ async def test_a_stream_that_is_made_anew_while_it_is_read_is_refused(
     await reader.close()
 
 
-async def test_what_is_no_redis_is_told(ctx: SinkContext) -> None:
+async def test_server_that_is_no_redis_is_reported(ctx: SinkContext) -> None:
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await reader.read()
@@ -308,7 +308,7 @@ async def test_a_stream_that_comes_later_is_waited_for(
     reader.checkpoint(1)
     reader.checkpoint_completed(1)
     async with asyncio.timeout(60):
-        while reader.untold:  # Nobody can be told of a stream that is not there.
+        while reader.untold:  # A stream that does not exist has no reader to tell.
             await asyncio.sleep(0.01)
     server.ask("XADD s 1-0 n 1")
     assert await take(reader, 1) == [{"n": "1"}]
@@ -335,7 +335,7 @@ async def test_a_beginning_that_is_to_come_is_waited_for(
 async def test_a_server_that_answers_nothing_is_given_up(
     ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was asked of it. What was committed by then, or not, the next try finds out."""
+    """This holds for every request. The next try finds out which commits succeeded."""
     ctx.checkpointing = True
     with redis_server() as server:
         sink = redis(f"redis://127.0.0.1:{server.port}", "s")
@@ -371,7 +371,7 @@ async def test_a_sink_trims_its_stream(server: Server, url: str, ctx: SinkContex
 async def test_a_database_that_was_emptied_is_no_commit(
     server: Server, url: str, ctx: SinkContext
 ) -> None:
-    """What is prepared and gone must not pass for committed."""
+    """Prepared output that is gone must not count as committed."""
     ctx.checkpointing = True
     sink = redis(url, "s")
     writer, committer = sink.writer(ctx), sink.committer()
@@ -388,7 +388,7 @@ async def test_a_database_that_was_emptied_is_no_commit(
 async def test_writing_waits_for_a_server_that_is_away(
     ctx: SinkContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was in hand is staged once, whichever answer was lost."""
+    """Elements in hand are staged once, whichever answer was lost."""
     ctx.checkpointing = True
     caplog.set_level(logging.INFO, "aioflow.io.redis_sink")
     with redis_server() as server:

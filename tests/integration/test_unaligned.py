@@ -62,7 +62,7 @@ def windowed(folder: Path, *, parallelism: int = 3) -> af.Flow:
     source = flow.source(
         partial(numbers, stop=str(folder / "stop")), uid="numbers", watermarks=strategy
     )
-    # Whatever it is.
+    # Any value.
     ordered = source.rebalance().map(slow, concurrency=2, uid="slow")  # type: ignore[arg-type]
     counts = (
         ordered.key_by(key).window(af.tumbling(f"{WINDOW}ms")).aggregate(af.count(), uid="windows")
@@ -79,7 +79,7 @@ def persisted(job: af.Job) -> int:
 
 
 async def kill(job: af.Job, worker: int) -> None:
-    """One of the processes is gone, and the job goes on without it."""
+    """Kills one of the processes; the job continues without it."""
     restarts = job._cluster.job_master.executions.restarts
     os.kill(pids(job)[worker], signal.SIGKILL)
     await eventually(lambda: job._cluster.job_master.executions.restarts > restarts)
@@ -199,8 +199,9 @@ async def test_a_job_that_was_given_up_goes_on_rescaled_with_what_was_in_flight(
 async def test_a_savepoint_holds_nothing_in_flight_and_begins_a_job_that_is_built_otherwise(
     tmp_path: Path,
 ) -> None:
-    """F6.7: it waits in its turn; then the flow may change what an unaligned checkpoint could
-    not be restored to.
+    """F6.7: the savepoint waits for its turn.
+
+    Then the flow may change in ways that exclude a restore of an unaligned checkpoint.
     """
     options: dict[str, Any] = {
         "workers": 2,

@@ -24,7 +24,7 @@ COUNT = 600_000
 KEYS = 40
 EACH = COUNT // KEYS
 TOLD = 50
-"""Of so many results of a key one comes to the end."""
+"""Number of results of a key of which one reaches the end."""
 e = af.col
 
 
@@ -85,8 +85,8 @@ def mistakes(folder: Path) -> list[str]:
 
 
 async def test_columns_in_flight_are_whole_after_restarts_and_rescaling(tmp_path: Path) -> None:
-    """F6, H3, I5.1: overtaken at both ends of connections, kept, and dealt out anew: 2 -> 3 -> 1
-    -> 2.
+    """F6, H3, I5.1: overtaken at both ends of connections, kept, and redistributed: 2 -> 3 -> 1 ->
+    2.
     """
     options: dict[str, Any] = {
         "workers": 2, "checkpoints": f"file://{tmp_path}/store", "every": "50ms", "unaligned": True,

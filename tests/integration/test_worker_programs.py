@@ -326,7 +326,7 @@ if __name__ == "__main__":
 async def test_when_the_program_is_killed_its_workers_end_within_seconds(
     tmp_path: Path, function: str
 ) -> None:
-    """Also those whose loop is held by a function that blocks."""
+    """This includes workers whose loop is blocked by a function."""
     with running(script(tmp_path, SERVICE.replace("FUNCTION", function)), "workers") as (
         process,
         pids,

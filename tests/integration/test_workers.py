@@ -108,7 +108,7 @@ async def test_records_of_which_fields_alone_are_read_give_the_same_results(tmp_
     )
 
 
-async def test_who_names_records_before_of_which_fields_alone_are_read_sees_all_of_them(
+async def test_subscriber_named_before_the_start_sees_whole_records(
     tmp_path: Path,
 ) -> None:
     flow, lines, windows = of_lines(tmp_path / "lines.jsonl")
@@ -123,11 +123,11 @@ async def test_who_names_records_before_of_which_fields_alone_are_read_sees_all_
     assert sorted(row.ts for row in seen) == list(range(0, 20_000, 10))
 
 
-async def test_who_has_entered_a_subscription_sees_what_comes_from_then_on(
+async def test_entered_subscription_sees_all_later_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Records and what a worker is told go ways of their own: however late it is told, nobody
-    waits for a row that went by before.
+    """Records and messages to a worker travel separately: even if the message is late, no caller
+    waits for an earlier row.
     """
     told: list[asyncio.Task[None]] = []
     at_once = RpcConnection.ask
@@ -150,7 +150,7 @@ async def test_who_has_entered_a_subscription_sees_what_comes_from_then_on(
         assert await anext(rows) == 2
 
 
-async def test_who_subscribes_later_to_records_of_which_fields_alone_are_read_sees_records(
+async def test_later_subscriber_to_partially_read_records_sees_records(
     tmp_path: Path,
 ) -> None:
     flow = af.Flow("later", parallelism=2)
@@ -159,7 +159,7 @@ async def test_who_subscribes_later_to_records_of_which_fields_alone_are_read_se
     async with asyncio.timeout(120), flow.run(workers=2) as job, job.subscribe(lines) as rows:
 
         async def write() -> None:
-            for number in range(1_000):  # Whoever subscribes sees what comes from then on.
+            for number in range(1_000):  # A subscriber sees all rows from then on.
                 (tmp_path / f".{number}").write_text('{"user": 1, "value": 2.5, "ts": 3}\n')
                 (tmp_path / f".{number}").rename(tmp_path / f"{number}.jsonl")
                 await asyncio.sleep(0.1)
@@ -240,7 +240,7 @@ async def test_a_function_that_cannot_be_pickled_is_refused_when_the_flow_is_sub
         await stream.collect(workers=1)
 
 
-async def test_what_stays_here_may_hold_anything() -> None:
+async def test_operator_that_stays_here_may_hold_anything() -> None:
     lock, seen = threading.Lock(), []
 
     def keep(n: int) -> None:
@@ -414,9 +414,7 @@ async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> N
 
 
 async def test_a_worker_that_sleeps_is_given_up_and_fenced_and_the_job_goes_on_without_it() -> None:
-    """R2: what it says afterwards is not heard, and its process is gone before it can wake
-    up.
-    """
+    """R2: its later messages are ignored, and its process is gone before it can wake up."""
     flow = af.Flow("stopped", parallelism=2)
     events = flow.source(af.io.push())
     counts = events.key_by(lambda n: n % 10).count()
@@ -454,7 +452,7 @@ async def test_a_worker_whose_function_blocks_is_not_given_up_and_says_where_it_
     assert "time.sleep(QUICK.timeout_s + 2.0)" in said
 
 
-async def test_what_a_fenced_worker_still_says_changes_nothing() -> None:
+async def test_later_reports_of_a_fenced_worker_change_nothing() -> None:
     """R2, without the kill: its reports reach the cluster and are ignored."""
     flow = af.Flow("fenced")
     events = flow.source(af.io.push())
@@ -466,7 +464,7 @@ async def test_what_a_fenced_worker_still_says_changes_nothing() -> None:
         key = (attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt)
         cluster._on_task_state(
             pool_of(job).all[0], (*key[:3], 99), "FAILED", b""
-        )  # An attempt that nobody knows.
+        )  # An unknown attempt.
         assert job.status == "RUNNING"
         said = pool_of(job)._heard
         worker.state = type(worker.state).LOST
@@ -687,7 +685,7 @@ async def test_state_subscriptions_metrics_and_inputs_work_across_processes() ->
         state = job.state(counts)
         assert await state.get(Color.RED) == 20
         assert await state.get(Color.BLUE) == 10
-        assert await state.get("nobody", -1) == -1
+        assert await state.get("unknown", -1) == -1
         assert sorted(await state.items(), key=str) == [(Color.BLUE, 10), (Color.RED, 20)]
         assert len(await state.items(limit=1)) == 1
         job.input(events).close()
