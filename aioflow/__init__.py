@@ -19,10 +19,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api.flow": "Flow",
-    "api.streams": "DataStream",
-    "api.keyed": "KeyedStream",
-    "api.connected": "ConnectedStreams BroadcastStream",
-    "api.windows": "WindowedStream",
+    "api.streams": "DataStream KeyedStream ConnectedStreams BroadcastStream WindowedStream",
     "api.job": "Job JobResult",
     "api.subscription": "Subscription",
     "api.runner": "run",

@@ -4,16 +4,16 @@ lazily. tests/test_public_api.py holds the two together.
 
 from aioflow import io as io
 from aioflow import testing as testing
-from aioflow.api.connected import BroadcastStream as BroadcastStream
-from aioflow.api.connected import ConnectedStreams as ConnectedStreams
 from aioflow.api.flow import Flow as Flow
 from aioflow.api.job import Job as Job
 from aioflow.api.job import JobResult as JobResult
-from aioflow.api.keyed import KeyedStream as KeyedStream
 from aioflow.api.runner import run as run
+from aioflow.api.streams import BroadcastStream as BroadcastStream
+from aioflow.api.streams import ConnectedStreams as ConnectedStreams
 from aioflow.api.streams import DataStream as DataStream
+from aioflow.api.streams import KeyedStream as KeyedStream
+from aioflow.api.streams import WindowedStream as WindowedStream
 from aioflow.api.subscription import Subscription as Subscription
-from aioflow.api.windows import WindowedStream as WindowedStream
 from aioflow.checkpoint.savepoint import Savepoint as Savepoint
 from aioflow.cluster.execution_graph import JobStatus as JobStatus
 from aioflow.cluster.remote import RemoteCluster as RemoteCluster

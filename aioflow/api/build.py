@@ -36,6 +36,7 @@ __all__ = [
     "fresh",
     "make_operator",
     "name_of",
+    "operator_options",
     "refuse_pushed",
     "warn_of_empty_side",
     "warn_of_loose_ends",
@@ -301,3 +302,16 @@ def fresh(function: Any) -> Any:
                 "and files out of __init__ and take them in open(), or through af.use(resource)"
             ) from error
     return function
+
+
+def operator_options(named: dict[str, Any]) -> OperatorOptions:
+    """Removes the operator's options from the columns of a select, and returns them.
+
+    An option is not an expression.
+    """
+    options = [
+        option
+        for option in ("name", "uid", "parallelism")
+        if option in named and not is_expression(named[option])
+    ]
+    return OperatorOptions(**{option: named.pop(option) for option in options})

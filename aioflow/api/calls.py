@@ -20,17 +20,43 @@ from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_seconds
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Chaining
+from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.async_process import (
+    AsyncBroadcastProcessOperator,
+    AsyncCoProcessOperator,
+    is_async_process,
+)
 from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
+from aioflow.operators.connected_rows import ConnectedRowsOperator
 from aioflow.operators.function_classes import check_function_class
+from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
 from aioflow.operators.plain_functions import check_called, check_without_state
-from aioflow.operators.process import KeyedProcessOperator, ProcessOperator
+from aioflow.operators.process import (
+    BroadcastProcessOperator,
+    CoProcessOperator,
+    KeyedProcessOperator,
+    ProcessOperator,
+)
+from aioflow.operators.running import RunningAggregateOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
 from aioflow.operators.userfunction import has_operator_state
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
+    from aioflow.operators.triggers import Trigger
+    from aioflow.operators.windowing import Evictor, WindowAssigner
 
-__all__ = ["Call", "inline_call", "process_call", "row_call"]
+__all__ = [
+    "Call",
+    "aggregating",
+    "connected_factory",
+    "connected_rows",
+    "inline_call",
+    "interval_join",
+    "process_call",
+    "row_call",
+    "window_join",
+]
 
 CONCURRENCY = 8
 """Default number of concurrent calls: enough to hide latency, few enough for most servers."""
@@ -203,3 +229,37 @@ def _waiting(kind: StatelessKind, function: Any, settings: dict[str, Any]) -> Op
 
 def _guarded(kind: StatelessKind, function: Any, on_error: Any) -> Operator:
     return GuardedRowsOperator(kind, fresh(function), on_error)
+
+
+def aggregating(agg: Any) -> Operator:
+    return RunningAggregateOperator(resolve_aggregate(fresh(agg)))
+
+
+def window_join(
+    operator: type[CoGroupOperator],
+    assigner: WindowAssigner,
+    fn: Any,
+    trigger: Trigger[Any] | None,
+    evictor: Evictor[Any] | None,
+    lateness_ms: int,
+) -> Operator:
+    return operator(assigner, fresh(fn), trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
+
+
+def interval_join(fn: Any, lower_ms: int, upper_ms: int) -> Operator:
+    return IntervalJoinOperator(fresh(fn), lower_ms, upper_ms)
+
+
+def connected_factory(fn: Any, *, keyed: bool, broadcast: bool) -> Callable[[], Operator]:
+    """Returns the factory of `process` of connected streams."""
+    waits = is_async_process(fn)
+    operator: type[Operator]
+    if broadcast:
+        operator = AsyncBroadcastProcessOperator if waits else BroadcastProcessOperator
+    else:
+        operator = AsyncCoProcessOperator if waits else CoProcessOperator
+    return partial(make_operator, operator, fn, **({"keyed": keyed} if waits else {}))
+
+
+def connected_rows(kind: StatelessKind, f1: Any, f2: Any) -> Operator:
+    return ConnectedRowsOperator(kind, fresh(f1), fresh(f2))

@@ -14,19 +14,16 @@ from aioflow.operators.column_reasons import ONE_BY_ONE, why_rows
 from aioflow.operators.stateless import StatelessOperator
 
 if TYPE_CHECKING:
-    from typing import Any
-
-    from aioflow.api.streams import DataStream
+    from aioflow.api.build import Upstream
     from aioflow.graph.job_graph import JobEdge
-    from aioflow.graph.stream_graph import StreamNode
+    from aioflow.graph.stream_graph import StreamGraph, StreamNode
 
 __all__ = ["explain", "explain_graph"]
 
 
-def explain(stream: DataStream[Any]) -> str:
-    """Describes the part of the flow that `stream` depends on."""
-    graph = stream.flow.graph
-    needed = graph.upstream_of([upstream.node_id for upstream in stream.upstreams])
+def explain(graph: StreamGraph, streams: list[Upstream]) -> str:
+    """Describes the part of the flow that `streams` depend on."""
+    needed = graph.upstream_of([stream.node_id for stream in streams])
     return explain_graph(build_job_graph(graph.restricted_to(needed), explained=True))
 
 

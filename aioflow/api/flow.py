@@ -28,7 +28,7 @@ from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
 from aioflow.api.steps import nearest_method, no_such_method
-from aioflow.api.streams import DataStream
+from aioflow.api.streams import DataStream, KeyedStream
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
@@ -88,8 +88,6 @@ class Flow:
     if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
 
         def __getattr__(self, name: str) -> Any:
-            from aioflow.api.keyed import KeyedStream
-
             if name.startswith("_"):  # Copying, pickling and introspection ask for these.
                 remedy = ""
             elif hasattr(Job, name):

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar
 
 from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch
 from aioflow.operators.operator import Operator
 
 if TYPE_CHECKING:
-    from aioflow.api.job import Job
+    from aioflow.cluster.execution_graph import JobStatus
 
 __all__ = ["CollectOperator", "Collected", "RowStream"]
 
@@ -22,6 +22,16 @@ T = TypeVar("T")
 
 ROWS_BUFFERED_MAX = 1024
 """Number of rows that may wait for the reader of `execute_and_collect` before the job waits."""
+
+
+class RunOfRows(Protocol):
+    """The job that fills a RowStream."""
+
+    @property
+    def status(self) -> JobStatus: ...
+    def on_end(self, callback: Callable[[], None]) -> None: ...
+    async def wait(self) -> Any: ...
+    async def cancel(self) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -97,10 +107,10 @@ class RowStream(Generic[T]):
     With `async with ... as rows` around the loop, the run ends with the block.
     """
 
-    def __init__(self, run: Callable[[], AbstractAsyncContextManager[Job]]) -> None:
+    def __init__(self, run: Callable[[], AbstractAsyncContextManager[RunOfRows]]) -> None:
         self._run = run
-        self._running: AbstractAsyncContextManager[Job] | None = None
-        self._job: Job | None = None
+        self._running: AbstractAsyncContextManager[RunOfRows] | None = None
+        self._job: RunOfRows | None = None
         self._rows: deque[T] = deque()
         self._arrived = Availability()
         self.has_room = Availability(available=True)

@@ -1,9 +1,12 @@
 """Streams, the building blocks of a flow. Every method adds one operator to the flow and returns
 its output stream.
 
-Functions are plain functions, expressions, or function classes. A plain `def` runs inline, `async
-def` is awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing
-runs before the flow does.
+Functions are plain functions, expressions, or function classes. `def` runs inline, `async def` is
+awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing runs
+before the flow does.
+
+The classes return each other, so they stand in one module. What they share with other modules is
+below them, in `api.build` and `api.calls`.
 """
 
 from __future__ import annotations
@@ -12,63 +15,149 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mappin
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Never,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from aioflow.api.build import (
     OperatorOptions,
     Upstream,
     add_operator,
     check_watermarks,
+    event_time_of,
+    is_keyed,
     make_operator,
+    operator_options,
     warn_of_empty_side,
 )
-from aioflow.api.hints import as_select
+from aioflow.api.calls import (
+    aggregating,
+    connected_factory,
+    connected_rows,
+    inline_call,
+    interval_join,
+    process_call,
+    row_call,
+    window_join,
+)
+from aioflow.api.hints import aggregates_hint, as_select, keys_hint, window_time_hint
 from aioflow.api.sinks import add_sink
 from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained_methods
+from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.functions import (
+    AggregateFunction,
+    BroadcastProcessFunction,
+    CoProcessFunction,
     FilterFunction,
     FlatMapFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     MapFunction,
     OutputTag,
+    Pair,
     ProcessContext,
     ProcessFunction,
+    ProcessWindowFunction,
+    WindowResult,
 )
+from aioflow.core.signatures import check_takes
+from aioflow.core.timeunits import to_ms
 from aioflow.expressions.nodes import Expr, is_expression
 from aioflow.expressions.rows import columns_to_function
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
+from aioflow.operators.aggregates import count, resolve_aggregate
+from aioflow.operators.aggregates import max as max_of
+from aioflow.operators.aggregates import min as min_of
+from aioflow.operators.aggregates import sum as sum_of
+from aioflow.operators.function_classes import check_function_class
+from aioflow.operators.joins import CoGroupOperator
 from aioflow.operators.plain_functions import (
     check_plain,
     check_without_resources,
     check_without_state,
 )
-from aioflow.operators.stateless import StatelessKind
+from aioflow.operators.running import RunningReduceOperator
+from aioflow.operators.stateless import StatelessKind, is_async
 from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
+from aioflow.operators.window_join import WindowJoinOperator
+from aioflow.operators.window_plan import (
+    ReduceAggregate,
+    WindowSpec,
+    check_window,
+    count_window,
+    plan_window,
+)
+from aioflow.operators.windowing import GlobalWindows
 
 if TYPE_CHECKING:
-    from aioflow.api.connected import BroadcastStream, ConnectedStreams
-    from aioflow.api.flow import Flow
     from aioflow.api.gather import RowStream
-    from aioflow.api.joins import CoGroupedStreams, JoinedStreams
-    from aioflow.api.keyed import KeyedStream
     from aioflow.core.retry import Retry
     from aioflow.core.state_descriptors import MapStateDescriptor
     from aioflow.graph.stream_graph import StreamGraph
     from aioflow.operators.operator import Operator
     from aioflow.operators.sink import Sink
+    from aioflow.operators.triggers import Trigger
     from aioflow.operators.watermarks import WatermarkStrategy
+    from aioflow.operators.windowing import Evictor, WindowAssigner
 
-__all__ = ["DataStream", "operator_options"]
+__all__ = [
+    "BroadcastStream",
+    "CoGroupedStreams",
+    "ConnectedStreams",
+    "DataStream",
+    "FlowOfStreams",
+    "HalfStream",
+    "IntervalJoin",
+    "JoinedStreams",
+    "KeyedStream",
+    "WindowResults",
+    "WindowedStream",
+]
 
 T = TypeVar("T")
 U = TypeVar("U")
 K = TypeVar("K")
+R = TypeVar("R")
+S = TypeVar("S")
+ACC = TypeVar("ACC")
 
 Elements: TypeAlias = Iterable[U] | AsyncIterable[U] | Awaitable[Iterable[U] | None] | None
-"""Possible results of a process function, which may also be a generator or an `async def`."""
+"""What a process function may give back: also as a generator, and of either kind by `async def`."""
+
+LATE = OutputTag[Any]("late elements")
+"""Tag of the side output that `.late` reads."""
+
+METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custom"}
+"""Names of methods that partition a stream, where they differ from the strategy's name."""
+
+KEYS = "where(key of the left).equal_to(key of the right)"
+
+STEPS = "where(key).equal_to(key).window(assigner)"
+
+
+class FlowOfStreams(Protocol):
+    """The flow that streams belong to, an `af.Flow`: the graph that they add to, and its runs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def graph(self) -> StreamGraph: ...
+    async def collect(
+        self, /, *streams: DataStream[Any], **options: Any
+    ) -> tuple[list[Any], ...]: ...
+    def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]: ...
 
 
 @explained_methods
@@ -77,7 +166,7 @@ class DataStream(Generic[T]):
 
     _has_keys: ClassVar[bool] = False
 
-    def __init__(self, flow: Flow, upstreams: list[Upstream]) -> None:
+    def __init__(self, flow: FlowOfStreams, upstreams: list[Upstream]) -> None:
         self._flow = flow
         self._upstreams = upstreams
 
@@ -106,8 +195,6 @@ class DataStream(Generic[T]):
             )
 
         def __getattr__(self, name: str) -> Any:
-            from aioflow.api.keyed import KeyedStream
-
             if name == "late":
                 remedy = (
                     ": late elements are of a window; take it directly of what its reduce, "
@@ -125,7 +212,7 @@ class DataStream(Generic[T]):
             raise no_such_method(self, name, remedy)
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> FlowOfStreams:
         """The flow that this stream belongs to."""
         return self._flow
 
@@ -276,8 +363,6 @@ class DataStream(Generic[T]):
         e.x})`. `name=`, `uid=` and `parallelism=` are options of the operator, unless they are
         expressions: `select(name=e.name)` is a column. `on_error=tag` is an option as for `map`.
         """
-        from aioflow.api.calls import inline_call
-
         if more or (columns is not None and not isinstance(columns, Mapping)):
             given = (columns, *more)
             raise GraphError(
@@ -417,16 +502,12 @@ class DataStream(Generic[T]):
 
         If `other` is `stream.broadcast(*descriptors)`, this is the broadcast state pattern.
         """
-        from aioflow.api.connected import ConnectedStreams
-
         return ConnectedStreams(self, other)
 
     def join(self, other: DataStream[U]) -> JoinedStreams[T, U]:
         """Joins pairs of elements within windows:
         `a.join(b).where(k).equal_to(k).window(w).apply(fn)`.
         """
-        from aioflow.api.joins import JoinedStreams
-
         self._same_flow(other, "join")
         return JoinedStreams(self, other)
 
@@ -435,8 +516,6 @@ class DataStream(Generic[T]):
 
         Continue with `.where(k).equal_to(k).window(w).apply(fn(key, lefts, rights))`.
         """
-        from aioflow.api.joins import CoGroupedStreams
-
         self._same_flow(other, "co_group")
         return CoGroupedStreams(self, other)
 
@@ -466,8 +545,6 @@ class DataStream(Generic[T]):
 
         `fn` is a function or an expression. Keys that are equal in Python are one key.
         """
-        from aioflow.api.keyed import keyed_stream
-
         return keyed_stream(self, fn, "key_by")
 
     # Partitioning for the next operator.
@@ -505,8 +582,6 @@ class DataStream(Generic[T]):
         stream = self._partitioned(ShipStrategy.BROADCAST)
         if not descriptors:
             return stream
-        from aioflow.api.connected import BroadcastStream
-
         return BroadcastStream(stream, descriptors)
 
     def global_(self) -> DataStream[T]:
@@ -571,7 +646,7 @@ class DataStream(Generic[T]):
         """
         from aioflow.api.explain import explain
 
-        return explain(self)
+        return explain(self._graph, self._upstreams)
 
     async def collect(self, **options: Any) -> list[T]:
         """Runs the operators that this stream depends on to their end, and returns its elements.
@@ -616,8 +691,6 @@ class DataStream(Generic[T]):
             )
 
     def _rows(self, kind: StatelessKind, fn: Any, options: dict[str, Any]) -> DataStream[Any]:
-        from aioflow.api.calls import row_call
-
         own = OperatorOptions(
             options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None)
         )
@@ -625,20 +698,874 @@ class DataStream(Generic[T]):
         return self._add(kind.value, call.factory, own, function=fn, **call.more)
 
     def _process(self, fn: Any, options: OperatorOptions) -> DataStream[Any]:
-        from aioflow.api.calls import process_call
-
         call = process_call(fn, keyed=self._has_keys)
         return self._add("process", call.factory, options, function=fn, **call.more)
 
 
-def operator_options(named: dict[str, Any]) -> OperatorOptions:
-    """Removes the operator's options from the columns of a select, and returns them.
+@explained_methods
+class KeyedStream(DataStream[T], Generic[K, T]):
+    """A stream that is partitioned by key.
 
-    An option is not an expression.
+    An operator directly on this stream has keyed state. After `map` or `filter` the stream is no
+    longer keyed.
     """
-    options = [
-        option
-        for option in ("name", "uid", "parallelism")
-        if option in named and not is_expression(named[option])
-    ]
-    return OperatorOptions(**{option: named.pop(option) for option in options})
+
+    _has_keys = True
+
+    def _partitioned(self, strategy: ShipStrategy, function: Any = None) -> DataStream[T]:
+        method = METHODS.get(strategy, strategy.value.lower())
+        raise GraphError(
+            f"key_by(...).{method}() of {self!r} would undo the key_by: apply what needs the keys "
+            f"first, then {method}()"
+        )
+
+    @overload
+    def process(
+        self,
+        fn: KeyedProcessFunction[K, T, U] | type[KeyedProcessFunction[K, T, U]],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    @overload
+    def process(
+        self,
+        fn: ProcessFunction[T, U]
+        | type[ProcessFunction[T, U]]
+        | Callable[[T, ProcessContext], Elements[U]],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    def process(
+        self,
+        fn: Any,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[Any]:
+        """Calls a function with keyed state and timers for each element.
+
+        `fn` is a KeyedProcessFunction, or a generator function of (value, ctx).
+        """
+        return self._process(fn, OperatorOptions(name, uid, parallelism))
+
+    def reduce(
+        self,
+        fn: Callable[[T, T], T],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[T]:
+        """Emits the reduced value of the key so far, after each element."""
+        check_plain(fn, "reduce", "a, b")
+        return self._running(
+            partial(make_operator, RunningReduceOperator, fn),
+            "reduce",
+            fn,
+            OperatorOptions(name, uid, parallelism),
+        )
+
+    def count(
+        self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[tuple[K, int]]:
+        """Emits `(key, number of elements so far)` after each element."""
+        return self._aggregated("count", count(), OperatorOptions(name, uid, parallelism))
+
+    def sum(
+        self,
+        fn: Callable[[T], R] | Expr[Any] | None = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Emits `(key, sum so far)` after each element. Adds `fn(element)`, or without `fn` the
+        element.
+        """
+        return self._aggregated("sum", sum_of(fn), OperatorOptions(name, uid, parallelism))
+
+    def min(
+        self,
+        fn: Callable[[T], R] | Expr[Any] | None = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Emits `(key, minimum so far)` after each element, of `fn(element)` or the element
+        itself.
+        """
+        return self._aggregated("min", min_of(fn), OperatorOptions(name, uid, parallelism))
+
+    def max(
+        self,
+        fn: Callable[[T], R] | Expr[Any] | None = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Emits `(key, maximum so far)` after each element, of `fn(element)` or the element
+        itself.
+        """
+        return self._aggregated("max", max_of(fn), OperatorOptions(name, uid, parallelism))
+
+    @hinted(aggregates_hint)
+    def aggregate(
+        self,
+        agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Emits `(key, result of agg so far)` after each element."""
+        return self._aggregated("aggregate", agg, OperatorOptions(name, uid, parallelism))
+
+    @hinted(window_time_hint)
+    def window(
+        self,
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> WindowedStream[K, T]:
+        """Groups the elements of each key by window.
+
+        Elements later than `lateness` are dropped, and go to `.late` of the result.
+        """
+        return WindowedStream(self, assigner, trigger=trigger, evictor=evictor, lateness=lateness)
+
+    def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T]:
+        """Groups each `size` elements of a key, or with `slide` the last `size` after each `slide`
+        elements.
+
+        An incomplete window at the end is dropped.
+        """
+        return WindowedStream.counting(self, size, slide)
+
+    def interval_join(
+        self, other: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta
+    ) -> IntervalJoin[K, T, U]:
+        """Joins elements of the same key: left.time + lower <= right.time <= left.time + upper.
+
+        Continue with `.process(fn(left, right, ctx))`.
+        """
+        self._same_flow(other, "interval_join")
+        return IntervalJoin(self, other, lower, upper)
+
+    def _aggregated(self, kind: str, agg: Any, options: OperatorOptions) -> DataStream[Any]:
+        resolve_aggregate(agg)  # Raises here, where the wrong aggregate was written.
+        return self._running(partial(aggregating, agg), kind, None, options)
+
+    def _running(
+        self, factory: Callable[[], Operator], kind: str, fn: Any, options: OperatorOptions
+    ) -> DataStream[Any]:
+        return self._add(kind, factory, options, function=fn, stateful=True)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether the stream has a watermark strategy upstream."""
+        return event_time_of(self._graph, self._upstreams)
+
+
+def keyed_stream(
+    stream: DataStream[T], fn: Any, method: str, whose: str = ""
+) -> KeyedStream[Any, T]:
+    """Returns `stream.key_by(fn)`, for `key_by` itself and for calls that include it.
+
+    `method` and `whose` name the call in errors, such as "where" and " of the join".
+    """
+    written = method + whose
+    if is_async(fn, "key_by"):
+        raise GraphError(
+            f"{written} needs a plain function: the key is computed for each element at the "
+            "sender; map(async fn) before it"
+        )
+    if not callable(fn) and not is_expression(fn):
+        raise GraphError(
+            f"{written} needs a function or an expression, got {type(fn).__name__}: "
+            f"{fn!r}{keys_hint(fn, method)}"
+        )
+    if not is_expression(fn):
+        check_takes(fn, written, "value")
+    check_without_resources(fn, written)
+    check_without_state(fn, written)
+    return KeyedStream(
+        stream.flow,
+        [
+            upstream.partitioned(ShipStrategy.HASH, fn, written=written)
+            for upstream in stream.upstreams
+        ],
+    )
+
+
+class HalfStream:
+    """Base of incomplete steps, which are no streams yet.
+
+    A method that a step does not have raises an AttributeError that says what to write first.
+    """
+
+    completed_by: ClassVar[str] = ""
+    """Call that makes the step a stream, for error messages."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Advice by the name of a method that users often look for here."""
+
+    if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in self.elsewhere:
+                remedy = f": write {self.elsewhere[name]}"
+            elif hasattr(KeyedStream, name) and not name.startswith("_"):
+                remedy = (
+                    f": it is no stream yet; end it with {self.completed_by}, whose result has "
+                    f"{name}"
+                )
+            else:
+                remedy = nearest_method(type(self), name)
+            raise no_such_method(self, name, remedy)
+
+        def __await__(self) -> Never:
+            self._refuse("awaited")
+
+        def __iter__(self) -> Never:
+            self._refuse("iterated over")
+
+        __aiter__ = __iter__
+
+        def _refuse(self, what: str) -> Never:
+            raise TypeError(
+                f"{type(self).__name__} is {what}: it is no stream yet; end it with "
+                f"{self.completed_by}, and collect() that"
+            )
+
+
+class BroadcastStream(HalfStream, Generic[U]):
+    """A stream that every subtask receives, with the broadcast state that it may change.
+
+    Made by `stream.broadcast(*descriptors)`.
+    """
+
+    completed_by = "elements.connect(it).process(BroadcastProcessFunction)"
+
+    def __init__(
+        self, stream: DataStream[U], descriptors: tuple[MapStateDescriptor[Any, Any], ...]
+    ) -> None:
+        self.stream = stream
+        self.descriptors = descriptors
+
+
+@explained_methods
+class ConnectedStreams(HalfStream, Generic[T, U]):
+    """Two streams that one operator reads.
+
+    With a broadcast stream on the right, `process` takes a BroadcastProcessFunction.
+    """
+
+    completed_by = "map(f1, f2), flat_map(f1, f2) or process(fn)"
+
+    def __init__(self, left: DataStream[T], right: DataStream[U] | BroadcastStream[U]) -> None:
+        self._left = left
+        self._broadcast = isinstance(right, BroadcastStream)
+        self._right: DataStream[U] = right.stream if isinstance(right, BroadcastStream) else right
+        if not isinstance(self._right, DataStream):
+            raise GraphError(
+                f"connect() takes a stream or stream.broadcast(...), got {type(right).__name__}"
+            )
+        if left.flow is not self._right.flow:
+            raise GraphError(
+                f"connect() of streams of two flows, {left.flow.name!r} and "
+                f"{self._right.flow.name!r}: build both in one flow"
+            )
+
+    def key_by(
+        self,
+        left: Callable[[T], Any] | Expr[Any],
+        right: Callable[[U], Any] | Expr[Any] | None = None,
+    ) -> ConnectedStreams[T, U]:
+        """Partitions both streams by key. A broadcast stream gets no key."""
+        if self._broadcast:
+            if right is not None:
+                raise GraphError(
+                    "key_by of a broadcast connection takes one key, of the elements: the other "
+                    "side goes to every subtask"
+                )
+            raise GraphError(
+                "key the element side before connecting: "
+                "stream.key_by(k).connect(rules.broadcast(descriptor))"
+            )
+        if right is None:
+            raise GraphError("key_by of connected streams takes two keys, one for each side")
+        return ConnectedStreams(
+            keyed_stream(self._left, left, "key_by", " of the left"),
+            keyed_stream(self._right, right, "key_by", " of the right"),
+        )
+
+    def map(
+        self,
+        f1: Callable[[T], R],
+        f2: Callable[[U], R],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """Emits one element for each element: `f1` for elements of the left, `f2` for those of the
+        right.
+        """
+        return self._rows(StatelessKind.MAP, f1, f2, OperatorOptions(name, uid, parallelism))
+
+    def flat_map(
+        self,
+        f1: Callable[[T], Iterable[R]],
+        f2: Callable[[U], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """Emits any number of elements for each element: `f1` for the left, `f2` for the right."""
+        return self._rows(StatelessKind.FLAT_MAP, f1, f2, OperatorOptions(name, uid, parallelism))
+
+    def process(
+        self,
+        fn: CoProcessFunction[T, U, R]
+        | type[CoProcessFunction[T, U, R]]
+        | BroadcastProcessFunction[T, U, R]
+        | type[BroadcastProcessFunction[T, U, R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """Calls a CoProcessFunction, or with a broadcast stream a BroadcastProcessFunction.
+
+        Keyed streams take the keyed variants: KeyedCoProcessFunction,
+        KeyedBroadcastProcessFunction.
+        """
+        wanted = BroadcastProcessFunction if self._broadcast else CoProcessFunction
+        given = fn if isinstance(fn, type) else type(fn)
+        if not issubclass(given, wanted):
+            raise GraphError(
+                f"process() of these connected streams takes a {wanted.__name__}, got "
+                f"{given.__name__}"
+            )
+        check_function_class(fn)
+        keyed_kinds = (KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
+        if issubclass(given, keyed_kinds) and not self._is_keyed:
+            one_is = isinstance(self._left, KeyedStream) or isinstance(self._right, KeyedStream)
+            which = (
+                "both streams keyed, and one of them is not"
+                if one_is and not self._broadcast
+                else "keyed streams"
+            )
+            raise GraphError(f"{given.__name__} needs {which}: put key_by(...) before process(...)")
+        factory = connected_factory(fn, keyed=self._is_keyed, broadcast=self._broadcast)
+        return self._add(
+            "process", factory, OperatorOptions(name, uid, parallelism), function=fn, stateful=True
+        )
+
+    @property
+    def _is_keyed(self) -> bool:
+        """Whether the operator has keyed state and timers.
+
+        A key on one side alone only distributes its elements.
+        """
+        return is_keyed(
+            self._left.upstreams
+            if self._broadcast
+            else [*self._left.upstreams, *self._right.upstreams]
+        )
+
+    def _rows(
+        self, kind: StatelessKind, f1: Any, f2: Any, options: OperatorOptions
+    ) -> DataStream[Any]:
+        if self._broadcast:
+            raise GraphError(
+                f"{kind.value}() of a broadcast connection would lose its state: use "
+                "process(BroadcastProcessFunction)"
+            )
+        for function in (f1, f2):
+            check_plain(function, f"{kind.value} of connected streams", "value", kind.value)
+        stateful = [function for function in (f1, f2) if has_operator_state(function)]
+        if len(stateful) == 2:
+            raise GraphError(
+                f"{kind.value} of connected streams: both functions have operator state, which "
+                "would be one and the same, as the operator "
+                "is one: write one CoProcessFunction for process(...)"
+            )
+        return self._add(
+            kind.value,
+            partial(connected_rows, kind, f1, f2),
+            options,
+            function=None,
+            stateful=bool(stateful),
+        )
+
+    def _add(
+        self, kind: str, factory: Any, options: OperatorOptions, **more: Any
+    ) -> DataStream[Any]:
+        flow = self._left.flow
+        inputs: list[list[Upstream]] = [self._left.upstreams, self._right.upstreams]
+        event_time = (
+            None
+            if not self._broadcast
+            else flow.graph.nodes[self._left.upstreams[0].node_id].event_time
+        )
+        node = add_operator(
+            flow.graph,
+            kind,
+            inputs,
+            factory,
+            options,
+            event_time=event_time,
+            keyed=self._is_keyed,
+            **more,
+        )
+        return DataStream(flow, [Upstream(node.id)])
+
+
+class WindowResults(DataStream[R], Generic[R, T]):
+    """The stream of a window's results. `late` are the elements that came too late."""
+
+    @property
+    def late(self) -> DataStream[T]:
+        """The elements of the input that were dropped because they came too late.
+
+        All windows of such an element were over by more than the lateness.
+        """
+        return self.side(LATE)
+
+
+@explained_methods
+class WindowedStream(HalfStream, Generic[K, T]):
+    """A keyed stream grouped by window. Continue with `reduce`, `aggregate` or `process`."""
+
+    completed_by = "reduce(fn), aggregate(agg) or process(fn)"
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "apply": "process(fn), with fn(key, ctx, elements)",
+        **{
+            name: f"aggregate(af.{name}({'' if name == 'count' else 'fn'}))"
+            for name in ("count", "sum", "min", "max", "mean", "top")
+        },
+        "late": "window(...).aggregate(...).late: late elements are a side output of the result",
+        "lateness": "window(assigner, lateness=...)",
+        "allowed_lateness": "window(assigner, lateness=...)",
+        "trigger": "window(assigner, trigger=...)",
+        "evictor": "window(assigner, evictor=...)",
+        "side_output_late_data": (
+            "window(...).aggregate(...).late: late elements are a side output of the result"
+        ),
+    }
+
+    def __init__(
+        self,
+        stream: KeyedStream[K, T],
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> None:
+        self._stream = stream
+        self._assigner = assigner
+        self._trigger = trigger
+        self._evictor = evictor
+        self._lateness_ms = to_ms(lateness, "lateness")
+        check_window(assigner, trigger, evictor, self._lateness_ms)
+        require_event_time(stream, assigner)
+
+    @classmethod
+    def counting(
+        cls, stream: KeyedStream[K, T], size: int, slide: int | None
+    ) -> WindowedStream[K, T]:
+        """Returns a stream grouped by windows of `size` elements."""
+        assigner, trigger, evictor = count_window(size, slide)
+        return cls(stream, assigner, trigger=trigger, evictor=evictor)
+
+    @overload
+    def reduce(
+        self,
+        fn: Callable[[T, T], T],
+        window_fn: None = None,
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[WindowResult[K, T], T]: ...
+    @overload
+    def reduce(
+        self,
+        fn: Callable[[T, T], T],
+        window_fn: ProcessWindowFunction[T, R, K]
+        | type[ProcessWindowFunction[T, R, K]]
+        | Callable[[K, Any, T], R],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[R, T]: ...
+    def reduce(
+        self,
+        fn: Callable[[T, T], T],
+        window_fn: Any = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> WindowResults[Any, T]:
+        """Emits a `WindowResult(key, start, end, value)` for each window, with timestamp `end - 1`.
+
+        `window_fn(key, window, value)` makes another result from it.
+        """
+        return self._add(
+            "window",
+            OperatorOptions(name, uid, parallelism),
+            aggregate=ReduceAggregate(fn),
+            window_fn=window_fn,
+        )
+
+    @overload
+    def aggregate(
+        self,
+        agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],
+        window_fn: None = None,
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[WindowResult[K, R], T]: ...
+    @overload
+    def aggregate(
+        self,
+        agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],
+        window_fn: ProcessWindowFunction[R, S, K]
+        | type[ProcessWindowFunction[R, S, K]]
+        | Callable[[K, Any, R], S],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[S, T]: ...
+    @hinted(aggregates_hint)
+    def aggregate(
+        self,
+        agg: Any,
+        window_fn: Any = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> WindowResults[Any, T]:
+        """Like `reduce`, with an aggregate: `af.count()`, `af.agg(n=af.count(), total=af.sum(fn))`,
+        or an AggregateFunction.
+        """
+        return self._add(
+            "window", OperatorOptions(name, uid, parallelism), aggregate=agg, window_fn=window_fn
+        )
+
+    def process(
+        self,
+        fn: ProcessWindowFunction[T, R, K]
+        | type[ProcessWindowFunction[T, R, K]]
+        | Callable[[K, Any, list[T]], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> WindowResults[R, T]:
+        """Calls `fn` with all elements of a window: `process(key, ctx, elements)`.
+
+        `fn` is a ProcessWindowFunction, or a function with these parameters.
+        """
+        return self._add("window", OperatorOptions(name, uid, parallelism), process=fn)
+
+    def _add(self, kind: str, options: OperatorOptions, **what: Any) -> WindowResults[Any, T]:
+        spec = WindowSpec(
+            assigner=self._assigner,
+            trigger=self._trigger,
+            evictor=self._evictor,
+            lateness_ms=self._lateness_ms,
+            late_tag=LATE,
+            **what,
+        )
+        plan = plan_window(spec)
+        flow = self._stream.flow
+        node = add_operator(
+            flow.graph,
+            kind,
+            [self._stream.upstreams],
+            plan.factory,
+            options,
+            stateful=True,
+            remark=plan.reason,
+        )
+        return WindowResults(flow, [Upstream(node.id)])
+
+
+def require_event_time(
+    stream: KeyedStream[Any, Any], assigner: WindowAssigner, which: str = ""
+) -> None:
+    """Raises GraphError for an event-time window without a watermark strategy upstream.
+
+    Such a window would never fire. `which` names the stream in the error if there are two.
+    """
+    if (
+        assigner.is_event_time
+        and not isinstance(assigner, GlobalWindows)
+        and not stream.has_event_time
+    ):
+        raise GraphError(
+            f"{assigner} after {which}{stream!r} needs event time, but "
+            f'{without_event_time(stream)}, or use time="processing"'
+        )
+
+
+def without_event_time(stream: KeyedStream[Any, Any]) -> str:
+    """Describes the sources of `stream` without a watermark strategy, and how to add one."""
+    nodes = [stream.flow.graph.nodes[upstream.node_id] for upstream in stream.upstreams]
+    without = list(dict.fromkeys(repr(node.name) for node in nodes if not node.event_time))
+    if any(node.event_time for node in nodes):
+        what = (
+            "of the streams in the union no watermark strategy stands before "
+            f"{' and '.join(without)}, which would hold event time back"
+        )
+    else:
+        what = "no watermark strategy stands upstream"
+    return f"{what}: give the source watermarks=af.WatermarkStrategy.bounded_out_of_orderness(...)"
+
+
+@explained_methods
+class _TwoStreams(HalfStream, Generic[T, U]):
+    """A join or co-group of two streams whose keys and window are not complete yet.
+
+    `where`, `equal_to` and `window` set them, one after the other.
+    """
+
+    completed_by = f"{STEPS}.apply(fn)"
+
+    kind = ""
+    takes = ""
+    operator: type[CoGroupOperator]
+
+    def __init__(self, left: DataStream[T], right: DataStream[U]) -> None:
+        self._left = left
+        self._right = right
+        self._left_keyed: KeyedStream[Any, T] | None = None
+        self._right_keyed: KeyedStream[Any, U] | None = None
+        self._window: (
+            tuple[WindowAssigner, Trigger[Any] | None, Evictor[Any] | None, int] | None
+        ) = None
+
+    def where(self, key: Callable[[T], Any] | Expr[Any]) -> Self:
+        """Sets the key of the left elements: a function or an expression."""
+        self._left_keyed = keyed_stream(self._left, key, "where", f" of the {self.kind}")
+        return self
+
+    def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> Self:
+        """Sets the key of the right elements: a function or an expression."""
+        if self._left_keyed is None:
+            raise GraphError(
+                f"{self.kind}: where(key of the left) comes before equal_to(key of the right)"
+            )
+        self._right_keyed = keyed_stream(self._right, key, "equal_to", f" of the {self.kind}")
+        return self
+
+    @hinted(window_time_hint)
+    def window(
+        self,
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> Self:
+        """Sets the window in which elements of both sides meet.
+
+        In a co-group, a key that occurs on only one side makes a group too. Elements later than
+        `lateness` are dropped.
+        """
+        if self._left_keyed is None or self._right_keyed is None:
+            raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
+        lateness_ms = to_ms(lateness, "lateness")
+        check_window(assigner, trigger, evictor, lateness_ms)
+        require_event_time(self._left_keyed, assigner, f"the left of the {self.kind}, ")
+        require_event_time(self._right_keyed, assigner, f"the right of the {self.kind}, ")
+        self._window = (assigner, trigger, evictor, lateness_ms)
+        return self
+
+    def _apply(
+        self, fn: Any, options: OperatorOptions, said: str = "apply(...)"
+    ) -> DataStream[Any]:
+        """Adds the operator. `said` is the user's call, for error messages."""
+        if self._window is None or self._left_keyed is None or self._right_keyed is None:
+            raise GraphError(
+                f"{self.kind}: where(...).equal_to(...).window(...) come before {said}"
+            )
+        check_plain(fn, f"apply of {self.kind}", self.takes)
+        assigner, trigger, evictor, lateness_ms = self._window
+        factory = partial(window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
+        flow = self._left.flow
+        inputs = [self._left_keyed.upstreams, self._right_keyed.upstreams]
+        remark = f"per window, {assigner}"
+        node = add_operator(
+            flow.graph,
+            self.kind,
+            inputs,
+            factory,
+            options,
+            function=fn,
+            stateful=True,
+            remark=remark,
+        )
+        return DataStream(flow, [Upstream(node.id)])
+
+
+@explained_methods
+class JoinedStreams(_TwoStreams[T, U]):
+    """A window join: pairs of elements from both sides with the same key, in the same window.
+
+    Written as `a.join(b).where(k).equal_to(k).window(w).apply(fn)`.
+    """
+
+    completed_by = f"{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field)"
+    kind = "join"
+    takes = "left, right"
+    operator = WindowJoinOperator
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "process": "apply(fn), with fn(left, right), or pairs().process(fn)",
+        "on": KEYS,
+    }
+
+    def apply(
+        self,
+        fn: Callable[[T, U], R],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """Emits one row, `fn(left, right)`, for each pair. Its timestamp is the window's `end -
+        1`.
+        """
+        return self._apply(fn, OperatorOptions(name, uid, parallelism))
+
+    def pairs(
+        self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[Pair[T, U]]:
+        """Emits each pair as `Pair(left, right)`. Its timestamp is the window's `end - 1`.
+
+        With tumbling and sliding windows it can run on columns.
+        """
+        return self._apply(Pair, OperatorOptions(name, uid, parallelism), "pairs()")
+
+    def select(
+        self, columns: dict[str, Any] | None = None, /, **named: Any
+    ) -> DataStream[dict[str, Any]]:
+        """Emits a dict row for each pair: `select(name=af.left.name, item=af.right.id)`.
+
+        It is short for `pairs()` and `select`. If `name=`, `uid=` and `parallelism=` are no
+        expressions, they are options of the join, which has the state. `on_error=tag` applies to
+        the columns. To give a column such a name as well, write `pairs(uid="met").select(uid=...)`.
+        """
+        own = operator_options(named)
+        return self._apply(Pair, own, "select(...)").select(
+            columns, **{"parallelism": own.parallelism, **named}
+        )
+
+
+@explained_methods
+class CoGroupedStreams(_TwoStreams[T, U]):
+    """A co-group: all elements of both sides with the same key, in the same window.
+
+    Written as `a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`.
+    """
+
+    kind = "co_group"
+    takes = "key, lefts, rights"
+    operator = CoGroupOperator
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "process": "apply(fn), with fn(key, lefts, rights)",
+        "on": KEYS,
+    }
+
+    def apply(
+        self,
+        fn: Callable[[Any, list[T], list[U]], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """Emits any number of rows, `fn(key, lefts, rights)`, for each group.
+
+        Their timestamp is the window's `end - 1`.
+        """
+        return self._apply(fn, OperatorOptions(name, uid, parallelism))
+
+
+@explained_methods
+class IntervalJoin(HalfStream, Generic[K, T, U]):
+    """Pairs of elements with the same key whose times are within an interval of each other.
+
+    The time of the right element minus that of the left is from `lower` to `upper`, both included.
+    """
+
+    completed_by = "process(fn)"
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "apply": "process(fn), with fn(left, right, ctx), which gives any number of rows"
+    }
+
+    def __init__(
+        self,
+        left: KeyedStream[K, T],
+        right: KeyedStream[K, U],
+        lower: str | timedelta,
+        upper: str | timedelta,
+    ) -> None:
+        self._left = left
+        self._right = right
+        self._bounds = (to_ms(lower, "lower"), to_ms(upper, "upper"))
+        if self._bounds[0] > self._bounds[1]:
+            raise GraphError(
+                f"interval_join: lower {lower!r} is after upper {upper!r}; no pair can match"
+            )
+        for side, stream in (("left", left), ("right", right)):
+            if not isinstance(stream, KeyedStream):
+                raise GraphError(
+                    f"interval_join needs keyed streams, got {stream!r} on the {side}: put "
+                    "key_by(...) before it"
+                )
+            if not stream.has_event_time:
+                raise GraphError(
+                    f"interval_join of {stream!r} on the {side} needs event time, but "
+                    f"{without_event_time(stream)}"
+                )
+
+    def process(
+        self,
+        fn: Callable[[T, U, ProcessContext], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """Emits the rows of `fn(left, right, ctx)` for each pair.
+
+        Their timestamp is the larger of the two elements' times.
+        """
+        check_plain(fn, "process of interval_join", "left, right, ctx", "process_element")
+        factory = partial(interval_join, fn, *self._bounds)
+        flow = self._left.flow
+        inputs = [self._left.upstreams, self._right.upstreams]
+        options = OperatorOptions(name, uid, parallelism)
+        node = add_operator(
+            flow.graph, "interval_join", inputs, factory, options, function=fn, stateful=True
+        )
+        return DataStream(flow, [Upstream(node.id)])

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar
 
 from aioflow.core.aio import DONE, wait_all
 from aioflow.core.availability import Availability
 from aioflow.core.errors import Broken, did_you_mean
 
 if TYPE_CHECKING:
-    from aioflow.api.job import Job
+    from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.gateways import TapGateway
     from aioflow.core.elements import RecordBatch
     from aioflow.core.ids import TapPlace
@@ -23,6 +23,15 @@ __all__ = ["Subscription"]
 T = TypeVar("T")
 
 OVERFLOWS = ("drop_oldest", "drop_newest", "error")
+
+
+class SubscribedJob(Protocol):
+    """The job whose rows a subscription reads."""
+
+    @property
+    def status(self) -> JobStatus: ...
+    def detach(self, subscription: Subscription[Any]) -> None: ...
+    async def wait(self) -> Any: ...
 
 
 class Subscription(Generic[T]):
@@ -53,7 +62,7 @@ class Subscription(Generic[T]):
         self._buffer = buffer
         self._overflow = overflow
         self._arrived = Availability()
-        self._job: Job | None = None
+        self._job: SubscribedJob | None = None
         self._overflowed = False
         self._refused: Exception | None = None
         self._closed = False
@@ -82,7 +91,7 @@ class Subscription(Generic[T]):
         self._overflow = overflow
         self._owed, self._rows = self._rows, self._owed
 
-    def of_job(self, job: Job) -> None:
+    def of_job(self, job: SubscribedJob) -> None:
         """Sets the job whose end ends this subscription, and whose error it raises."""
         self._job = job
 

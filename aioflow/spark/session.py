@@ -72,8 +72,6 @@ def _load_flows() -> None:
     """
     import aioflow.api.calls
     import aioflow.api.flow
-    import aioflow.api.keyed
-    import aioflow.api.windows
     import aioflow.operators.function_sink
 
     with contextlib.suppress(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
-from aioflow.api.windows import LATE
+from aioflow.api.streams import LATE
 from aioflow.core.errors import StateError
 from aioflow.core.functions import OutputTag
 from aioflow.testing.harness_plan import HarnessPlan, plan_of

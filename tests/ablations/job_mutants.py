@@ -207,7 +207,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the uid of a select behind a join is not that of the join",
-        "aioflow/api/joins.py",
+        "aioflow/api/streams.py",
         "        return self._apply(Pair, own, ",
         "        return self._apply(Pair, OperatorOptions(), ",
         ("tests/columns/test_join_flows.py::test_a_select_of_a_join_names_the_join",),
@@ -319,7 +319,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a wrong key of a join does not say of which side it is",
-        "aioflow/api/keyed.py",
+        "aioflow/api/streams.py",
         "partitioned(ShipStrategy.HASH, fn, written=written)",
         "partitioned(ShipStrategy.HASH, fn)",
         (REMEDIES + "test_a_wrong_key_of_two_streams_names_its_side",),
@@ -327,8 +327,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a stream that is awaited is Python's business",
         "aioflow/api/streams.py",
-        "        def __await__(self) -> Never:\n",
-        "        def __awaited__(self) -> Never:\n",
+        "        def __await__(self) -> Never:\n            raise TypeError(\n",
+        "        def __awaited__(self) -> Never:\n            raise TypeError(\n",
         (REMEDIES + "test_missing_await_names_the_remedy",),
     ),
     Mutant(

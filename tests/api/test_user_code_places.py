@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.api.joins import CoGroupedStreams, IntervalJoin, JoinedStreams
+from aioflow.api.streams import CoGroupedStreams, IntervalJoin, JoinedStreams
 from aioflow.operators.sink import Committer
 from aioflow.operators.source import SourceReader
 
