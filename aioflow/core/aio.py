@@ -58,10 +58,11 @@ def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
 
 
 class Done:
-    """The result of a call that takes effect at once, while other implementations must be awaited.
+    """The awaitable result of a call that takes effect at once.
 
-    Awaiting it takes no turn of the loop. Such calls are annotated `Any`, because type checkers
-    would complain about an awaitable that is not awaited.
+    Other implementations of the same call must be awaited, so callers may await this one too. That
+    takes no turn of the loop. Such calls are annotated `Any`, because type checkers would complain
+    about an awaitable that is not awaited.
     """
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -72,8 +73,8 @@ DONE = Done()
 
 
 class OrderedTaskGroup:
-    """Owns tasks: none outlives the `async with` block. Behaves as `asyncio.TaskGroup` does, in a
-    fixed order.
+    """A task group like `asyncio.TaskGroup`, with a fixed order: no task outlives the `async with`
+    block.
 
     The first child that fails, or a body that raises, cancels the other children in order of
     creation; when all have ended, the errors are raised as one group in order of occurrence.
@@ -107,7 +108,7 @@ class OrderedTaskGroup:
         self._errors: list[BaseException] = []
         self._bare_error: BaseException | None = None
         self._self_cancelled = (
-            False  # We cancelled the owner to get it out of its body; no other party asked for it.
+            False  # This group cancelled the owner to end its body; no other code asked for that.
         )
         self._drained: asyncio.Future[None] | None = None
 
@@ -209,15 +210,15 @@ class OrderedTaskGroup:
                 self._errors.append(error)
             if self._errors:
                 if self._owner.cancelling() > 0:
-                    # The errors win, yet the owner was told to end: the next await must tell it
-                    # again.
+                    # The errors are raised, but the owner was also cancelled: its next await must
+                    # raise that.
                     self._owner.uncancel()
                     self._owner.cancel()
                 raise BaseExceptionGroup("errors in a task group", self._errors) from None
             if cancelled is not None:
                 raise cancelled
         finally:
-            # Raised errors hold frames that hold this group: leave no cycle behind.
+            # Raised errors refer to frames that refer to this group, so break the cycle.
             self._errors = []
             self._bare_error = None
             self._owner = None

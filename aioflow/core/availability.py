@@ -15,7 +15,7 @@ __all__ = ["AVAILABLE", "Availability", "all_of"]
 
 
 class Availability:
-    """A flag and, while it is down and has waiters, a future."""
+    """A flag, with a future that waiters can await while the flag is down."""
 
     __slots__ = ("_callbacks", "_future", "is_available")
 

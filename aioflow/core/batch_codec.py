@@ -151,7 +151,7 @@ class TabledBytes(bytes):
     _meant: tuple[Codec, str, EntryTables]
 
     def standing_alone(self) -> bytes:
-        """The bytes of the same batch without references to tables."""
+        """Returns the bytes of the same batch without references to tables."""
         return standing_alone(self, *self._meant)
 
 
@@ -232,7 +232,7 @@ def _encode_columns(
     Keys that are a field of the values are encoded as its name.
     """
     if tables is not None:
-        tables.forget()  # What a batch before could not take along.
+        tables.forget()  # Discards entries of an earlier batch that was not sent.
     values: Any = batch.values
     flags = _COLUMNS
     parts = [b""]
@@ -294,7 +294,7 @@ def _decode_columns(
         if isinstance(values, ObjectColumn):
             found[_KEYS] = _keys_of_field(
                 values.to_list(), field, codec
-            )  # Of a class that has changed since.
+            )  # The records' class has changed since.
         elif not isinstance(values, ColumnBatch) or field not in values.columns:
             raise ValueError(f"its keys are field {field!r}, which the values do not have")
         else:
@@ -342,7 +342,7 @@ def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | 
                 if all(map(is_, keys, map(_getter(kind, field), values))):
                     return field
             except (LookupError, AttributeError):
-                pass  # One of them lacks it.
+                pass  # One of the values lacks the field.
     return None
 
 
@@ -396,7 +396,7 @@ def _runs(watermarks: list[int]) -> list[int] | None:
 
 
 def _spread(runs: list[int], count: int) -> list[int]:
-    # The sum comes first: a few bytes must not become a list of any length.
+    # The sum is checked first, because a few bytes must not become a list of any length.
     lengths = runs[1::2]
     if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) != count:
         raise ValueError(f"its runs of watermarks do not make {count}")

@@ -81,7 +81,7 @@ class Column(Sequence[Any]):
         return iter(self.to_list())
 
     def __radd__(self, other: Any) -> list[Any]:
-        # `[x] * n + column`, as one puts lists together.
+        # Supports `[x] * n + column`, as for lists.
         return other + self.to_list() if isinstance(other, list) else NotImplemented
 
     def __repr__(self) -> str:
@@ -108,8 +108,8 @@ class NumberColumn(Column):
         if self.valid is None:
             return NumberColumn(gathered(self.values, indices))
         valid = self.valid.take(indices)
-        # What is left of a filter has mostly all its values, and without a look at each it is
-        # cheaper from here on.
+        # After a filter usually no value is None, and a column without None is cheaper from here
+        # on.
         return NumberColumn(gathered(self.values, indices), None if valid.all() else valid)
 
     def part(self, which: slice) -> NumberColumn:
@@ -157,8 +157,8 @@ class CodedColumn(Column):
     def _make_list(self) -> list[Any]:
         entries, codes = self.entries, self.codes.tolist()
         if len(entries) > len(codes):
-            # A few records must not cost what all entries do: a slow consumer takes a batch in
-            # small parts.
+            # A few records must not cost as much as all entries, because a slow consumer takes a
+            # batch in small parts.
             return [None if code < 0 else entries[code] for code in codes]
         return list(map([*entries, None].__getitem__, codes))
 

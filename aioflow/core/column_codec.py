@@ -110,10 +110,10 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
             dtype = _smallest(len(entries)) or "<u4"
             return [_TABLED, number, base, new, dtype, _packed(codes, dtype)]
         if len(entries) > len(codes) // 2:
-            # Only what is used: a part of a batch shares the entries of the whole.
+            # Only the used entries, because a part of a batch shares the entries of the whole.
             used = np.zeros(len(entries) + 1, np.bool_)
             used[codes] = True
-            used[-1] = False  # Where -1 has put its mark.
+            used[-1] = False  # Code -1 has marked the last item.
             kept = np.flatnonzero(used)
             if len(kept) < len(entries):
                 place = np.full(len(entries) + 1, -1, np.int32)
@@ -178,7 +178,7 @@ def _coded_shapes(
     used = both[is_first]  # By stretch, each code once.
     starts = used.searchsorted(np.arange(len(bounds)) * size)
     used %= size
-    # The first of a stretch has code 1 in it, unless it is None.
+    # The first entry of a stretch gets code 1, unless it is None.
     base = starts[:-1] + (np.append(used, 0)[starts[:-1]] == 0) - 1
     packed = np.empty(count, np.int64)
     packed[places] = is_first.cumsum() - 1

@@ -181,9 +181,9 @@ def empty_batch(watermark: int = MIN_WATERMARK) -> RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """No record with a timestamp <= `timestamp` follows on this channel.
+    """The event that no record with a timestamp <= `timestamp` follows on this channel.
 
-    For channels without a record to carry the watermark.
+    It is used on channels without a record to carry the watermark.
     """
 
     timestamp: int
@@ -191,7 +191,10 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkStatus:
-    """An idle channel does not hold the watermark back until it is active again."""
+    """The event that a channel becomes idle, or active again.
+
+    An idle channel does not hold the watermark back.
+    """
 
     idle: bool
 
@@ -228,14 +231,16 @@ class CheckpointBarrier:
 
 @dataclass(frozen=True, slots=True)
 class CancelCheckpointMarker:
-    """Checkpoint `checkpoint_id` will not complete: tasks that align for it stop waiting."""
+    """The event that checkpoint `checkpoint_id` will not complete: tasks stop waiting for its
+    barriers.
+    """
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """No record follows.
+    """The event that no record follows on this channel.
 
     `drain` distinguishes a finished stream (MAX watermark, `finish`) from a stop that keeps its
     windows open.
@@ -246,7 +251,7 @@ class EndOfData:
 
 @dataclass(frozen=True, slots=True)
 class EndOfPartition:
-    """The last element of a channel; it is released."""
+    """The last element of a channel, which is then released."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Dictionary encoding of a channel: a text is sent once, and later only the text's code.
+"""Dictionary encoding of a channel: a text is sent once, and later only its code.
 
 A channel has one producer and one consumer. Its data arrives once and in order, even over a later
-connection. Each end has its tables. A table takes over the list that the columns share, as long as
-the list only grows (`GrowingList`). The bytes of a batch name the table and its number of entries,
-and contain the new entries. So bytes of a channel are valid only there. Data that leaves the order
-of the channel, such as in-flight data of a checkpoint, is encoded again without tables.
+connection. Each end has its tables. A table copies the list of entries that coded columns share, as
+long as that list only grows (`GrowingList`). The bytes of a batch name the table and its number of
+entries, and contain the new entries. So bytes of a channel are valid only there. Data that leaves
+the order of the channel, such as in-flight data of a checkpoint, is encoded again without tables.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class ProcessCrashed(Broken):
 
 
 class ProducerFailed(Broken):
-    """The task that produces this input failed; its consumer ends CANCELED, not FAILED."""
+    """The task that produces this input failed. Its consumers end CANCELED, not FAILED."""
 
 
 class ProtocolError(AioflowError):
@@ -118,7 +118,7 @@ class ProtocolError(AioflowError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This process broke the protocol: a bug here."""
+    """This process broke the protocol, which is a bug of this program."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -126,9 +126,9 @@ class RemoteProtocolError(ProtocolError):
 
 
 class MalformedInput(RemoteProtocolError, ValueError):
-    """A source read something of another format.
+    """A source read data that is not in the expected format.
 
-    Names file and line. Correct it there, or let the source skip it by `on_error=`.
+    The message names file and line. Correct the data, or let the source skip it by `on_error=`.
     """
 
 
@@ -207,7 +207,7 @@ def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> st
 
     `shown` is the format of the name in a program.
     """
-    import difflib  # Here: a program without mistakes does not load it.
+    import difflib  # Imported late, because only wrong programs need it.
 
     near = difflib.get_close_matches(str(given), list(known), 1)
     return f"; did you mean {shown.format(near[0])}?" if near else ""
@@ -216,7 +216,7 @@ def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> st
 def note_once(error: BaseException, note: str) -> None:
     """Adds `note` to `error` unless it already has a note of the engine.
 
-    The innermost place knows most.
+    The innermost place adds its note first, and knows most.
     """
     if not has_place(error):
         error.add_note(f"aioflow: {note}")
@@ -229,7 +229,7 @@ def message_of(error: BaseException) -> str:
     """
     try:
         return str(error)
-    # Nothing is awaited: a CancelledError too is the function's.
+    # Nothing is awaited, so even a CancelledError comes from the function.
     except BaseException as failure:  # noqa: BLE001
         return f"(its message cannot be shown: {type(failure).__name__})"
 

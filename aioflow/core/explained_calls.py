@@ -34,7 +34,8 @@ def explained(function: F, name: str | None = None) -> F:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            # Raised by the call itself, not by what it does: there is no frame below this one.
+            # No frame is below this one, so the call itself raised the error, not the function's
+            # body.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
             raise TypeError(

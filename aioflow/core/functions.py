@@ -91,7 +91,7 @@ class OutputTag(Generic[T]):
 
 
 class Failed(NamedTuple, Generic[T]):
-    """An element whose processing failed, on the side output given as `on_error=`."""
+    """An element whose processing failed, emitted to the side output given as `on_error=`."""
 
     value: T
     """The input element; for a malformed line, its bytes."""
@@ -118,7 +118,7 @@ class WindowResult(NamedTuple, Generic[K, OUT]):
 
 
 class Pair(NamedTuple, Generic[T, U]):
-    """Two elements that a join has brought together."""
+    """A pair of elements that a join has found."""
 
     left: T
     right: U
@@ -134,7 +134,7 @@ class TriggerResult(Flag):
 
 
 class TimerService(Protocol):
-    """Timers and clocks of the current key."""
+    """Timers and clocks for the current key."""
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -188,13 +188,14 @@ class ProcessContext(Protocol):
 
     @property
     def timestamp(self) -> int | OrNone:
-        """Event time of the element in ms; None without a watermark strategy."""
+        """Event time of the element in ms. None without a watermark strategy."""
 
     @property
     def current_key(self) -> Any:
-        """The key, as this element spelled it; in `on_timer` as the timer was set.
+        """The key of the element as it was written; in `on_timer` the key for which the timer was
+        set.
 
-        Several spellings, such as 1 and True, may be one key.
+        Different values that are equal, such as 1 and True, are one key.
         """
 
     @property
@@ -224,8 +225,10 @@ class WindowContext(Protocol):
 
 
 class Function:
-    """Base of the function classes: `open` before the first element, `close` exactly once, also
-    after a failure or a cancel.
+    """Base of the function classes.
+
+    `open` is called before the first element. `close` is called exactly once, also after a failure
+    or a cancellation.
     """
 
     def open(self, ctx: RuntimeContext) -> Awaitable[None] | None:
@@ -265,7 +268,7 @@ class FlatMapFunction(Function, Generic[IN, OUT]):
 
 
 class ProcessFunction(Function, Generic[IN, OUT]):
-    """Full access to one element: its time, side outputs.
+    """A function with full access to each element: its time and side outputs.
 
     `process_element` returns an iterable, None, or is a generator.
     """
@@ -303,7 +306,7 @@ class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
 
 
 class KeyedCoProcessFunction(CoProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]):
-    """A `CoProcessFunction` over two streams keyed alike: keyed state and timers."""
+    """A `CoProcessFunction` over two streams keyed alike, with keyed state and timers."""
 
 
 class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
@@ -341,8 +344,9 @@ class ProcessWindowFunction(Function, Generic[IN, OUT, K]):
 
 
 class AggregateFunction(Generic[IN, ACC, OUT]):
-    """A function that folds elements into an accumulator. In `merge(a, b)`, all of `a` came before
-    all of `b`.
+    """A function that folds elements into an accumulator.
+
+    In `merge(a, b)`, all elements of `a` came before all of `b`.
     """
 
     def create_accumulator(self) -> ACC:
@@ -363,9 +367,9 @@ class AggregateFunction(Generic[IN, ACC, OUT]):
 
 @runtime_checkable
 class CheckpointedFunction(Protocol):
-    """A function with operator state. `initialize_state` comes before `open`; `snapshot_state`
-    between two elements.
+    """A function with operator state.
 
+    `initialize_state` is called before `open`, `snapshot_state` between two elements.
     `snapshot_state` may be `async def`: until it ends, its subtask processes no element.
     """
 

@@ -34,19 +34,19 @@ ProtocolFactory = Callable[[], ProtocolT]
 
 
 class Clock(Protocol):
-    """Three readings of time; only `wall_ms` may step backwards."""
+    """The clocks of a host. Only `wall_ms` may step backwards."""
 
     def monotonic(self) -> float:
-        """Seconds on the clock that `loop.time()` also shows."""
+        """Returns seconds on the clock that `loop.time()` also shows."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Returns milliseconds since 1970-01-01 UTC."""
         ...
 
     def perf_ns(self) -> int:
-        """Nanoseconds from an arbitrary origin, for the length of short work; costs some 40 ns
-        to read.
+        """Returns nanoseconds from an arbitrary origin, to measure short work. A call costs some 40
+        ns.
         """
         ...
 
@@ -90,24 +90,23 @@ class FileStat:
 
 
 class FileSystem(Protocol):
-    """Files by path. Nothing survives loss of power before `fsync` (content) and `fsync_dir`
-    (names).
+    """Access to files by path.
 
-    Errors are the built-in ones: `FileNotFoundError`, `FileExistsError`, `OSError` with its
-    `errno`.
+    Nothing survives loss of power before `fsync` (content) and `fsync_dir` (names). Errors are the
+    built-in ones: `FileNotFoundError`, `FileExistsError`, `OSError` with its `errno`.
     """
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Returns `length` bytes from `offset`, fewer at the end of the file.
 
-        Returns all bytes that follow if `length` is None.
+        Returns all bytes from `offset` on if `length` is None.
         """
         ...
 
     async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """Replaces the whole content; with `sync` also calls fsync.
+        """Replaces the whole content of a file; with `sync` also calls fsync.
 
-        Readers may see a part: write another file, then rename it.
+        Readers may see a part of it. To avoid that, write another file, then rename it.
         """
         ...
 
@@ -216,7 +215,7 @@ class Listener(Protocol):
 
     @property
     def port(self) -> int:
-        """The bound port: the real one if 0 was requested."""
+        """The bound port; the real port if 0 was requested."""
         ...
 
     def close(self) -> None:

@@ -1,12 +1,6 @@
-"""Resources as data: finds the resources that a function requests by its defaults. The worker opens
-and closes them.
+"""Resources for functions: finds the resources that a function requests by default arguments.
 
-@resource
-async def http():
-    async with aiohttp.ClientSession() as session:
-        yield session
-
-async def enrich(trade, session=use(http)): ...
+The worker opens and closes them.
 """
 
 from __future__ import annotations
@@ -21,12 +15,12 @@ __all__ = ["Injected", "Resource", "injected_parameters", "resource", "use"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """One instance for a worker process and job, opened when the first task that needs it starts,
-    closed after the last.
+    """A resource that functions share, such as a connection pool.
 
-    `factory` is a generator function, an async one, or a function that returns a context manager of
-    either kind. It may use other resources through its own defaults. Equality is identity: the
-    decorated name is the resource.
+    There is one instance for a worker process and job. It is opened when the first task that needs
+    it starts, and closed after the last. `factory` is a generator function, an async one, or a
+    function that returns a context manager of either kind. It may use other resources through its
+    own defaults. Equality is identity: the decorated name is the resource.
     """
 
     factory: Callable[..., Any]
@@ -37,7 +31,7 @@ class Resource:
         return getattr(self.factory, "__qualname__", repr(self.factory))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the factory, as without the decorator."""
+        """Calls the factory, as if it were not decorated."""
         return self.factory(*args, **kwargs)
 
 
@@ -62,8 +56,11 @@ class Injected:
 
 
 def resource(factory: Callable[..., Any]) -> Resource:
-    """Declares a resource: an async (or sync) generator that yields once, or a function that
-    returns a context manager.
+    """async def http():
+        async with aiohttp.ClientSession() as session:
+            yield session
+
+    async def enrich(trade, session=use(http)): ...
     """
     if not callable(factory):
         raise TypeError(f"@resource decorates a function, got {type(factory).__name__}")
@@ -71,7 +68,7 @@ def resource(factory: Callable[..., Any]) -> Resource:
 
 
 def use(what: Resource) -> Any:
-    """Marks a parameter, as its default: the engine passes the opened resource."""
+    """Returns the default for a parameter to which the engine passes the opened resource."""
     if not isinstance(what, Resource):
         raise TypeError(
             f"use() takes what @resource decorated, got {type(what).__name__}: {what!r}"

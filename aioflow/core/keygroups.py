@@ -98,13 +98,13 @@ def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
     """
     if _TEXT.issuperset(map(type, keys)):
         try:
-            # The sum of b"s" + text, without making it.
+            # The checksum of b"s" + text, without concatenating them.
             return [
                 checksum % max_parallelism
                 for checksum in map(zlib.crc32, map(str.encode, keys), repeat(_TEXT_CHECKSUM))
             ]
         except UnicodeEncodeError:
-            pass  # A lone surrogate: one by one.
+            pass  # One text has a lone surrogate, so they are encoded one by one.
     elif _INTEGERS.issuperset(map(type, keys)):
         lengths = [(bits + 8) >> 3 for bits in map(int.bit_length, keys)]
         try:
@@ -115,7 +115,7 @@ def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
                 for checksum in map(zlib.crc32, bodies, repeat(_INTEGER_CHECKSUM))
             ]
         except OverflowError:
-            pass  # A negative one.
+            pass  # One integer is negative, so they are encoded one by one.
     return [zlib.crc32(canonical_key(key)) % max_parallelism for key in keys]
 
 
@@ -220,7 +220,7 @@ SAMPLED = 64
 
 
 class SubtaskCache:
-    """key -> index of the subtask that owns it, computed at the first lookup of a distinct key.
+    """A cache from a key to the index of the subtask that owns it.
 
     The hot loop reads `known`, and calls `find` for missing keys. `known` is a plain dict, because
     the interpreter has a special instruction for plain dicts. One lookup costs a third less than in
@@ -228,7 +228,7 @@ class SubtaskCache:
     unhashable key raises TypeError from `dict` itself: the caller then calls `canonical_key`, which
     raises with the better message.
 
-    A full cache starts over. It holds `CACHED_MIN` keys at first. It grows up to `limit` if
+    A full cache is emptied. It holds `CACHED_MIN` keys at first. It grows up to `limit` if
     forgotten keys are looked up again, which a sample of one key in `SAMPLED` shows. So keys that
     occur only once take little memory, however many there are.
     """
@@ -352,7 +352,7 @@ def _encode_decimal(key: Decimal) -> bytes:
     nearest = float(key)
     if (
         Decimal(nearest) == key
-    ):  # Exact on both sides: this Decimal equals a float, and must be the same key.
+    ):  # The conversion is exact, so this Decimal equals a float and must be the same key.
         return b"f" + struct.pack(">d", nearest)
     return f"q{'-' if sign else ''}{shortest}e{exponent}".encode()
 

@@ -53,7 +53,7 @@ def local_path(path: str | os.PathLike[str]) -> str | PurePath:
     A text stays a text, since it may be a pattern. Raises TypeError for a value that is no path,
     ValueError for an empty path and for a URL of another place.
     """
-    given: object = path  # As given: the annotation is only a promise.
+    given: object = path  # Callers may pass other types than the annotation says.
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise TypeError(f"the path is {type(given).__name__}, expected a text or a Path")
     text: str = os.fspath(path)
@@ -61,8 +61,8 @@ def local_path(path: str | os.PathLike[str]) -> str | PurePath:
         raise ValueError(f"the path is {text!r}, expected one that is not empty and has no NUL")
     scheme = url_scheme(path)
     if scheme == "file":
-        # By hand, since `?` and `#` belong to the path, which may be a pattern. A Path has lost a
-        # slash: file:/x is a URL too.
+        # Parsed by hand, since `?` and `#` belong to the path, which may be a pattern. A Path has
+        # lost a slash, so file:/x is a URL too.
         rest = text.partition(":")[2]
         machine, slash, below = (
             rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])

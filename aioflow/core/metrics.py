@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 Number = int | float
 
 METER_WINDOW_S = 60.0
-"""As Flink's MeterView: long enough to be calm, short enough to follow a change."""
+"""Window of a meter, as in Flink's MeterView: long enough to be calm, short enough to follow a
+change.
+"""
 
 METER_SAMPLES_MAX = 60
 """Maximum number of samples in a meter's window."""
@@ -32,7 +34,7 @@ QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
 
 class Counter:
-    """A number of events."""
+    """A metric that counts events."""
 
     __slots__ = ("count",)
 
@@ -40,16 +42,16 @@ class Counter:
         self.count = 0
 
     def inc(self, n: int = 1) -> None:
-        """Counts `n` more."""
+        """Adds `n` to the count."""
         self.count += n
 
     def dec(self, n: int = 1) -> None:
-        """Counts `n` less."""
+        """Subtracts `n` from the count."""
         self.count -= n
 
 
 class Gauge:
-    """A value that is computed at each read. `fn` must be quick and must not block."""
+    """A metric whose value is computed at each read. `fn` must be quick and must not block."""
 
     __slots__ = ("_failed", "_fn")
 
@@ -58,12 +60,13 @@ class Gauge:
         self._failed = False
 
     def value(self) -> Number:
-        """The result of `fn`, or NaN if it raises (logged once): a broken gauge must not hide the
-        other metrics.
+        """The result of `fn`, or NaN if it raises, which is logged once.
+
+        A broken gauge must not hide the other metrics.
         """
         try:
             return self._fn()
-        except BaseException:  # Nothing is awaited: a CancelledError too is the function's.
+        except BaseException:  # Nothing is awaited, so even a CancelledError comes from `fn`.
             if not self._failed:
                 self._failed = True
                 logger.warning("gauge %r raised and is shown as NaN", self._fn, exc_info=True)
@@ -94,7 +97,7 @@ class Gauges:
             self._shown = prefix, tuple([prefix + name for name in self.names])
         try:
             values.update(zip(self._shown[1], self._read(), strict=True))
-        except BaseException:  # Nothing is awaited: a CancelledError too is the function's.
+        except BaseException:  # Nothing is awaited, so even a CancelledError comes from `fn`.
             if not self._failed:
                 self._failed = True
                 logger.warning("gauges %r raised and are shown as NaN", self._read, exc_info=True)
@@ -102,7 +105,7 @@ class Gauges:
 
 
 class Meter:
-    """A rate of events per second, over the last `window_s`.
+    """A metric for the rate of events per second, over the last `window_s`.
 
     The window is sampled at each read. If the last read is older than the window, the rate covers
     the time since that read.
@@ -122,7 +125,7 @@ class Meter:
         self.count += n
 
     def rate(self) -> float:
-        """Events a second; 0.0 before any time has passed."""
+        """Returns the events per second; 0.0 before any time has passed."""
         now, samples = self._now(), self._samples
         # The youngest sample that is at least a window old starts the window.
         while len(samples) > 1 and now - samples[1][0] >= self._window_s:
@@ -135,7 +138,10 @@ class Meter:
 
 
 class Histogram:
-    """The distribution of the last `size` values; count, sum, min and max of all."""
+    """A metric for the distribution of values.
+
+    Quantiles cover the last `size` values; count, sum, min and max cover all.
+    """
 
     __slots__ = ("_values", "count", "max", "min", "sum")
 
@@ -175,7 +181,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean of all values so far; NaN without values."""
+        """Mean of all values so far; NaN without values."""
         return self.sum / self.count if self.count else math.nan
 
 

@@ -89,7 +89,7 @@ class ProcessingClock:
             self._stepped_s = None
             now_ms = expected_ms
         elif ahead_ms <= self._lead_ms:
-            # It was put right again.
+            # The clock was corrected again.
             self._lead_ms -= ahead_ms
             now_ms = expected_ms
         elif self._stepped_s is None:

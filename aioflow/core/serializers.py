@@ -53,9 +53,7 @@ The call has a fixed cost, and keeps an iterator for each row.
 
 
 class DecodeError(RemoteProtocolError):
-    """The error that bytes are no encoded batch, or a batch of types that this process does not
-    have.
-    """
+    """The bytes are no encoded batch, or a batch of types that this process does not have."""
 
 
 class _Shape(enum.IntEnum):
@@ -96,7 +94,7 @@ class Codec:
             except (
                 OverflowError,
                 UnicodeEncodeError,
-            ):  # An int above 64 bits, or a lone surrogate: seldom, so twice.
+            ):  # An int above 64 bits, or a lone surrogate, which is rare.
                 content = self._encode(values, careful=True)
         except TypeNotSupported as error:
             raise ValueNotSupported(f"{owner}: {error}") from None

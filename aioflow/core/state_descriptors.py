@@ -30,9 +30,10 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class StateDescriptor:
-    """The common base of all descriptors. `ttl` is a duration ("1d", timedelta) or None for ever.
+    """The common base of all descriptors.
 
-    Without slots: a frozen dataclass with slots cannot be made as `ValueStateDescriptor[int]("n")`.
+    `ttl` is the time to live, a duration ("1d", timedelta), or None for ever. The class has no
+    slots, because a frozen dataclass with slots cannot be made as `ValueStateDescriptor[int]("n")`.
     """
 
     name: str
@@ -48,24 +49,26 @@ class StateDescriptor:
 
 @dataclass(frozen=True)
 class ValueStateDescriptor(StateDescriptor, Generic[T]):
-    """One value for each key; `default` is the result of `value()` before the first update."""
+    """Declares one value for each key. `default` is the result of `value()` before the first
+    update.
+    """
 
     default: T | None = None
 
 
 @dataclass(frozen=True)
 class ListStateDescriptor(StateDescriptor, Generic[T]):
-    """A list of elements for each key."""
+    """Declares a list of elements for each key."""
 
 
 @dataclass(frozen=True)
 class MapStateDescriptor(StateDescriptor, Generic[K, V]):
-    """A map for each key; time to live counts for each entry. Also describes broadcast state."""
+    """Declares a map for each key, or a broadcast state. The time to live counts for each entry."""
 
 
 @dataclass(frozen=True)
 class ReducingStateDescriptor(StateDescriptor, Generic[T]):
-    """One value for each key: `fn(old, added)` merges each added element."""
+    """Declares one value for each key; `fn(old, added)` merges each added element."""
 
     fn: Callable[[T, T], T]
 
@@ -75,7 +78,7 @@ class ReducingStateDescriptor(StateDescriptor, Generic[T]):
 
 @dataclass(frozen=True)
 class AggregatingStateDescriptor(StateDescriptor, Generic[T]):
-    """One accumulator for each key, kept by an `AggregateFunction`.
+    """Declares one accumulator for each key, kept by an `AggregateFunction`.
 
     `get()` returns its result, of type T.
     """

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar, overload
 __all__ = ["AggregatingState", "ListState", "MapState", "OrNone", "ReducingState", "ValueState"]
 
 OrNone: TypeAlias = Any
-"""None is possible, but programs that set things up as they should never see it; a checker that
-asked for a test of None before each `ctx.timestamp + 60_000` would only annoy. Beside a type in a
-union, Any lets either through.
+"""Beside a type in a union: a value that may be None, but never is in a correct program.
+
+It is Any for type checkers. A test of None before each `ctx.timestamp + 60_000` would only annoy.
 """
 
 T = TypeVar("T")

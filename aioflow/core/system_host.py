@@ -1,4 +1,4 @@
-"""The `Host` of the real machine: its clocks and ids, the threads of blocking calls.
+"""The `Host` of the real machine: its clocks and ids, and the threads for blocking calls.
 
 Files, sockets and processes are in `core.system_files`, `core.system_network` and
 `core.system_processes`.
@@ -182,7 +182,7 @@ class SystemHost:
                 ", ".join(alive) or "none",
             )
         else:
-            joiner.join()  # It has nothing left to do but return.
+            joiner.join()  # The thread only has to return.
             if alive := [thread.name for thread in threads if thread.is_alive()]:
                 logger.warning(
                     "threads are left behind in an abandoned blocking call, and end "

@@ -123,7 +123,9 @@ class Tagger:
     def stand_for_themselves(self, values: Collection[Any]) -> bool:
         """Returns whether all of `values` are scalars."""
         types = list(map(type, values))
-        # Nearly always one type, and to count it is half the price of looking each up in a set.
+        # Nearly always there is one type, and counting it costs half as much as a lookup of each in
+        # a
+        # set.
         return not types or (
             types[0] in self._scalars
             and (types.count(types[0]) == len(types) or self._scalars.issuperset(types))
@@ -330,7 +332,7 @@ def _tag_members(tagger: Tagger, members: Collection[Any], depth: int) -> Collec
     try:
         members = sorted(
             members
-        )  # The same set gives the same bytes in every process, where it can.
+        )  # Sorted if possible, so that equal sets give the same bytes in every process.
     except TypeError:
         pass
     return tagger.tag_all(members, depth)

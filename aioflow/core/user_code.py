@@ -1,4 +1,4 @@
-"""Decides, in one place, what an error out of user code means.
+"""Decides what an error raised by user code means.
 
 asyncio and generators use some exceptions as signals. User code may raise the same classes: it
 awaits a future that another party has cancelled, or cancels its own task. It may also call

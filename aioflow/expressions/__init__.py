@@ -1,1 +1,3 @@
-"""Computations on one element written as data, and what they compile to over rows."""
+"""Expressions: computations on one element written as data, and their compilation to Python
+functions.
+"""

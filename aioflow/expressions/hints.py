@@ -1,6 +1,6 @@
-"""Messages about the wrong use of an expression: the correct spelling.
+"""Messages about the wrong use of an expression, with the correct spelling.
 
-The nodes raise them. A message is given what it tells as text, so that it stands below the nodes.
+The nodes raise them. The functions here get plain text, so that they need not import the nodes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def no_truth() -> str:
 
 
 def no_truth_of_mixed(logical: str, comparison: str, shown: str) -> str:
-    """Returns how a comparison of `a & b` is written with parentheses, `shown` as an example."""
+    """Returns how to write a comparison of `a & b` with parentheses. `shown` is an example."""
     return (
         f"{no_truth()}; {logical} binds tighter than {comparison}, so write each comparison in "
         f"parentheses, like {shown}"
@@ -66,7 +66,7 @@ def no_truth_of_mixed(logical: str, comparison: str, shown: str) -> str:
 
 
 def no_truth_of_chain(middle: str) -> str:
-    """Returns how a chain of comparisons is written, `middle` its expression in the middle."""
+    """Returns how to write a chain of comparisons; `middle` is the expression in its middle."""
     return (
         f"{no_truth()}; a chain like 1 < {middle} < 5 is two comparisons, ({middle} > 1) & "
         f"({middle} < 5)"
@@ -78,8 +78,8 @@ def no_attribute(
 ) -> str:
     """Returns the replacement for the attribute `name`, which expressions do not have.
 
-    `whole` is the expression, `shown` the same before a method. `text` and `time` are the
-    operations of `.str` and `.dt`.
+    `whole` is the expression as text, `shown` the same as it is written before a method. `text` and
+    `time` are the operations of `.str` and `.dt`.
     """
     wrong, nested = (
         f"an expression has no method {name!r}",
@@ -102,7 +102,9 @@ def no_attribute(
 
 
 def no_operation(prefix: str, name: str, known: Sequence[str]) -> str:
-    """Returns the operations of the namespace `prefix`, which has no operation `name`."""
+    """Returns the message that the namespace `prefix` has no operation `name`, with the known
+    ones.
+    """
     return (
         f"{prefix} has no operation {name!r}{did_you_mean(name, known, prefix + '.{}')}; it has "
         f"{', '.join(known)}"
@@ -110,7 +112,9 @@ def no_operation(prefix: str, name: str, known: Sequence[str]) -> str:
 
 
 def no_value(whole: str, shown: str, asked: str, method: str) -> str:
-    """Returns why an expression cannot be `asked`, and the method that converts each value."""
+    """Returns why an expression has no plain value, as `asked`, and the method that converts each
+    value.
+    """
     return (
         f"{asked} of {whole}: an expression stands for a value of each element, not known here; "
         f"write {shown}.{method}"

@@ -95,7 +95,9 @@ class Expr(Generic[T]):
 
     __slots__ = ()
 
-    __array_ufunc__ = None  # A numpy scalar on the left hands the operation to us.
+    __array_ufunc__ = (
+        None  # Makes a numpy scalar on the left leave the operation to the expression.
+    )
 
     # Arithmetic: None in, None out.
     def __add__(self, other: Any) -> Expr[Any]:
@@ -192,7 +194,7 @@ class Expr(Generic[T]):
         return Unary("~", self)
 
     def is_in(self, values: Iterable[Any]) -> Expr[Any]:
-        """Whether the value equals one of `values`. None and NaN among `values` equal nothing."""
+        """Whether the value equals one of `values`. None and NaN in `values` equal nothing."""
         if isinstance(values, (str, bytes, Expr)):
             raise TypeError(
                 f"is_in expects a list, tuple or set of plain values, not {type(values).__name__}"
@@ -204,15 +206,15 @@ class Expr(Generic[T]):
         return IsIn(self, plain)
 
     def is_null(self) -> Expr[Any]:
-        """Whether the value is None; never None itself."""
+        """Whether the value is None. The result is never None."""
         return IsNull(self)
 
     def fill_null(self, value: Any) -> Expr[Any]:
-        """The value, or `value` (plain or an expression) where it is None."""
+        """Replaces None by `value`, a plain value or an expression."""
         return FillNull(self, as_expression(value))
 
     def cast(self, to: type, strict: bool = True) -> Expr[Any]:
-        """The value converted to bool, int, float or str.
+        """Converts the value to bool, int, float or str.
 
         A value that cannot be converted is an error, or None with `strict=False`. float to int
         truncates; text is read as Python writes it (bool: true/false, yes/no, t/f, y/n, 1/0 in any
@@ -223,13 +225,11 @@ class Expr(Generic[T]):
         return Cast(self, to, strict)
 
     def round(self, digits: int = 0) -> Expr[Any]:
-        """The value rounded half to even, to `digits` decimals; the type stays (a float stays a
-        float).
-        """
+        """Rounds half to even, to `digits` decimals. The type stays: a float stays a float."""
         return Round(self, digits)
 
     def abs(self) -> Expr[Any]:
-        """The absolute value."""
+        """Returns the absolute value."""
         return Unary("abs", self)
 
     @property
@@ -239,13 +239,15 @@ class Expr(Generic[T]):
 
     @property
     def dt(self) -> DtNamespace:
-        """Operations on time: int milliseconds since the epoch, UTC, or a datetime (naive ones
-        are taken as UTC).
+        """Operations on time.
+
+        A time is int milliseconds since the epoch, UTC, or a datetime (naive ones are taken as
+        UTC).
         """
         return DtNamespace(self)
 
     def __getitem__(self, name: Any) -> Expr[Any]:
-        """A nested field: `e["user"]["id"]`; an int is a position in a list or tuple."""
+        """Reads a nested field: `e["user"]["id"]`. An int is a position in a list or tuple."""
         return Field(self, field_name(name))
 
     @property
@@ -259,7 +261,7 @@ class Expr(Generic[T]):
         raise TypeError(hints.no_truth())
 
     def __contains__(self, item: object) -> bool:
-        return bool(self)  # It has no truth value, and says what stands for `in`.
+        return bool(self)  # Raises the error that says what to write instead of `in`.
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
@@ -268,7 +270,7 @@ class Expr(Generic[T]):
         )
 
     if not TYPE_CHECKING:
-        # What a type checker refuses by itself, told the operation that is meant.
+        # Wrong uses, which type checkers report too. The errors name the operation that was meant.
 
         def __int__(self):
             raise TypeError(hints.no_value(repr(self), _shown(self), "int(...)", "cast(int)"))
@@ -347,7 +349,7 @@ class Field(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Unary(Expr[T]):
-    """`_operator` is "-", "~" or "abs"."""
+    """A unary operation: `_operator` is "-", "~" or "abs"."""
 
     _operator: str
     _operand: Expr[Any]
@@ -364,7 +366,7 @@ class Unary(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Binary(Expr[T]):
-    """`_operator` as Python spells it: one of `+ - * / // % ** == != < <= > >= & |`."""
+    """A binary operation. `_operator` is one of `+ - * / // % ** == != < <= > >= & |`."""
 
     _operator: str
     _left: Expr[Any]
@@ -386,7 +388,7 @@ class Binary(Expr[T]):
                 first: Expr[Any] = Binary(self._operator, *ends)
                 shown = f"({first!r}) {side._operator} ({_shown(side._right)} < 5)"
                 raise TypeError(hints.no_truth_of_mixed(side._operator, self._operator, shown))
-        # Python has turned `1 < x` round to `x > 1`; of `y < x` the middle of the chain is on the
+        # Python has turned `1 < x` into `x > 1`. In `y < x` the middle of the chain is on the
         # right.
         middle = self._left if isinstance(self._right, Literal) else self._right
         raise TypeError(hints.no_truth_of_chain(repr(middle)))
@@ -400,7 +402,7 @@ class Binary(Expr[T]):
         right_strength = strength if operator == "**" else strength + 1
         plain = isinstance(left, Literal) is not isinstance(
             right, Literal
-        )  # One side must stay an expression.
+        )  # Otherwise no side would be an expression.
         # A constant that stands left of a comparison would come back mirrored: 1 < col.x is
         # col.x > 1. And text % x is Python's own formatting.
         left_plain = plain and operator not in COMPARISONS and operator != "%"
@@ -503,7 +505,7 @@ class Call(Expr[T]):
         return (self._operand, *(a for a in self._arguments if isinstance(a, Expr)))
 
     def __call__(self) -> Expr[T]:
-        """Parts of a time may be written `.dt.hour` or `.dt.hour()`."""
+        """Returns the expression itself, so that `.dt.hour()` means the same as `.dt.hour`."""
         if not self._name.startswith("dt."):
             raise TypeError(f"{self!r} is an expression, it cannot be called")
         return self
@@ -576,7 +578,7 @@ class When(Part):
 
 
 class _Namespace(Part):
-    """The common base: an unknown operation is an error that names the known ones."""
+    """The base of namespaces: an unknown operation is an error that names the known ones."""
 
     __slots__ = ()
 
@@ -591,7 +593,7 @@ class _Namespace(Part):
 
 @dataclass(frozen=True, slots=True)
 class StrNamespace(_Namespace):
-    """`.str`: text, by code point."""
+    """The namespace `.str`: operations on text, by code point."""
 
     _prefix = ".str"
     _operand: Expr[Any]
@@ -603,7 +605,7 @@ class StrNamespace(_Namespace):
         return Call("str.upper", self._operand)
 
     def strip(self, characters: str | None = None) -> Expr[Any]:
-        """The text without white space, or without any of `characters`, at both ends."""
+        """Removes white space, or any of `characters`, at both ends of the text."""
         return Call("str.strip", self._operand, (characters,))
 
     def lstrip(self, characters: str | None = None) -> Expr[Any]:
@@ -617,7 +619,7 @@ class StrNamespace(_Namespace):
         return Call("str.len", self._operand)
 
     def contains(self, text: Any) -> Expr[Any]:
-        """Whether `text` (plain text, no pattern) occurs."""
+        """Whether `text` occurs in the text. It is plain text, no pattern."""
         return Call("str.contains", self._operand, (as_expression(text),))
 
     def starts_with(self, text: Any) -> Expr[Any]:
@@ -627,7 +629,7 @@ class StrNamespace(_Namespace):
         return Call("str.ends_with", self._operand, (as_expression(text),))
 
     def slice(self, start: int, length: int | None = None) -> Expr[Any]:
-        """`length` code points from `start`; None: all that follow.
+        """Returns `length` code points from `start`, or all that follow if None.
 
         A negative `start` counts from the end.
         """
@@ -636,15 +638,17 @@ class StrNamespace(_Namespace):
         return Call("str.slice", self._operand, (start, length))
 
     def replace(self, old: Any, new: Any) -> Expr[Any]:
-        """The text with every occurrence of `old` replaced by `new`."""
+        """Replaces every occurrence of `old` by `new`."""
         return Call("str.replace", self._operand, (as_expression(old), as_expression(new)))
 
     def concat(self, *others: Any) -> Expr[Any]:
-        """The text followed by `others`, each plain text or an expression."""
+        """Appends `others` to the text, each plain text or an expression."""
         return Call("str.concat", self._operand, tuple(map(as_expression, others)))
 
     def split(self, separator: str | None = None) -> Expr[Any]:
-        """The list of parts between `separator`s; None splits at runs of white space."""
+        """Splits the text at each `separator`, or at runs of white space if None. The result is a
+        list.
+        """
         if separator == "":
             raise ValueError("str.split needs a separator that is not empty")
         return Call("str.split", self._operand, (separator,))
@@ -652,7 +656,7 @@ class StrNamespace(_Namespace):
 
 @dataclass(frozen=True, slots=True)
 class DtNamespace(_Namespace):
-    """`.dt`: parts of a time in UTC.
+    """The namespace `.dt`: parts of a time in UTC.
 
     A part may be written with or without parentheses: `.dt.hour`, `.dt.hour()`.
     """
@@ -706,7 +710,7 @@ class DtNamespace(_Namespace):
         return Call("dt.epoch_ms", self._operand)
 
     def truncate(self, every: str | timedelta) -> Expr[Any]:
-        """The time rounded down to a multiple of the duration since the epoch.
+        """Rounds the time down to a multiple of the duration since the epoch.
 
         An int stays an int, a datetime a datetime.
         """

@@ -13,8 +13,10 @@ __all__ = ["col", "left", "lit", "right", "when"]
 
 
 class _Columns(Part):
-    """`col`: `col.price`, `col("any name")`, `col["user"]["id"]`, and `col[0]` for elements that
-    are tuples.
+    """The type of `col`.
+
+    Fields are written `col.price`, `col("any name")`, `col["user"]["id"]`, and `col[0]` for
+    elements that are tuples.
     """
 
     __slots__ = ()
@@ -47,7 +49,7 @@ col = _Columns()
 
 
 class _Side(Part):
-    """`left` or `right`: `left.price` is `col.left["price"]`."""
+    """The type of `left` and `right`: `left.price` is `col.left["price"]`."""
 
     __slots__ = ("_side",)
 
@@ -86,7 +88,7 @@ right = _Side("right")
 
 
 def lit(value: Any) -> Expr[Any]:
-    """Makes a constant. Needed only if no other operand is an expression."""
+    """Returns a constant as an expression. Needed only if no other operand is an expression."""
     return as_expression(value)
 
 

@@ -1,4 +1,6 @@
-"""Explains the error that an expression raised for a row: a missing field, text for a number."""
+"""Explains the error that an expression raised for a row, such as a missing field or text for a
+number.
+"""
 
 from __future__ import annotations
 

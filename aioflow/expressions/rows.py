@@ -113,7 +113,7 @@ def build_function(source: str, name: str, names: dict[str, Any], about: str) ->
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", SyntaxWarning
-            )  # `3 is None` is what a constant asked for, not a slip.
+            )  # A constant expression may compile to `3 is None`, which is no mistake.
             code = compile(source, f"<aioflow {about[:80]}>", "exec")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise _too_deep(about, error) from None
@@ -191,8 +191,8 @@ def _specialising(
     def first(row: Any) -> Any:
         current[0] = kind = RowKind.of(row)
         chosen = variant(kind)
-        # Its own globals, wherever it is: a function that has travelled does not share `names`, and
-        # has what its code spoke of alone.
+        # Uses the function's own globals: a function that was sent to another process does not
+        # share `names`, and has only the names in its code.
         function.__globals__.update(
             {**{k: v for k, v in chosen.__globals__.items() if k != "f"}, "_mixed": mixed}
         )

@@ -1,13 +1,12 @@
-"""Writes an expression as the source of one Python expression over a row. All generated loops
-consist of these.
+"""Writes an expression as the source of one Python expression over a row.
 
-None is handled by guards: the operations of a tree that give None for None share one test of
-everything that they read, `None if (v0 := row['a']) is None or (v1 := row['b']) is None else v0 *
-v1 + 1`. A field that was read on the way is not read again where Python's order of evaluation makes
-sure that its variable is set.
+All generated loops contain such source. None is handled by guards: the operations of a tree that
+give None for None share one test of everything that they read, `None if (v0 := row['a']) is None or
+(v1 := row['b']) is None else v0 * v1 + 1`. A field that was read before is not read again where
+Python's order of evaluation makes sure that its variable is set.
 
-Invariant: a variable is used only where every way of evaluation has assigned it; what a branch or
-the right side of `&` and `|` binds is forgotten behind it.
+Invariant: a variable is used only where every way of evaluation has assigned it; a variable that a
+branch or the right side of `&` and `|` binds is not used after it.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Emitter:
         self.names[name] = value
         return name
 
-    # The walk.
+    # Translation of nodes.
 
     def _visit(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
         match e:
@@ -353,7 +352,7 @@ class Emitter:
         return f"_getattr({self.row}, {name!r})"
 
     def _literal(self, value: Any) -> str:
-        # In parentheses: -1 ** 2 and 1.real would mean something else.
+        # Needs parentheses, because -1 ** 2 and 1.real would mean something else.
         if value is None or type(value) in (bool, str, bytes):
             return repr(value)
         if type(value) is int or (type(value) is float and value - value == 0):

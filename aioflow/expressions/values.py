@@ -52,7 +52,7 @@ def truth(value: Any) -> Any:
     """
     if value is None or value is True or value is False:
         return value
-    if type(value).__name__ in ("bool", "bool_"):  # numpy's, which is no subclass of bool.
+    if type(value).__name__ in ("bool", "bool_"):  # numpy's bool is no subclass of bool.
         return bool(value)
     raise TypeError(
         f"a condition must be True, False or None, not {type(value).__name__}: compare it, or "
