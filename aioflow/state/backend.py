@@ -133,7 +133,7 @@ class PendingSnapshot(Protocol):
         """
 
     def cancel(self) -> None:
-        """Releases the view. Idempotent, also after `write`."""
+        """Releases the view. Idempotent, and harmless after `write`."""
 
 
 class KeyedStateBackend(Protocol):
@@ -154,7 +154,8 @@ class KeyedStateBackend(Protocol):
     def set_current_key(self, key: Any) -> None: ...
     def clear_current_key(self) -> None: ...
 
-    # The five kinds share no method but `clear`; the runtime context gives each its type.
+    # Any, because the five kinds share only the method `clear`. The runtime context has their
+    # types.
     def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
         """Returns the state that `descriptor` declares, for the current key in `namespace`.
 
@@ -322,7 +323,7 @@ def create_keyed_backend(
         module, name = BACKENDS[backend]
         backend = getattr(importlib.import_module(module), name)
         if hasattr(backend, "configure"):
-            backend = backend()  # Options of one subtask are not those of another.
+            backend = backend()  # A backend for each subtask, because `configure` may change it.
     configure = getattr(backend, "configure", None)
     if configure is not None:
         configure(options or {})

@@ -16,14 +16,14 @@ from weakref import WeakKeyDictionary
 __all__ = ["FREED_A_TURN", "bury"]
 
 FREED_A_TURN = 16_384
-"""Entries freed in one turn of the loop: about a millisecond."""
+"""Number of entries freed in one turn of the loop, which takes about a millisecond."""
 
 FEW = 64
 """Maximum size of a dict that is freed at once, because queueing it would cost as much."""
 
 
 class _Grave:
-    """The dicts that wait to be freed on one loop."""
+    """The dicts that wait to be freed on one event loop."""
 
     __slots__ = ("_freed", "_waiting")
 
@@ -61,7 +61,7 @@ _graves: WeakKeyDictionary[asyncio.AbstractEventLoop, _Grave] = WeakKeyDictionar
 
 
 def bury(entries: dict[Any, Any]) -> None:
-    """Frees the contents of `entries`, which must have no reader any more.
+    """Frees the contents of `entries`, which no code may use any more.
 
     The caller drops its reference.
     """

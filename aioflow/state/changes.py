@@ -211,9 +211,8 @@ class ChangeLog:
         """
         self.current = Generation(0)
         self.on_change: Callable[[], None] = _nothing
-        """Called when a generation begins, and when the last unfinished snapshot ends.
-
-        Views that are bound to dicts are then bound again.
+        """Callback for the begin of a generation, and for the end of the last unfinished
+        snapshot. Views that are bound to dicts are then bound again.
         """
         self._open = 0
         self._dropped: list[Space] = []
@@ -388,7 +387,7 @@ def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> li
         if saved is not None and not saved.keys().isdisjoint(keys):
             since.append(saved)
         later = later.next
-    for saved in reversed(since):  # The oldest last: it overrules the others.
+    for saved in reversed(since):  # The oldest comes last, because it takes precedence.
         held = list(map(saved.get, keys, held))
     if since and Kept in map(type, held):
         held = [
@@ -426,7 +425,7 @@ def missing_in(held: Sequence[Any]) -> bool:
 
 
 class Guard:
-    """Stands in for the dict that a state reads from while a snapshot is unfinished.
+    """Replaces the dict that a state reads from while a snapshot is unfinished.
 
     A guard belongs to one generation.
     """
@@ -450,7 +449,7 @@ class Guard:
 
 
 class GuardMarks:
-    """Stands in for the notes of one generation while a snapshot is unfinished.
+    """Replaces the notes of one generation while a snapshot is unfinished.
 
     Looking up a key notes it.
     """
@@ -487,10 +486,10 @@ def _saved(held: Any) -> Any:
         return held
     try:
         return frozen_copy(held)
-    # From user code, or a value that contains itself. Encoding names it.
+    # User code failed, or the value contains itself. Encoding will name the value.
     except Exception as error:  # noqa: BLE001
         return Uncopied(f"{type(error).__name__}: {error}")
 
 
 def _nothing() -> None:
-    """Stands for a callback that is not set."""
+    """Does nothing: the default of a callback."""

@@ -208,7 +208,7 @@ def _column(codec: Codec, values: list[Any], owner: str) -> bytes:
     try:
         return codec.encode_batch(values, owner=owner)
     except TypeNotSupported:
-        # One value alone is named better than a batch, and a batch may only be too large.
+        # A single value gives a better error message, and a batch may only be too large.
         for value in values:
             codec.check(value, owner=owner)
         raise
@@ -365,7 +365,8 @@ class _Reader:
     def _take(self) -> tuple[int, memoryview]:
         begin = self._at + 4
         end = begin + int.from_bytes(self._content[self._at : begin], "big")
-        # A frame is an array of less than 16 elements, and its kind a small number: a byte each.
+        # A frame is an array of less than 16 elements, and its kind is small, so each takes one
+        # byte.
         if len(self._content) < end or end < begin + 2:
             raise self.refused(f"it has {len(self._content)} bytes and breaks off at {self._at}")
         self._at = end

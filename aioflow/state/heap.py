@@ -205,7 +205,8 @@ class HeapKeyedStateBackend:
             return
         plan = snapshot.plan
         self._retired.add_keys(plan.void)
-        # None is being written that looks at them: one that began meanwhile, or an older savepoint.
+        # Released only if no unfinished snapshot reads them, such as a later one or an older
+        # savepoint.
         if not self._log.guarded:
             self._retired.add_generations(
                 generation
@@ -243,7 +244,7 @@ class HeapKeyedStateBackend:
         watermarks: dict[str, list[int]] = {}
         timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = {}
         read: ReadState | None = None
-        # The very files of a checkpoint of these key groups can be built upon.
+        # The next checkpoint can build upon the files of a checkpoint of exactly these key groups.
         whose = [(handle.format, handle.first_group, handle.last_group) for handle in mine]
         sections = Sections(groups) if whose == [(HEAP_FORMAT, groups.start, groups.end)] else None
         for origin, handle in enumerate(mine):
@@ -259,7 +260,8 @@ class HeapKeyedStateBackend:
                 else:
                     await self._fill(self._named.open_table(name, meta), read.tables.get(name, {}))
         for name, reached in watermarks.items():
-            # What one former subtask had not reached is not late for its keys.
+            # Event time restarts at the slowest former subtask, so that no record of its keys is
+            # late.
             self._timers_of(name).watermark = min(reached)
         for name, buckets in timers.items():
             await self._set_timers(self._queue(name), buckets, keep_order=len(mine) == 1)
@@ -284,7 +286,7 @@ class HeapKeyedStateBackend:
         return HeapStateTable(self._log, name, meta)
 
     def _merge(self, covered: tuple[Generation, ...], merged: Generation) -> None:
-        # If an earlier snapshot may still complete, what it covers has to stay apart.
+        # If an earlier snapshot may still complete, its changes must stay separate.
         earlier = [
             snapshot
             for snapshot in self._snapshots.values()
@@ -332,7 +334,7 @@ class HeapKeyedStateBackend:
     async def _set_timers(
         self, queue: TimerQueue, buckets: dict[int, list[tuple[int, int, Any]]], *, keep_order: bool
     ) -> None:
-        # The order among equal timestamps is each former subtask's own; the subtask's number breaks
+        # Each former subtask has its own order among equal timestamps; the subtask's number breaks
         # ties.
         order = 0
         for timestamp, found in buckets.items():

@@ -108,7 +108,7 @@ class Archive:
         """Returns the archive after `file` was written according to `choice`."""
         kept = []
         for old in self.files[choice.first : choice.end]:
-            keys = old.keys.copy()  # Of a hundred sections a few are chosen.
+            keys = old.keys.copy()  # Only a few of a hundred sections are removed.
             for section in choice.sections:
                 keys.pop(section, None)
             kept.append(replace(old, keys=keys))

@@ -256,7 +256,7 @@ class GatheredKeys:
         since = self._saved_since()
         for space in spaces:
             keys = space.keys(0, KEYS_ALONE) if len(space.entries) < KEYS_ALONE else None
-            if keys is None or len(keys) >= KEYS_ALONE:  # Timers may be more than their entries.
+            if keys is None or len(keys) >= KEYS_ALONE:  # There may be more timers than entries.
                 await self._add_many(space)
                 since = self._saved_since()
                 continue
@@ -284,8 +284,8 @@ class GatheredKeys:
         last = parts[0]
         while len(last) >= KEYS_LISTED:
             await breathe()
-            # Keys that came are behind all others. Where the last one still has its place, none
-            # before it has gone.
+            # New keys are behind all others. If the last known key still has its place, no key
+            # before it was removed.
             before, *last = space.keys(count - 1, step + 1) or [None]
             if before is not parts[-1][-1]:
                 self._repeated.add(space)
@@ -294,8 +294,8 @@ class GatheredKeys:
                 break
             count += len(last)
             parts.append(last)
-        # At this very moment: what goes later is in the list, and what comes back later is in one
-        # of these.
+        # Taken at this moment: a key that is removed later is in the list, and one that returns
+        # later is in one of these.
         parts += [
             list(filterfalse(space.entries.__contains__, saved.get(space, ())))
             for saved in self._saved_since()
@@ -341,7 +341,7 @@ class CutKeys:
                 self._taken.update(dict.fromkeys(some))
                 some = list(islice(reversed(self._taken), len(self._taken) - before))[
                     ::-1
-                ]  # What is new came last.
+                ]  # New keys came last.
                 if not some:
                     continue
             wanted -= len(some)

@@ -141,7 +141,7 @@ async def restored_archive(
     for place, file in enumerate(read.files):
         found = WrittenFile(file.file, {}, SpokenKeys(), file.drops, file.rows)
         for of, table, namespaces, keys in file.spoken:
-            # Frames of one section say so without end.
+            # `of` may repeat one section endlessly, so `zip` is not strict.
             for (section, namespace), some in groupby(
                 zip(of, namespaces, keys, strict=False), key=_PLACE
             ):

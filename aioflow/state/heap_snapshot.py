@@ -276,8 +276,8 @@ class HeapSnapshot:
             cut = gathered.cut(name)
             while cut.take(frame_rows):
                 size = 0
-                # Looked up and encoded in one go: a mutable value of the live state may change as
-                # soon as others get their turn.
+                # Looked up and encoded without a yield, because a mutable value may change as soon
+                # as other tasks run.
                 for content in self._encoded(index, cut.parts, choice, sections, written, owner):
                     size += len(content)
                     frames += 1
@@ -287,8 +287,7 @@ class HeapSnapshot:
                         1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // size)
                     )
                 await self._pace.looked_at(KEYS_A_SLICE)
-        # Everything that it looks at has been encoded: what the store still has to do costs the job
-        # no view.
+        # All values have been encoded, so the view is released before the store completes the file.
         self.cancel()
         written.gone.settle()
         for spoken in written.keys.values():
@@ -365,7 +364,7 @@ class HeapSnapshot:
             return True
         for generation in plan.generations:
             held = generation.held(space, key)
-            if held is not None:  # The files hold its state at the first touch.
+            if held is not None:  # The notes tell whether the files hold the key.
                 return held
         return False
 

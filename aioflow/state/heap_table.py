@@ -76,7 +76,7 @@ class HeapStateTable:
             self._log.drop(space)
             if namespace is None:
                 self.space(None)
-                self._log.on_change()  # State objects hold its dict.
+                self._log.on_change()  # State objects refer to the dict of the dropped namespace.
 
     def removed(self, namespace: Any, key: Any) -> None:
         """Notes that `key` of `namespace` was removed.

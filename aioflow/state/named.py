@@ -21,7 +21,7 @@ RAW = "table"
 
 
 class NamedTable(views.Table, Protocol):
-    """The required methods of a table."""
+    """The interface of a table."""
 
     name: str
     meta: TableMeta
@@ -126,8 +126,7 @@ class NamedStates(Generic[T]):
             )
         restored = self.tables.get(descriptor.name)
         if restored is not None and restored.meta == TableMeta(descriptor.kind, not timed):
-            # A time to live was given to state that had none, or taken from it: the data stays, its
-            # time starts now.
+            # The state got a time to live, or lost it. The data stays, and its time starts now.
             self.has_converted = True
             restored.meta = TableMeta(descriptor.kind, timed)
             ttl.convert(restored, descriptor.kind, self._owner.now_ms() if timed else None)

@@ -324,13 +324,13 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
         except TypeNotSupported:
             raise
         except Exception as error:
-            # Of a registered `encode=`: another try would come to the same value.
+            # A registered `encode=` failed, and would fail again for the same value.
             raise ValueNotSupported(
                 f"{place}: a value cannot be encoded: {type(error).__name__}: {error}"
             ) from error
         if (
             name in snapshot.uncopied
-        ):  # It may have changed since: these bytes would not be those of the checkpoint.
+        ):  # The value may have changed since the checkpoint began, so its bytes would be wrong.
             raise ValueNotSupported(
                 f"{place}: a value cannot be copied ({snapshot.uncopied[name]}), and would go on "
                 "changing while the checkpoint is written; "

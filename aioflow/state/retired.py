@@ -57,7 +57,9 @@ class Retired:
             notes = self._notes[-1]
             take: Callable[[], Any] = notes.popitem if isinstance(notes, dict) else notes.pop
             freed = min(len(notes), FREED_A_SLICE)
-            deque(starmap(take, repeat((), freed)), maxlen=0)  # The shortest loop there is.
+            deque(
+                starmap(take, repeat((), freed)), maxlen=0
+            )  # The fastest way to call `take` for each.
             if not notes:
                 self._notes.pop()
             await pace.looked_at(1 + freed // FREED_A_KEY)

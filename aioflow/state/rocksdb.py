@@ -298,7 +298,8 @@ class RocksKeyedStateBackend:
                 if not same:
                     stored.close()
         for name, reached in restoring.watermarks.items():
-            # What one former subtask had not reached is not late for its keys.
+            # Event time restarts at the slowest former subtask, so that no record of its keys is
+            # late.
             self._timers_of(name).watermark = min(reached)
         for name, buckets in restoring.timers.items():
             await self._set_timers(self._queue(name), buckets, mine=same)
@@ -319,7 +320,7 @@ class RocksKeyedStateBackend:
         self._timers.clear()
         busy = [future for future in linking if future is not None]
         if busy:
-            # A thread is at work on the database: it is closed right after.
+            # A thread uses the database, which is closed when the thread has finished.
             busy[0].add_done_callback(lambda _: self._close_database())
         else:
             self._close_database()
@@ -406,7 +407,7 @@ class RocksKeyedStateBackend:
     async def _set_timers(
         self, space: TimerSpace, buckets: dict[int, list[tuple[int, int, Any]]], *, mine: bool
     ) -> None:
-        # The order among equal timestamps is each former subtask's own; the subtask's number breaks
+        # Each former subtask has its own order among equal timestamps; the subtask's number breaks
         # ties.
         order = 0
         for timestamp, found in buckets.items():

@@ -229,7 +229,8 @@ class Space:
         return self.spelled.get(key, key) if self.spelled else key
 
     def _bring(self, keys: Sequence[Any]) -> None:
-        # For keys that are not dirty yet: saved for who still needs them as they are, and fetched.
+        # Keys that are not dirty yet are saved for captures that need their old values, and are
+        # loaded.
         cache, entries = self.cache, self.entries
         written: set[Any] | None = None
         for capture in cache.captures:
@@ -450,7 +451,7 @@ class Cache:
             return
         self._measure(content)
         if not space.stored:
-            # At once, as `batch` may yet be given up; a space without rows does no harm.
+            # Set at once, because `batch` may be abandoned. A space without rows does no harm.
             first = WriteBatch(raw_mode=True)
             first.put(
                 self.codec.space_row(space.number),
@@ -499,7 +500,7 @@ class Cache:
         measured = self._measured
         measured[0] += 1
         measured[1] += len(content)
-        if measured[0] > 1 << 16:  # What was long ago counts less.
+        if measured[0] > 1 << 16:  # Older measurements count less.
             measured[0] //= 2
             measured[1] //= 2
 
@@ -528,7 +529,7 @@ class Cache:
             space.complete = False
             gone += 1
         if free and len(dirty) > len(entries):
-            # Keys that are gone, of which no snapshot was told.
+            # Removed keys that no snapshot contains.
             for key in [
                 key for key in islice(dirty, count) if key not in entries and dirty[key] < lately
             ]:

@@ -210,7 +210,7 @@ class RocksSnapshot:
             cache.remove(self._doomed)
             self._doomed = []
             database = cache.database
-            # A search for a first row walks all deleted rows that are not compacted yet.
+            # A search for the first row passes all deleted rows that are not compacted yet.
             no_rows = database is None or (
                 not any(len(space.entries) for space in cache.spaces.values())
                 and next(database.rows(prefix(groups.start), prefix(groups.end + 1)), None) is None
@@ -231,8 +231,8 @@ class RocksSnapshot:
             self._linking = self._host.blocking(database.checkpoint, self._path)
             self._linking.add_done_callback(self._linked)
         except Exception as error:  # noqa: BLE001  # Raised where the snapshot is written.
-            # The writer of this snapshot gets the error. A later snapshot that only brought it
-            # forward is not to blame.
+            # The writer of this snapshot gets the error, not a later snapshot that only advanced
+            # it.
             self._error = error
             self._phase = _Phase.CAPTURED
             self._give_back()
@@ -303,7 +303,7 @@ class RocksSnapshot:
             later._doomed[:0] = self._doomed
             heirs = later.frozen
         else:
-            # What was saved has been named since, and is dirty.
+            # Saved keys have been named since, and are dirty.
             self._cache.doom(self._doomed)
             heirs = self._cache.dirty
         for space, keys in self.frozen.items():

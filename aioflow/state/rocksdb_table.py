@@ -84,7 +84,7 @@ class RocksTable:
             self._cache.drop(space)
             if namespace is None:
                 self.space(None)
-                self._on_change()  # State objects are bound to its space.
+                self._on_change()  # State objects are bound to the dropped space.
 
     def removed(self, namespace: Any, key: Any) -> None:
         """Notes that `key` of `namespace` was removed. A namespace without keys is dropped."""

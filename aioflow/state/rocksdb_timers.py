@@ -30,7 +30,7 @@ class TimerSpace(Space):
         bucket, timer = self.queue.find(timestamp), (inner, namespace)
         if bucket is None:
             return MISSING
-        # 0 stands for one that has fired.
+        # 0 stands for a timer that has fired.
         return bucket.entries.get(timer) or (bucket.late or {}).get(timer) or MISSING
 
 
@@ -61,6 +61,6 @@ class _Log:
 def open_queue(cache: Cache, name: str) -> TimerSpace:
     """Returns a queue and its space."""
     space = cache.new_space(name, None, TimerSpace)
-    # It uses no more of a ChangeLog than this.
+    # The queue uses only these methods of a ChangeLog.
     space.queue = TimerQueue(_Log(space), name)  # type: ignore[arg-type]
     return space

@@ -48,7 +48,7 @@ Timer = tuple[Any, Any]
 
 
 class Cancelable(Protocol):
-    """A physical timer."""
+    """A timer of the runtime that can be cancelled."""
 
     def cancel(self) -> None: ...
 
@@ -231,8 +231,8 @@ class TimerQueue:
         return bucket
 
     def _spend(self, bucket: Bucket, timer: Timer) -> None:
-        # A bucket that has begun to fire loses a timer. After its last one come those registered
-        # meanwhile.
+        # A bucket that has begun to fire loses a timer. After its last timer, those registered
+        # meanwhile fire.
         if noted := bucket.born < self._log.since:
             self._log.touch_one(bucket, timer)
         bucket.entries[timer] = 0
@@ -337,8 +337,8 @@ class InternalTimerService:
         if timer is None:
             self.current_watermark = watermark
         else:
-            # The end of event time is no step of it: it comes once, after all records, wherever
-            # batches were cut.
+            # The end of event time is handled once, after all records, independent of the borders
+            # of batches.
             reached = watermark if watermark == MAX_WATERMARK else timer[0]
             if reached > self.current_watermark:
                 self.current_watermark = reached
@@ -373,7 +373,7 @@ class InternalTimerService:
         finally:
             if fired:
                 self._backend.current_key = NO_KEY
-        # The last one may have been the last of all.
+        # The last timer that fired may have been the last one in the queue.
         if self._event.next_time <= max(watermark, self.current_watermark):
             return False
         self.current_watermark = max(watermark, self.current_watermark)
@@ -405,7 +405,7 @@ class InternalTimerService:
         self._physical_time = NO_TIMER
 
     def _schedule(self) -> None:
-        # Makes the physical timer the one of the earliest processing-time timer.
+        # Sets the physical timer to the earliest processing-time timer.
         earliest = self._processing.next_time
         if earliest != self._physical_time:
             self.close()
@@ -415,8 +415,8 @@ class InternalTimerService:
 
     def _on_physical(self, timestamp_ms: int) -> None:
         self._physical, self._physical_time = None, NO_TIMER
-        # Due is what the physical timer stood for, not what the clock says now: the same run fires
-        # the same timers.
+        # Timers are due by the physical timer's timestamp, not by the clock, so that equal runs
+        # fire equal timers.
         fire, pop, backend = self._on_processing_time, self._processing.pop, self._backend
         try:
             for _ in range(FIRED_PER_MAIL):

@@ -50,7 +50,7 @@ class ExpiryIndex:
     def __init__(self, ttl_ms: int) -> None:
         self.ttl_ms = ttl_ms
         self._width = max(1, ttl_ms // SLICES)
-        # Dicts as ordered sets: written twice in one slice is noted once.
+        # Dicts serve as ordered sets, so that two writes in one slice are noted once.
         self._slices: dict[int, dict[tuple[Any, Any], None]] = {}
         self._oldest_end: int | None = None
 
@@ -98,7 +98,7 @@ class TimedView(View):
         self._now_ms = self._backend.now_ms
         index = self._table.index
         if index is None:
-            # Of the table, not of the view: the views of windows come and go.
+            # The index belongs to the table, because the views of windows come and go.
             index = self._table.index = ExpiryIndex(self._ttl_ms)
             for namespace in self._table.namespaces():
                 for key, stored in self._table.peek(namespace).items():
@@ -119,7 +119,7 @@ class TimedView(View):
         return lambda stored: self.alive(stored, now)
 
     def _settle(self, namespace: Any, key: Any, now_ms: int) -> Any:
-        # Removes what has ended of one key; gives what is left.
+        # Removes the expired parts of one key; returns the rest.
         stored = self._table.peek(namespace).get(key, MISSING)
         if stored is MISSING:
             return MISSING
@@ -132,7 +132,7 @@ class TimedView(View):
         return left
 
     def _current(self) -> Any:
-        # What is left for the current key.
+        # Returns the unexpired part for the current key.
         key = self._backend.current_key
         stored = self._entries.get(key, MISSING)
         if stored is MISSING:
@@ -213,8 +213,8 @@ class TimedListView(TimedView, ListView):
         return {written_ms: None for written_ms, _ in stored}
 
     def _append(self, values: list[Any]) -> None:
-        # What has ended stays until it is read or the index finds it: to look for it here would be
-        # to look at all of a long list each time.
+        # Expired elements stay until they are read or the index finds them. Searching for them here
+        # would examine the whole list each time.
         now = self._now_ms()
         added = [(now, value) for value in values]
         key = self._backend.current_key
@@ -234,7 +234,7 @@ class TimedMapView(TimedView, MapView):
     __slots__ = ()
 
     def get(self, key: Any, default: Any = None) -> Any:
-        # One entry is looked at, not the whole map.
+        # Only this entry is examined, not the whole map.
         stored = self._entries.get(self._backend.current_key)
         if stored is None:
             return default
@@ -277,8 +277,8 @@ class TimedMapView(TimedView, MapView):
         stored = self._entries.get(self._backend.current_key)
         if stored is None:
             return True
-        # One that is alive is enough: to look at all of a large map each time would cost more with
-        # every entry.
+        # One unexpired entry is enough. Examining all entries of a large map each time would be
+        # slow.
         ended = self._now_ms() - self._ttl_ms
         return (
             not any(written_ms > ended for written_ms, _ in stored.values())

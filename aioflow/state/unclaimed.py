@@ -18,7 +18,7 @@ __all__ = ["Table", "find_unclaimed"]
 
 
 class Table(Protocol):
-    """The required methods of the tables of both backends."""
+    """The interface of the tables of both backends."""
 
     meta: TableMeta
 
@@ -36,8 +36,8 @@ def find_unclaimed(
     own = [was_there for name, was_there in raw.items() if not name.startswith(INTERNAL_PREFIX)]
     if any(own):
         return {}
-    # One with raw tables of which none was there is new under this uid. One without any has no use
-    # for those of others.
+    # An operator whose raw tables were not restored is new under this uid. An operator without raw
+    # tables does not use those of others.
     return {
         name: table
         for name, table in tables.items()

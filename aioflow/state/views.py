@@ -35,17 +35,17 @@ __all__ = [
 
 
 class Owner(Protocol):
-    """The backend methods that a view needs."""
+    """The interface that a view uses of the backend."""
 
     current_key: Any
 
     @property
     def now_ms(self) -> Callable[[], int]:
-        """The processing-time clock for times to live."""
+        """Processing-time clock for times to live."""
 
 
 class Table(Protocol):
-    """The table methods that a view needs."""
+    """The interface that a view uses of the table."""
 
     index: Any
     """Index of the views with a time to live; None until there is one."""
@@ -103,7 +103,7 @@ class View:
         key = self._backend.current_key
         if (
             key in self._entries
-        ):  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
+        ):  # The lookup raises without a current key; `pop` of an empty dict would not.
             if (dirty := self._dirty) is not None and key not in dirty:
                 dirty[key] = key in self._entries
             del self._store[key]
@@ -126,7 +126,7 @@ class View:
 
 
 class ValueView(View):
-    """`ValueState`."""
+    """A `ValueState` as a view of a table."""
 
     __slots__ = ("_default",)
 
@@ -150,7 +150,7 @@ class ValueView(View):
 
 
 class ValueViewCopyingDefault(ValueView):
-    """`ValueState` with a mutable default: each key gets its own copy, so that changes are not
+    """A `ValueState` with a mutable default: each key gets its own copy, so that changes are not
     shared.
     """
 
@@ -162,7 +162,7 @@ class ValueViewCopyingDefault(ValueView):
 
 
 class ListView(View):
-    """`ListState`."""
+    """A `ListState` as a view of a table."""
 
     __slots__ = ()
 
@@ -224,7 +224,7 @@ class ListView(View):
 
 
 class MapView(View):
-    """`MapState`."""
+    """A `MapState` as a view of a table."""
 
     __slots__ = ()
 
@@ -286,7 +286,7 @@ class AppendingView(View):
 
 
 class ReducingView(AppendingView):
-    """`ReducingState`."""
+    """A `ReducingState` as a view of a table."""
 
     __slots__ = ("_fn",)
 
@@ -306,7 +306,9 @@ class ReducingView(AppendingView):
 
 
 class AggregatingView(AppendingView):
-    """`AggregatingState`: the accumulator is stored, the result is shown."""
+    """An `AggregatingState` as a view of a table: the accumulator is stored, the result is
+    shown.
+    """
 
     __slots__ = ("_agg",)
 
@@ -331,7 +333,7 @@ class AggregatingView(AppendingView):
 
 
 class InNamespace:
-    """Mixed in before a view: looks the dict of the namespace up at each access."""
+    """Mixin for views in a namespace other than None: looks up the dict at each access."""
 
     __slots__ = ()
 
