@@ -33,14 +33,28 @@ from aioflow.protocol.messages import decode_message, message_body
 if TYPE_CHECKING:
     from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.cluster.shipping import ShippedJob
-    from aioflow.core.elements import CheckpointBarrier, RecordBatch
+    from aioflow.core.elements import RecordBatch
     from aioflow.core.errors import CancellationTimeout
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Split
 
-__all__ = ["AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
+__all__ = ["REQUESTS", "AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
+
+REQUESTS = (
+    "submit_task",
+    "cancel_task",
+    "stop_sources",
+    "trigger_checkpoint",
+    "notify_checkpoint_complete",
+    "notify_checkpoint_aborted",
+    "add_tap",
+    "remove_tap",
+    "query_state",
+    "add_splits",
+)
+"""The requests of a JobMaster. The first argument of each is a job id or an `AttemptKey`."""
 
 AttemptKey = tuple[str, int, int, int]
 """The wire form of an attempt: job, vertex, subtask, attempt."""
@@ -80,7 +94,7 @@ class JobSession:
 
     `tell` reports to the JobMaster with `token`. `on_end(attempt)` is called when a task has
     released all its resources. While not `is_writable()`, rows for subscribers that may miss some
-    are only counted.
+    are only counted. `requests` answers the JobMaster, by the names in `REQUESTS`.
     """
 
     def __init__(
@@ -94,10 +108,12 @@ class JobSession:
         is_writable: Callable[[], bool],
         on_end: Callable[[ExecutionAttemptId], None],
         end_process: Callable[[str], None] | None = None,
+        report: Callable[[], None] = lambda: None,
     ) -> None:
         """`end_process(why)` is called for a cancelled task that does not end.
 
         None: the engine does not own the process, so the task is given up.
+        `report()` sends the metrics; it is called before the end of a task is reported.
         """
         self._host = host
         self._job_id = job_id
@@ -121,6 +137,7 @@ class JobSession:
         """Fencing token of the JobMaster. The submitter learns it with its first task."""
         self.metrics = MetricGroup(host.clock.monotonic)
         self._end_process = end_process
+        self._report = report
         on_stuck = None if end_process is None else self._on_stuck
         self.executor = TaskExecutor(
             host, self, self._executor_token, self.metrics, job.options, self._codec, on_stuck
@@ -128,6 +145,21 @@ class JobSession:
         self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
         self.location = ""
         """Where other processes read the partitions produced here."""
+        executor = self.executor
+        self.requests: dict[str, Callable[..., Any]] = {
+            "submit_task": self._on_submit_task,
+            "cancel_task": self._on_cancel_task,
+            "stop_sources": lambda job_id, drain: executor.stop_sources(job_id, drain=drain),
+            "trigger_checkpoint": lambda key, barrier: executor.trigger_checkpoint(
+                ExecutionAttemptId(*key), barrier
+            ),
+            "notify_checkpoint_complete": executor.notify_checkpoint_complete,
+            "notify_checkpoint_aborted": executor.notify_checkpoint_aborted,
+            "add_tap": self._on_add_tap,
+            "remove_tap": self._on_remove_tap,
+            "query_state": self._on_query_state,
+            "add_splits": self._on_add_splits,
+        }
 
     async def open(self, bind: str) -> None:
         """Listens for other processes at address `bind`; after that the session takes tasks."""
@@ -176,7 +208,10 @@ class JobSession:
 
     # Requests of the JobMaster.
 
-    def submit_task(self, content: bytes) -> None:
+    def _on_submit_task(
+        self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes
+    ) -> None:
+        self.token = token
         descriptor = self._job.load_task(content)
         splits = self._splits.get(descriptor.vertex.id)
         # Restored splits continue at their positions, even if this subtask has none.
@@ -221,29 +256,20 @@ class JobSession:
                 b"",
             )
 
-    def stop_sources(self, drain: bool) -> None:
-        self.executor.stop_sources(self._job_id, drain=drain)
+    def _on_cancel_task(self, key: AttemptKey) -> None:
+        self.cancel_task(ExecutionAttemptId(*key))
 
-    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
-        self.executor.trigger_checkpoint(attempt, barrier)
-
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self.executor.notify_checkpoint_complete(self._job_id, checkpoint_id)
-
-    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        self.executor.notify_checkpoint_aborted(self._job_id, checkpoint_id, latest_completed)
-
-    def add_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
+    def _on_add_tap(self, job_id: str, place: TapPlace, tap_id: int, may_miss: bool) -> None:
         """Sends every batch that `place` emits here as `tapped` from now on."""
         if tap_id not in self._taps:
             tap = self._taps[tap_id] = partial(self._send_tapped, tap_id, may_miss)
-            self.executor.add_tap(self._job_id, place, tap)
+            self.executor.add_tap(job_id, place, tap)
 
-    def remove_tap(self, place: TapPlace, tap_id: int) -> None:
+    def _on_remove_tap(self, job_id: str, place: TapPlace, tap_id: int) -> None:
         tap = self._taps.pop(tap_id, None)
         self._missed.pop(tap_id, None)
         if tap is not None:
-            self.executor.remove_tap(self._job_id, place, tap)
+            self.executor.remove_tap(job_id, place, tap)
 
     def _send_tapped(self, tap_id: int, may_miss: bool, batch: RecordBatch) -> None:
         rows = len(batch.values)
@@ -260,20 +286,32 @@ class JobSession:
             "tapped", self._job_id, tap_id, content, rows, self._missed.pop(tap_id, 0), refused
         )
 
-    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: bytes) -> bytes:
+    def tell_missed(self) -> None:
+        """Reports the rows that were only counted since the last report."""
+        for tap_id, missed in self._missed.items():
+            self._tell("tapped", self._job_id, tap_id, b"", 0, missed, "")
+        self._missed.clear()
+
+    async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
         """Runs the pickled `query` on the state of a node. The job's codec encodes the result."""
-        result = await self.executor.query_state(attempt, node_id, pickle.loads(query))
+        result = await self.executor.query_state(
+            ExecutionAttemptId(*key), node_id, pickle.loads(query)
+        )
         return bytes(self._codec.encode(result, owner="queried state"))
 
-    async def add_splits(self, attempt: ExecutionAttemptId, content: bytes) -> None:
+    async def _on_add_splits(self, key: AttemptKey, content: bytes) -> None:
         """Gives a source here more splits, encoded by `pack_splits`."""
-        await self.executor.add_splits(attempt, unpack_splits(content, self._codec))
+        await self.executor.add_splits(
+            ExecutionAttemptId(*key), unpack_splits(content, self._codec)
+        )
 
     # JobMasterGateway, called by the TaskExecutor of this session.
 
     def update_task_state(
         self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
     ) -> None:
+        if state.is_terminal:
+            self._report()  # So that the final metrics of a job are complete.
         self._tell(
             "update_task_state",
             self._job_id,

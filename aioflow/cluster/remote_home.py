@@ -11,16 +11,16 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from aioflow.cluster.job_session import AttemptKey, JobSession, attempt_key
+from aioflow.cluster.job_session import REQUESTS, JobSession, attempt_key
 from aioflow.cluster.shipping import local_job
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import Broken, TypeNotSupported
 from aioflow.core.serializers import Codec
-from aioflow.graph.deployment import ExecutionAttemptId
 
 if TYPE_CHECKING:
     from aioflow.cluster.gateways import OnMissed
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aioflow.core.elements import RecordBatch
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
+    from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 
@@ -155,17 +156,14 @@ class RemoteHome:
     def handlers(self) -> dict[str, Callable[..., Any]]:
         return {
             "tapped": self._on_tapped,
-            "submit_task": self._on_submit_task,
-            "cancel_task": self._on_cancel_task,
-            "stop_sources": self._on_stop_sources,
-            "trigger_checkpoint": lambda key, barrier: self._open().trigger_checkpoint(
-                ExecutionAttemptId(*key), barrier
-            ),
-            "notify_checkpoint_complete": self._on_checkpoint_complete,
-            "notify_checkpoint_aborted": self._on_checkpoint_aborted,
             "job_over": self._on_job_over,
-            "query_state": self._on_query_state,
+            **{name: partial(self._to_session, name) for name in REQUESTS},
         }
+
+    def _to_session(self, request: str, *args: Any) -> Any:
+        if self._session is None:
+            raise Broken(f"nothing of job {self._job_id} runs in the process that submitted it")
+        return self._session.requests[request](*args)
 
     def _on_tapped(self, tap_id: int, content: bytes, missed: int, refused: str) -> None:
         tap = self._taps.get(tap_id)
@@ -176,38 +174,6 @@ class RemoteHome:
         if content:
             tap.take(decode_batch(content, self.codec, "a subscription"))
 
-    def _open(self) -> JobSession:
-        if self._session is None:
-            raise Broken(f"nothing of job {self._job_id} runs in the process that submitted it")
-        return self._session
-
-    def _on_submit_task(
-        self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes
-    ) -> None:
-        session = self._open()
-        session.token = token
-        session.submit_task(content)
-
-    def _on_cancel_task(self, key: AttemptKey) -> None:
-        self._open().cancel_task(ExecutionAttemptId(*key))
-
-    def _on_stop_sources(self, job_id: str, drain: bool) -> None:
-        if self._session is not None:
-            self._session.stop_sources(drain)
-
-    def _on_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
-        if self._session is not None:
-            self._session.notify_checkpoint_complete(checkpoint_id)
-
-    def _on_checkpoint_aborted(
-        self, job_id: str, checkpoint_id: int, latest_completed: int | None
-    ) -> None:
-        if self._session is not None:
-            self._session.notify_checkpoint_aborted(checkpoint_id, latest_completed)
-
     def _on_job_over(self, job_id: str, token: int) -> None:
         if self._session is not None:
             self._session.executor.cancel_all()
-
-    async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
-        return await self._open().query_state(ExecutionAttemptId(*key), node_id, query)

@@ -13,6 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.heartbeat import (
@@ -22,7 +23,7 @@ from aioflow.cluster.heartbeat import (
     SendHeartbeat,
     TimedOut,
 )
-from aioflow.cluster.job_session import AttemptKey, JobSession, pack_error
+from aioflow.cluster.job_session import REQUESTS, AttemptKey, JobSession, pack_error
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import load_job
@@ -47,7 +48,6 @@ from aioflow.protocol.handshake import PeerRole
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.host import Host
 
 __all__ = ["TaskManager", "TaskManagerOptions"]
@@ -257,29 +257,18 @@ class TaskManager:
         return {
             "heartbeat": self._on_heartbeat,
             "request_slot": self._on_request_slot,
+            **{name: partial(self._to_session, name) for name in REQUESTS},
             "submit_task": self._on_submit_task,
-            "cancel_task": self._on_cancel_task,
             "free_slot": self._on_free_slot,
             "job_over": self._on_job_over,
-            "stop_sources": lambda job_id, drain: self._session(job_id).stop_sources(drain),
-            "trigger_checkpoint": self._on_trigger_checkpoint,
-            "notify_checkpoint_complete": lambda job_id, *told: self._session(
-                job_id
-            ).notify_checkpoint_complete(*told),
-            "notify_checkpoint_aborted": lambda job_id, *told: self._session(
-                job_id
-            ).notify_checkpoint_aborted(*told),
-            "add_tap": lambda job_id, node_id, tap_id, may_miss: self._session(job_id).add_tap(
-                node_id, tap_id, may_miss
-            ),
-            "remove_tap": lambda job_id, node_id, tap_id: self._session(job_id).remove_tap(
-                node_id, tap_id
-            ),
-            "query_state": self._on_query_state,
-            "add_splits": self._on_add_splits,
             "inspect": self.inspector.ask,
             "release": self._on_release,
         }
+
+    def _to_session(self, request: str, what: str | AttemptKey, *args: Any) -> Any:
+        """Hands a request about a job or an attempt to the session of the job."""
+        session = self._session(what if isinstance(what, str) else what[0])
+        return session.requests[request](what, *args)
 
     def _on_heartbeat(self) -> None:
         self._monitor.received(PEER, self._host.clock.monotonic())
@@ -307,18 +296,10 @@ class TaskManager:
         attempt, session = ExecutionAttemptId(*key), self._session(job_id)
         self._table.add_task(attempt, allocation_id, token)
         try:
-            session.submit_task(content)
+            session.requests["submit_task"](job_id, token, key, allocation_id, content)
         except BaseException:
             self._carry_out(self._table.task_ended(attempt))
             raise
-
-    def _on_cancel_task(self, key: AttemptKey) -> None:
-        attempt = ExecutionAttemptId(*key)
-        self._session(attempt.job_id).cancel_task(attempt)
-
-    def _on_trigger_checkpoint(self, key: AttemptKey, barrier: CheckpointBarrier) -> None:
-        attempt = ExecutionAttemptId(*key)
-        self._session(attempt.job_id).trigger_checkpoint(attempt, barrier)
 
     def _on_free_slot(self, allocation_id: str, token: int, reason: str) -> None:
         self._carry_out(self._table.free_slot(allocation_id, token, reason))
@@ -326,14 +307,6 @@ class TaskManager:
     def _on_job_over(self, job_id: str, token: int) -> None:
         self._carry_out(self._table.job_over(job_id, token))
         self._close_unused()
-
-    async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
-        attempt = ExecutionAttemptId(*key)
-        return await self._session(attempt.job_id).query_state(attempt, node_id, query)
-
-    async def _on_add_splits(self, key: AttemptKey, content: bytes) -> None:
-        attempt = ExecutionAttemptId(*key)
-        await self._session(attempt.job_id).add_splits(attempt, content)
 
     def _on_release(self, reason: str) -> None:
         logger.info("taskmanager %s is sent home: %s", self.id[:8], reason)
@@ -435,6 +408,7 @@ class TaskManager:
                         self._is_writable,
                         self._on_task_end,
                         self._end_process,
+                        partial(self._report_metrics, job_id),
                     )
                     await session.open(self._options.bind)
                     self._sessions[job_id] = session
@@ -535,6 +509,13 @@ class TaskManager:
     async def _run_reports(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
-            own = self.inspector.metrics() if self.inspector.runs else {}
-            for job_id, session in self._sessions.items():
-                self._tell("report", self.id, job_id, {**own, **session.metrics.snapshot()})
+            for job_id in self._sessions:
+                self._report_metrics(job_id)
+
+    def _report_metrics(self, job_id: str) -> None:
+        session = self._sessions.get(job_id)
+        if session is None:
+            return
+        own = self.inspector.metrics() if self.inspector.runs else {}
+        self._tell("report", self.id, job_id, {**own, **session.metrics.snapshot()})
+        session.tell_missed()
