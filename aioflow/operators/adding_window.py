@@ -32,7 +32,7 @@ __all__ = ["AddingWindowOperator"]
 
 
 class AddingWindowOperator(Operator):
-    """Owns the aggregate, the window function, the output and the late records.
+    """The base class of these windows. It owns the aggregate, the window function, and the output.
 
     Subclasses own the state.
     """
@@ -50,7 +50,9 @@ class AddingWindowOperator(Operator):
         self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
         self._late_tag = late_tag
         self._folding = self._aggregate
-        self._of_taken: FoldingAggregate | None = None  # Made for the first batch of what it takes.
+        self._of_taken: FoldingAggregate | None = (
+            None  # Made for the first batch of extracted values.
+        )
 
     @property
     def aggregate(self) -> FoldingAggregate:
@@ -128,5 +130,5 @@ class AddingWindowOperator(Operator):
         self._late_dropped.inc(1)
         if (
             self._late_tag is not None and self._folding is self._aggregate
-        ):  # Late elements have no reader where no whole ones are sent.
+        ):  # Late elements have no reader if only extracted values are sent.
             self.ctx.side_output(self._late_tag, value, timestamp, watermark)

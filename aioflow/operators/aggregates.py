@@ -73,9 +73,9 @@ T = TypeVar("T")
 
 
 def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, Any]]:
-    """Computes several aggregates at once: a dict of their results, in the given order.
+    """Returns an aggregate that computes several aggregates at once: a dict of their results.
 
-    `agg(n=count(), total=sum(col.cents))`.
+    For example `agg(n=count(), total=sum(col.cents))`. The dict has the given order.
     """
     if unnamed:
         names = ", ".join(
@@ -91,7 +91,7 @@ def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, 
 
 @explained
 def count(*of: Never, where: Selector = None) -> AggregateFunction[Any, Any, int]:
-    """Counts elements."""
+    """Returns an aggregate that counts elements."""
     if of:
         given = f"af.{of[0]!r}" if is_expression(of[0]) else "fn"
         some = f"where=~{given}.is_null()" if is_expression(of[0]) else "where=fn"
@@ -105,19 +105,19 @@ def count(*of: Never, where: Selector = None) -> AggregateFunction[Any, Any, int
 
 @explained
 def sum(fn: Selector = None, *, where: Selector = None) -> Sum:
-    """Computes the sum of numbers, 0 without elements."""
+    """Returns an aggregate for the sum of numbers, 0 without elements."""
     return Sum(fn, where)
 
 
 @explained
 def min(fn: Selector = None, *, where: Selector = None) -> Min:
-    """Computes the least `fn(x)`."""
+    """Returns an aggregate for the least `fn(x)`."""
     return Min(fn, where)
 
 
 @explained
 def max(fn: Selector = None, *, where: Selector = None) -> Max:
-    """Computes the greatest `fn(x)`."""
+    """Returns an aggregate for the greatest `fn(x)`."""
     return Max(fn, where)
 
 
@@ -125,7 +125,7 @@ def max(fn: Selector = None, *, where: Selector = None) -> Max:
 def mean(
     fn: Selector = None, *, where: Selector = None
 ) -> AggregateFunction[Any, Any, float | OrNone]:
-    """Computes the arithmetic mean, None without elements."""
+    """Returns an aggregate for the arithmetic mean, None without elements."""
     return Mean(fn, where)
 
 
@@ -133,7 +133,7 @@ def mean(
 def collect(
     fn: Selector = None, *, where: Selector = None
 ) -> AggregateFunction[Any, Any, list[Any]]:
-    """Collects the list of `fn(x)`, in order of arrival."""
+    """Returns an aggregate that collects a list of `fn(x)`, in order of arrival."""
     return Collect(fn, where)
 
 
@@ -141,37 +141,40 @@ def collect(
 def top(
     n: int, by: Selector = None, *, where: Selector = None
 ) -> AggregateFunction[Any, Any, list[Any]]:
-    """Keeps the `n` elements with the greatest `by(x)`: a list, best first, ties by arrival."""
+    """Returns an aggregate that keeps the `n` elements with the greatest `by(x)`.
+
+    The result is a list, best first. Among equals the first to arrive comes first.
+    """
     return Top(n, by, where)
 
 
 @explained
 def min_by(fn: Selector, *, where: Selector = None) -> MinBy:
-    """Keeps the first element with the least `fn(x)`."""
+    """Returns an aggregate that keeps the first element with the least `fn(x)`."""
     return MinBy(fn, where)
 
 
 @explained
 def max_by(fn: Selector, *, where: Selector = None) -> MaxBy:
-    """Keeps the first element with the greatest `fn(x)`."""
+    """Returns an aggregate that keeps the first element with the greatest `fn(x)`."""
     return MaxBy(fn, where)
 
 
 @explained
 def first(fn: Selector = None, *, where: Selector = None) -> First:
-    """Keeps `fn(x)` of the first element to arrive."""
+    """Returns an aggregate that keeps `fn(x)` of the first element to arrive."""
     return First(fn, where)
 
 
 @explained
 def last(fn: Selector = None, *, where: Selector = None) -> Last:
-    """Keeps `fn(x)` of the last element to arrive."""
+    """Returns an aggregate that keeps `fn(x)` of the last element to arrive."""
     return Last(fn, where)
 
 
 @explained
 def distinct(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, int]:
-    """Counts the different values of `fn(x)` exactly.
+    """Returns an aggregate that counts the different values of `fn(x)` exactly.
 
     The values must be hashable, and the state keeps all of them.
     """
@@ -254,7 +257,7 @@ class BuiltIn(FoldingAggregate):
 
 
 class Count(BuiltIn):
-    """Accumulator: int."""
+    """Implements `count`. Accumulator: int."""
 
     name = "count"
     initial = "0"
@@ -263,7 +266,7 @@ class Count(BuiltIn):
     def fold(
         self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
     ) -> None:
-        # A Counter adds up in C, and asks no more of what it adds to than that it is a dict.
+        # `Counter.update` counts in C, and works on any dict.
         if self.where is None and table.__class__ is dict:
             Counter.update(table, keys)  # type: ignore[call-overload]
         else:
@@ -280,7 +283,7 @@ class Count(BuiltIn):
 
 
 class Sum(BuiltIn):
-    """Accumulator: number, 0 at first."""
+    """Implements `sum`. Accumulator: number, 0 at first."""
 
     name = "sum"
     initial = "0"
@@ -296,7 +299,7 @@ class Sum(BuiltIn):
 
 
 class Min(BuiltIn):
-    """Accumulator: the least value, None at first."""
+    """Implements `min`. Accumulator: the least value, None at first."""
 
     name = "min"
 
@@ -316,7 +319,7 @@ class Min(BuiltIn):
 
 
 class Max(BuiltIn):
-    """Accumulator: the greatest value, None at first."""
+    """Implements `max`. Accumulator: the greatest value, None at first."""
 
     name = "max"
 
@@ -335,7 +338,7 @@ class Max(BuiltIn):
 
 
 class Mean(BuiltIn):
-    """Accumulator: [sum, number of values]."""
+    """Implements `mean`. Accumulator: [sum, number of values]."""
 
     name = "mean"
     initial = "[0, 0]"
@@ -360,7 +363,7 @@ class Mean(BuiltIn):
 
 
 class Collect(BuiltIn):
-    """Accumulator: list of the values."""
+    """Implements `collect`. Accumulator: list of the values."""
 
     name = "collect"
     initial = "[]"
@@ -378,7 +381,7 @@ class Collect(BuiltIn):
 
 
 class Top(BuiltIn):
-    """Accumulator: list of (score, element), best first, at most `n`."""
+    """Implements `top`. Accumulator: list of (score, element), best first, at most `n`."""
 
     name = "top"
     argument = "by"
@@ -392,7 +395,7 @@ class Top(BuiltIn):
         self.n = n
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
-        # Most elements are not among the best: one comparison with the last of them.
+        # Most elements are not among the best, which one comparison with the last of these shows.
         insert, n = writer.constant(_insert), self.n
         test = (
             f"(x := {writer.value(self.fn)}) is not None and not (len({slot}) == {n} and x <= "
@@ -413,7 +416,7 @@ class Top(BuiltIn):
 
 
 class MinBy(BuiltIn):
-    """Accumulator: (score, element), None at first."""
+    """Implements `min_by`. Accumulator: (score, element), None at first."""
 
     name = "min_by"
 
@@ -431,7 +434,7 @@ class MinBy(BuiltIn):
 
 
 class MaxBy(BuiltIn):
-    """Accumulator: (score, element), None at first."""
+    """Implements `max_by`. Accumulator: (score, element), None at first."""
 
     name = "max_by"
 
@@ -449,7 +452,7 @@ class MaxBy(BuiltIn):
 
 
 class First(BuiltIn):
-    """Accumulator: (value,), () at first."""
+    """Implements `first`. Accumulator: (value,), () at first."""
 
     name = "first"
     initial = "()"
@@ -467,7 +470,7 @@ class First(BuiltIn):
 
 
 class Last(BuiltIn):
-    """Accumulator: (value,), () at first."""
+    """Implements `last`. Accumulator: (value,), () at first."""
 
     name = "last"
     initial = "()"
@@ -484,7 +487,7 @@ class Last(BuiltIn):
 
 
 class Distinct(BuiltIn):
-    """Accumulator: set of the values.
+    """Implements `distinct`. Accumulator: set of the values.
 
     In the set, None stands for NaN: None does not count as a value, and NaN does not equal itself.
     """
@@ -507,7 +510,7 @@ class Distinct(BuiltIn):
 
 
 class Agg(FoldingAggregate):
-    """Accumulator: list of the accumulators of `parts`, in their order."""
+    """Implements `agg`. Accumulator: list of the accumulators of `parts`, in their order."""
 
     in_place = True
 

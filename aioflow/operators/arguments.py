@@ -28,7 +28,7 @@ def signed_ms(duration: Duration | int, function: str, argument: str) -> int:
 
 def _ms(duration: Duration | int, function: str, argument: str) -> int:
     try:
-        # Refuses numbers itself, saying why.
+        # `to_ms` itself refuses numbers, with a reason.
         return to_ms(duration, argument)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise GraphError(f"{function}: {error}") from error

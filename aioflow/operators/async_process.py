@@ -97,8 +97,8 @@ class AsyncProcessOperator(ProcessOperator):
         self._is_keyed = keyed
         self._due: deque[tuple[int, Any]] = (
             deque()
-        )  # Processing-time timers that wait for a mail of their own.
-        self._is_firing = False  # It is on its way.
+        )  # Processing-time timers that wait for their mail.
+        self._is_firing = False  # Whether that mail is queued.
         self._backlog: deque[tuple[int, RecordBatch]] = deque()  # Restored elements.
         self.availability = Availability(available=True)
 
@@ -113,7 +113,7 @@ class AsyncProcessOperator(ProcessOperator):
 
     @property
     def has_pending(self) -> bool:
-        return False  # It goes on by mail, not by `resume`.
+        return False  # Work continues by mail, not by `resume`.
 
     @property
     def busy(self) -> bool:
@@ -132,7 +132,7 @@ class AsyncProcessOperator(ProcessOperator):
         return empty_batch()
 
     def finish(self) -> RecordBatch:
-        """Begins the end of the function by mail; `busy` is true until it is done."""
+        """Schedules the end of the function as a mail; `busy` is true until it is done."""
         self._context.timer_service.begin_end()
         self._ending = True
         self._begin(0, empty_batch())
@@ -164,16 +164,15 @@ class AsyncProcessOperator(ProcessOperator):
             table = self._keyed.table(PENDING)
             table.drop(None)
             table.of(None).update(keyed)
-            # A processing-time timer was popped when its mail came; until it has run it is still
-            # owed.
+            # A processing-time timer was popped when its mail came, but has not fired yet, so it
+            # must be in the snapshot.
             assert self._timers is not None
             for timestamp, key in self._due:
                 self._timers.register_processing_time_timer(key, None, timestamp)
             self._due.clear()
         return of_function
 
-    # ----------------------------------------------------------------------------------------------
-    # mail
+    # Mail.
 
     def _begin(self, index: int, batch: RecordBatch) -> None:
         assert self._batch is None, "room() is 0 until the element before it is done"
@@ -182,9 +181,9 @@ class AsyncProcessOperator(ProcessOperator):
         self.ctx.execute(self._step, "async process")
 
     async def _step(self) -> None:
-        """Mail: processes the accepted elements.
+        """Processes the accepted elements. Runs as mail.
 
-        A long drain of timers continues in a mail of its own, so that other mail runs in between.
+        A long drain of timers continues in another mail, so that other mail runs in between.
         """
         rows, before = Rows(), self._mark
         try:
@@ -296,7 +295,8 @@ class AsyncProcessOperator(ProcessOperator):
         finally:
             self._context.mark = None
 
-    # Processing-time timers: the timer service calls plainly, so their turn is a mail behind it.
+    # Processing-time timers: the timer service calls synchronously, so the function runs in a later
+    # mail.
 
     def _on_processing_time(self, timestamp: int, key: Any, namespace: Any) -> None:
         self._due.append((timestamp, key))
@@ -308,7 +308,7 @@ class AsyncProcessOperator(ProcessOperator):
             self.ctx.execute(self._fire_processing, "async timers")
 
     async def _fire_processing(self) -> None:
-        """Mail: fires the processing-time timers that the clock has passed.
+        """Fires the processing-time timers that the clock has passed. Runs as mail.
 
         Timers beyond one slice fire in the next mail.
         """
@@ -322,7 +322,7 @@ class AsyncProcessOperator(ProcessOperator):
                 await self._await_on_timer(timestamp, key, rows)
                 if (
                     self._batch is None
-                ):  # Else what it registered fires on the way of the element that waits.
+                ):  # Otherwise timers that it registered fire with the element that waits.
                     await self._fire_until(self._context.watermark, rows, 1 << 63)
                 if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
                     break

@@ -15,7 +15,7 @@ __all__ = ["CompletionQueue", "Entry", "OrderedQueue", "UnorderedQueue"]
 
 
 class Entry:
-    """One element and its pending result.
+    """One element of the input with its pending result.
 
     `mark` is the watermark in force before it; `results` or `error` is set before it is completed.
     """
@@ -107,7 +107,7 @@ class UnorderedQueue:
 
     def __init__(self) -> None:
         self._epochs: deque[_Epoch] = deque()
-        self._entries: dict[Entry, None] = {}  # An ordered set.
+        self._entries: dict[Entry, None] = {}  # Used as an ordered set.
 
     def __len__(self) -> int:
         return len(self._entries)

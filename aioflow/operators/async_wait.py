@@ -95,10 +95,10 @@ class AsyncWaitOperator(Operator):
         self._blocking = blocking
         self._call: Callable[[Any], Awaitable[Any]]
         self._once: Callable[[Any], Awaitable[Any]]
-        self._waiting: deque[Entry] = deque()  # Restored elements that found no free place.
+        self._waiting: deque[Entry] = deque()  # Restored elements that wait for a free place.
         self._running = 0
-        self._watermark = MIN_WATERMARK  # After the last element that came in.
-        self._sent = MIN_WATERMARK  # That the next operator knows.
+        self._watermark = MIN_WATERMARK  # Watermark after the last element received.
+        self._sent = MIN_WATERMARK  # Watermark that was sent to the next operator.
         self._mail_is_out = False
         self._is_failed = False
         self.availability = Availability(available=True)
@@ -162,8 +162,7 @@ class AsyncWaitOperator(Operator):
     async def close(self) -> None:
         await self._user.close()
 
-    # ----------------------------------------------------------------------------------------------
-    # calls
+    # Calls.
 
     def _prepare(self, call: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         """Returns a function that makes one try of `call` as an awaitable."""
@@ -238,11 +237,10 @@ class AsyncWaitOperator(Operator):
                 result = await self._call(value)
         except TimeoutError:
             if not scope.expired():
-                raise  # One of the function's own.
+                raise  # An error of the function itself.
         if not scope.expired():
             return result
-        # A function that swallowed its cancellation and gave a result all the same is too late,
-        # too.
+        # A function that swallowed its cancellation and returned a result is too late as well.
         if self._on_timeout is None:
             raise TimeoutError(
                 f"no result within {self._timeout_s:g} s (timeout= bounds all tries together)"
@@ -270,15 +268,14 @@ class AsyncWaitOperator(Operator):
                     raise
                 if tries == retry.attempts:
                     error.add_note(f"after {tries} tries")
-                    raise error from error.__cause__  # It may stand for what was raised.
+                    raise error from error.__cause__  # `error` may replace the original exception.
             await asyncio.sleep(retry.delay_s(tries))
             tries += 1
 
-    # ----------------------------------------------------------------------------------------------
-    # mail
+    # Mail.
 
     def _deliver(self) -> None:
-        """Mail: emits all results that may be emitted now, as one batch."""
+        """Emits all results that may be emitted now, as one batch. Runs as mail."""
         self._mail_is_out = False
         values: list[Any] = []
         stamps: list[Any] = []

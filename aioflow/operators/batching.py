@@ -44,7 +44,7 @@ last two.
 
 
 class _Gathered:
-    """Elements in order, each with the watermark in force before it."""
+    """Collected elements in order, each with the watermark in force before it."""
 
     __slots__ = ("marks", "stamps", "values")
 
@@ -107,10 +107,10 @@ class MapBatchesOperator(Operator):
         self._is_inline = False
         self._gathered = _Gathered()
         self._in_flight: _Gathered | None = None
-        self._is_due = False  # What is gathered need not be full.
+        self._is_due = False  # Whether an incomplete list may be passed to the function.
         self._is_ending = False
-        self._watermark = MIN_WATERMARK  # After the last element that came in.
-        self._sent = MIN_WATERMARK  # That the next operator knows.
+        self._watermark = MIN_WATERMARK  # Watermark after the last element received.
+        self._sent = MIN_WATERMARK  # Watermark that was sent to the next operator.
         self._timer: ProcessingTimeTimer | None = None
         self.availability = Availability(available=True)
 
@@ -219,7 +219,7 @@ class MapBatchesOperator(Operator):
         return rows.batch(before, self._reached())
 
     def _on_wait_over(self, timestamp_ms: int) -> None:
-        """Mail: the wait of the first element is over."""
+        """Handles the end of the wait for the first element. Runs as mail."""
         self._timer = None
         self._is_due = True
         self._emit(self._go_on())
@@ -242,8 +242,7 @@ class MapBatchesOperator(Operator):
         self._sent = reached
         return reached
 
-    # ----------------------------------------------------------------------------------------------
-    # calls
+    # Calls.
 
     def _call_inline(self, part: _Gathered) -> list[Any]:
         try:
@@ -280,7 +279,7 @@ class MapBatchesOperator(Operator):
         )  # A generator runs here, too.
 
     def _deliver(self, part: _Gathered, results: list[Any]) -> None:
-        """Mail: emits the results of the call, which has ended."""
+        """Emits the results of the call, which has ended. Runs as mail."""
         rows, before = Rows(), self._sent
         self._keep(rows, part, results)
         self._in_flight = None
@@ -361,10 +360,13 @@ class ThrottleOperator(Operator):
             self._timer.cancel()
 
     def _now_ms(self) -> float:
-        # The monotonic clock: a step of the wall clock must neither open nor close the gate.
+        # Uses the monotonic clock, because a step of the wall clock must not change the rate.
         return self.ctx.host.clock.monotonic() * 1000
 
     def _on_time(self, timestamp_ms: int) -> None:
-        """Mail: there may be room again. The chain checks, and waits again if there is none."""
+        """Wakes the chain, because there may be room again. Runs as mail.
+
+        The chain checks, and waits again if there is none.
+        """
         self._timer = None
         self.availability.set_available()

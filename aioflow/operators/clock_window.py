@@ -111,11 +111,10 @@ class ClockWindowOperator(SliceWindowOperator):
             self._timer = self.ctx.register_processing_timer(end - 1 - self._lead, self._on_time)
 
     def _on_time(self, timestamp: int) -> None:
-        # While the windows before still give out their results, the timer after theirs is not
-        # registered.
+        # While earlier windows still emit results, the next timer is not registered.
         self._due = timestamp + self._lead
         batch = self._out.start(self._fire_due(), self._event_time)
-        if batch.values or self.has_pending:  # What gives nothing has to go on, too.
+        if batch.values or self.has_pending:  # Work without results has to continue, too.
             self.ctx.emit(batch)
 
     def _fire_due(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ __all__ = ["ConnectedRowsOperator"]
 
 
 class ConnectedRowsOperator(Operator):
-    """Hands each input to a stateless operator of its own."""
+    """Passes each input to its own stateless operator."""
 
     inputs = 2
 

@@ -162,9 +162,9 @@ class LoopWriter:
         """
         function = self.constant(slow(e))
         if self._kind is RowKind.ATTRIBUTES and shadowed(e):
-            return f"{function}(value)"  # It looks at the class of each row.
+            return f"{function}(value)"  # This function checks the class of each row.
         result = self._new_name()
-        # A try costs nothing until it fails.
+        # A `try` block costs nothing until it fails.
         self.line("try:")
         self.line(f" {result} = {emit(e)}")
         self.line("except _errors:")
@@ -270,13 +270,13 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return made
 
     def get_result(self, accumulator: Any) -> Any:
-        # A look-up of one plain function where `_made` is several calls.
+        # Faster than `_made`, which makes several calls.
         function = self.__dict__.get("_result")
         if function is None:
             function = self.__dict__["_result"] = self._made("result")
         return function(accumulator)
 
-    # Generated functions are made when first used and do not travel.
+    # Generated functions are made when first used, and are not sent to other processes.
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -323,7 +323,8 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
             load = ["  acc = get(key)", f"  if acc is None: acc = table[key] = {initial}"]
         else:
             load = [f"  acc = get(key, {initial})"]
-        # A dict holds what was changed; another mapping may write through, and must hear of it.
+        # In a dict the changed accumulator is already stored. Another mapping may need an
+        # assignment.
         store = [] if self.in_place and plain else ["  table[key] = acc"]
         loop = (
             " for key, value in zip(keys, values, strict=True):"

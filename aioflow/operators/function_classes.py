@@ -81,7 +81,7 @@ def check_function_class(function: Any) -> None:
         if name not in own and name not in getattr(function, "__dict__", ())
     ]
     required = {name for kind, names in REQUIRED.items() if issubclass(cls, kind) for name in names}
-    # The constructor of a class was not called yet, and may still add what is missing.
+    # The constructor of a class was not called yet, and may still add missing methods.
     certain = not isinstance(function, type) or "__init__" not in own
     for name, method in own.items():
         if name in contract or name.startswith("_") or type(method) is not FunctionType:

@@ -34,7 +34,7 @@ def as_sink(what: Any) -> Sink[Any]:
     """
     called = isinstance(what, type) and any("__call__" in vars(base) for base in what.__mro__)
     by_class = isinstance(what, type) and _is_function_class(what)
-    # It has the methods, but of no instance: an element would be given to the constructor.
+    # A class has the methods too, but an element would be passed to its constructor.
     if isinstance(what, type) and (isinstance(what, Sink) or (called and not by_class)):
         raise GraphError(
             f"sink() got the class {what.__name__}, expected an instance: add the parentheses, "
@@ -45,7 +45,7 @@ def as_sink(what: Any) -> Sink[Any]:
         return what
     if inspect.isfunction(what) and what.__module__.startswith(
         "aioflow.io."
-    ):  # It would be called with each element, and make a sink.
+    ):  # Otherwise the class would be called with each element, and make a sink.
         raise GraphError(
             f"sink() got the function {what.__name__}, expected what it makes: add the "
             f"parentheses, {what.__name__}(...)"
@@ -95,7 +95,7 @@ class FunctionSink:
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
         asynchronous = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
-            # Not whether it can be called, but how.
+            # Finds out how the function is called, not whether it can be.
             getattr(self._function, "__call__", None)  # noqa: B004
         )
         return (

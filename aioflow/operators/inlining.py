@@ -73,7 +73,7 @@ def body_of(function: Any) -> Body | None:
             return _getter_body(function)
         return _function_body(function) if type(function) is FunctionType else None
     except ValueError:
-        return None  # An int of thousands of digits, which Python does not spell.
+        return None  # An int with too many digits, which Python refuses to write as text.
 
 
 def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -98,7 +98,7 @@ def failure_of(function: Callable[[Any], Any], value: Any, error: Exception) -> 
         function(value)
     except type(error) as again:
         return again
-    except Exception:  # noqa: BLE001  # Another one than what is reported.
+    except Exception:  # noqa: BLE001  # Not the error to report.
         return error
     return error
 
@@ -165,7 +165,7 @@ def _read(code: CodeType) -> Body | None:
             made = _joined("", stack.pop(), f".{given}")
         elif (
             name in ("BUILD_TUPLE", "BUILD_LIST")
-            # These have one always.
+            # These instructions always have an argument.
             and 0 < instruction.arg <= len(stack)  # type: ignore[operator]
         ):
             members = tuple(stack[-given:])

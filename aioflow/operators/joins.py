@@ -123,8 +123,7 @@ class CoGroupOperator(WindowOperator):
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
         return elements_of(self._function.call(key, lefts, rights), f"co_group {self.ctx.name!r}")
 
-    # What a join has held on columns, see `window_join`: state is that of either, and here it is of
-    # rows.
+    # State of a join that ran on columns (`window_join`). This operator converts it to rows.
 
     def _restore_columns(self) -> None:
         own = self._state.key_group_range
@@ -256,8 +255,8 @@ class IntervalJoinOperator(Operator):
             )
         self._met = KeysMet()
         self._function = UserFunction(function, "process_element")
-        # Relative to the element that comes: where its partners on the other side are, and how long
-        # it may still meet one.
+        # Relative to an arriving element: the bounds of its partners' times, and the time until
+        # which it may still find one.
         self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
         self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
 

@@ -77,7 +77,8 @@ class KeySpelling:
         first = self._first
         if first is None:
             types, found = self._types, list(map(type, keys))
-            # Nearly always one type, and to count it is half the price of a set of all.
+            # Nearly always there is one type, and counting it costs half as much as a set of all
+            # types.
             if found and found.count(found[0]) == len(found):
                 types.add(found[0])
             else:

@@ -38,7 +38,7 @@ For other types, such as those of a program, this is unknown.
 class KeysMet:
     """The first key of each side of one subtask.
 
-    `is_open` is true until both are known; check it before each batch.
+    `is_open` is true until both keys are known; check it before each batch.
     """
 
     __slots__ = ("_first", "is_open")

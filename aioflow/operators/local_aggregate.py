@@ -81,7 +81,7 @@ class LocalAggregate:
         if sent is None:
             return None
         count = len(sent)
-        times = [timestamps[0]] * count  # They may be a column.
+        times = [timestamps[0]] * count  # A list, because the timestamps may be a column.
         before = None if watermarks is None else [watermarks[0]] * count
         return RecordBatch(
             sent,
@@ -96,7 +96,7 @@ class LocalAggregate:
         """Adds `values` to `held`; returns False if a function of the application fails."""
         try:
             self.aggregate.fold(held, list(map(key_of, values)), values)
-        # Of the key it comes again for the record itself; any other is the consumer's.
+        # An error of the key function occurs again for the record; others occur at the consumer.
         except Exception:  # noqa: BLE001
             return False
         return True

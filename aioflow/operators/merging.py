@@ -21,7 +21,7 @@ Stored = tuple[list[int], list[int], list[tuple[int, int]]]
 
 
 class Merge(NamedTuple):
-    """Windows that became one.
+    """The result of a merge of windows.
 
     The contents of `moved_states` must be merged into `state`, and the triggers of `merged` into
     `window`.

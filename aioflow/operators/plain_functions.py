@@ -40,7 +40,7 @@ def check_plain(function: Any, what: str, parameters: str, method: str = "__call
     target = getattr(function, method) if is_class else function
     if not callable(target):
         raise GraphError(f"{what} needs a function, got {type(function).__name__}: {function!r}")
-    # Not whether it can be called, but how.
+    # Finds out how the function is called, not whether it can be.
     for call in (target, getattr(target, "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
             raise GraphError(
@@ -65,7 +65,7 @@ def check_called(function: Any, what: str, parameters: str) -> None:
         )
     if not isinstance(function, type) or not has_operator_state(
         function
-    ):  # Of such a class an instance is called.
+    ):  # For such a class, an instance is called.
         check_takes(function, what, parameters)
 
 

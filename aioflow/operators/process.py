@@ -62,9 +62,7 @@ class _Side(NamedTuple):
 
 
 class Rows:
-    """Output under construction: values, their timestamps, and the watermark in force before
-    each.
-    """
+    """Output that is being collected: values, their timestamps, and the watermark before each."""
 
     __slots__ = ("marks", "stamps", "values")
 
@@ -96,10 +94,10 @@ class Rows:
 
 
 class ProcessOperator(Operator):
-    """One input, one function: a `ProcessFunction`, or a plain (generator) function `fn(value,
-    ctx)`.
+    """The operator of a function with one input.
 
-    Keyed state and timers are available if the input is keyed. Subclasses name their sides.
+    The function is a `ProcessFunction`, or a plain (generator) function `fn(value, ctx)`. Keyed
+    state and timers are available if the input is keyed. Subclasses name their sides.
     """
 
     sides: tuple[_Side, ...] = (_Side("process_element"),)
@@ -115,9 +113,9 @@ class ProcessOperator(Operator):
         self._batch: RecordBatch | None = None
         self._input = 0
         self._position = 0
-        self._mark = MIN_WATERMARK  # In force before what is emitted next.
+        self._mark = MIN_WATERMARK  # Watermark in force before the next output.
         self._ending = False
-        self._fired = Rows()  # What processing-time timers gave since the last emit.
+        self._fired = Rows()  # Output of processing-time timers since the last emit.
         self.inputs = len(self.sides)
 
     def initialize_state(self) -> None:
@@ -180,8 +178,7 @@ class ProcessOperator(Operator):
     async def close(self) -> None:
         await self._user.close()
 
-    # ----------------------------------------------------------------------------------------------
-    # without a key
+    # Input without keys.
 
     def _process_unkeyed(self, index: int, batch: RecordBatch) -> RecordBatch:
         values, watermarks, context = batch.values, batch.watermarks, self._context
@@ -221,8 +218,7 @@ class ProcessOperator(Operator):
         self._mark = context.watermark
         return batch.select(origin, out)
 
-    # ----------------------------------------------------------------------------------------------
-    # with a key
+    # Input with keys.
 
     def _process_keyed(self, max_records: int) -> RecordBatch:
         """Continues the current batch to its end, or until timers have blocked the loop for a
@@ -255,8 +251,8 @@ class ProcessOperator(Operator):
             context.broadcast_writable = side.broadcast
             while True:
                 if i < count:
-                    # Below it after a restore only: event time goes on where the timers were, until
-                    # the stream is there again.
+                    # Only after a restore is it below: event time continues at that of the timers
+                    # until the stream has reached it again.
                     if watermarks is not None and watermarks[i] > current:
                         current = watermarks[i]
                 elif batch.watermark > current:
@@ -370,8 +366,7 @@ class ProcessOperator(Operator):
         if rows.values:
             self.ctx.emit(rows.batch(self._mark, MIN_WATERMARK))
 
-    # ----------------------------------------------------------------------------------------------
-    # the end
+    # The end of the input.
 
     def _finish_keyed(self, rows: Rows, max_records: int) -> bool:
         """Fires waiting processing-time timers, then calls the function's `finish`.
@@ -422,7 +417,9 @@ class ProcessOperator(Operator):
 
 
 class KeyedProcessOperator(ProcessOperator):
-    """A process function directly after `key_by`; `open` checks that the input is keyed."""
+    """The operator of a process function directly after `key_by`; `open` checks that the input is
+    keyed.
+    """
 
     async def open(self) -> None:
         require_keyed(self.ctx.keyed_state, self.ctx.name)
@@ -430,15 +427,16 @@ class KeyedProcessOperator(ProcessOperator):
 
 
 class CoProcessOperator(ProcessOperator):
-    """Two inputs, one `CoProcessFunction`. Both inputs are keyed, or neither is."""
+    """The operator of a `CoProcessFunction` with two inputs. Both are keyed, or neither is."""
 
     sides = (_Side("process_element1"), _Side("process_element2"))
 
 
 class BroadcastProcessOperator(ProcessOperator):
-    """Input 0: elements, keyed or not.
+    """The operator of a broadcast process function.
 
-    Input 1: the broadcast stream; only its elements change broadcast state.
+    Input 0 is the elements, keyed or not. Input 1 is the broadcast stream; only its elements change
+    broadcast state.
     """
 
     sides = (_Side("process_element"), _Side("process_broadcast_element", broadcast=True))

@@ -175,7 +175,7 @@ class KeyedTimers:
         self._keyed = keyed
         self._timers = timers
         self._ending: Iterator[tuple[int, Any, Any]] | None = None
-        self.next_due = MIN_WATERMARK  # Restored timers are found by the first look.
+        self.next_due = MIN_WATERMARK  # Low, so that the first check finds restored timers.
 
     @property
     def current_watermark(self) -> int | None:

@@ -53,7 +53,7 @@ def refuse_awaitable(result: Any, what: str) -> None:
     """Raises TypeError if `result` is awaitable: a plain function must not return an awaitable."""
     if inspect.isawaitable(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
-            result.close()  # Else it is also reported as never awaited.
+            result.close()  # Otherwise Python also reports it as never awaited.
         raise TypeError(
             f"{what} returned {type(result).__name__}, which is never awaited: declare the "
             "function itself as `async def`, or pass "

@@ -50,7 +50,7 @@ class ResumableOutput:
         self._affordable = RESULTS_FIRST
         self._values: list[Any] = []
         self._timestamps: list[int | None] = []
-        self._timed = True  # Whether all of them are known to be ints.
+        self._timed = True  # Whether all timestamps are ints.
         self._watermarks: list[int] = []
         self._limit = RESULTS_FIRST
         self._tried = 0
@@ -149,7 +149,7 @@ class ResumableOutput:
         self._tried = 0
         if not values:
             return empty_batch(self.watermark)
-        # Results of elements without event time have none either.
+        # Results of elements without event time have no event time either.
         timed: Any = timestamps if self._timed else None
         self._values, self._timestamps, self._watermarks, self._timed = [], [], [], True
         return RecordBatch(values, timed, None, watermarks, self.watermark)

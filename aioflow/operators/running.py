@@ -51,7 +51,7 @@ class RunningAggregate(Protocol):
 
 
 class _RunningOperator(Operator):
-    """Owns the table; subclasses fold batches into it."""
+    """The base class of running operators. It owns the table; subclasses fold batches into it."""
 
     _table: StateTable
 
@@ -68,7 +68,7 @@ class _RunningOperator(Operator):
         return None
 
     def _shown(self) -> Callable[[Any], Any] | None:
-        """Converts a stored value to the value that queries show."""
+        """Function from a stored value to the value that queries show, or None."""
         return None
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
@@ -87,14 +87,18 @@ class _RunningOperator(Operator):
 
 
 class RunningAggregateOperator(_RunningOperator):
-    """`count sum min max aggregate`: emits `(key, result so far)`."""
+    """The operator of `count sum min max aggregate`: emits `(key, result so far)` for each
+    element.
+    """
 
     def __init__(self, aggregate: RunningAggregate) -> None:
         self._aggregate = aggregate
         self._spelling = KeySpelling()
         self.reads_columns = isinstance(aggregate, FoldingAggregate) and why_rows(aggregate) is None
         self._columns: RunningColumns | None = None  # Made for the first batch of columns.
-        self._of_taken: RunningAggregate | None = None  # Made for the first batch of what it takes.
+        self._of_taken: RunningAggregate | None = (
+            None  # Made for the first batch of extracted values.
+        )
 
     @property
     def aggregate(self) -> RunningAggregate:
@@ -154,7 +158,7 @@ class RunningAggregateOperator(_RunningOperator):
             return done
         if self._columns is not None:
             self._columns.release()  # Rows write to the table.
-        # State notes and keeps each key as it was first spelled.
+        # State stores each key as it was first written.
         shown = self._spelling.shown(keys, self._table.peek(None))
         table = self._table.of(None, shown)
         aggregate = self._over_taken() if batch.taken else self._aggregate
@@ -202,7 +206,7 @@ class RunningAggregateOperator(_RunningOperator):
                 explain_failure(aggregate, error, value)
                 self._name_culprit(error, key, value, taken=taken)
                 return
-            # Another error than the one that is reported: not the culprit.
+            # A different error, so this record is not the cause.
             except Exception:  # noqa: BLE001
                 continue
         note_once(error, f"in {describe_place(self.ctx)}, {between_records(values, taken=taken)}")

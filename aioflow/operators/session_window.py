@@ -83,8 +83,7 @@ class SessionWindowOperator(AddingWindowOperator):
             "window-timers", self._on_no_callback, self._on_no_callback
         )
 
-    # ----------------------------------------------------------------------------------------------
-    # input
+    # Input.
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         timers, watermarks = self._timers, batch.watermarks
@@ -130,7 +129,7 @@ class SessionWindowOperator(AddingWindowOperator):
             list(batch.values),
             batch.keys,
             batch.watermarks,
-        )  # Columns are read as a list is.
+        )  # Columns read like a list.
         assert keys is not None and batch.timestamps is not None  # Checked in process_batch.
         gap, timers = self._gap, self._timers
         reached = timers.current_watermark if watermarks is None else watermarks[-1]
@@ -149,9 +148,7 @@ class SessionWindowOperator(AddingWindowOperator):
                         session[2] = add(value, held)
                         if timestamp + gap > end:
                             session[1] = timestamp + gap
-                        table[key] = (
-                            sessions  # A dict holds it already; another mapping writes through.
-                        )
+                        table[key] = sessions  # No effect in a dict; another mapping may need this.
                         continue
                 self._place(table, key, value, timestamp, watermark, add)
                 if timers.next_event_time <= reached:
@@ -194,8 +191,7 @@ class SessionWindowOperator(AddingWindowOperator):
         starts[first:behind], sessions[first:behind] = [grown[0]], [grown]
         table[key] = sessions if len(sessions) == 1 else (starts, sessions)
 
-    # ----------------------------------------------------------------------------------------------
-    # fire
+    # Firing.
 
     def _advance(self, watermark: int) -> Iterator[None]:
         """Fires the sessions that end up to `watermark`, in order."""

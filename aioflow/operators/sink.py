@@ -106,7 +106,7 @@ class Sink(Protocol[T_contra]):
 
 
 class SinkOperator(Operator):
-    """Drives one `SinkWriter` and its `Committer`.
+    """The operator that writes through one `SinkWriter` and its `Committer`.
 
     It accepts no records during a flush, and emits only the watermark. Commits run concurrently in
     a helper task: a slow commit delays only the end, not the records or the next checkpoint.
@@ -118,7 +118,7 @@ class SinkOperator(Operator):
         self._commit_retry = commit_retry
         self._writer: SinkWriter[Any] | None = None
         self._committer: Committer | None = None
-        # By checkpoint id, ascending: prepared and not known to be committed.
+        # Prepared writes by checkpoint id, ascending, that may not be committed yet.
         self._prepared: dict[int, list[Any]] = {}
         self._confirmed = 0
         self._flushing = False
@@ -160,8 +160,8 @@ class SinkOperator(Operator):
 
     async def open(self) -> None:
         if self._prepared:
-            # What another subtask had prepared may be among them: only the checkpoint decides, not
-            # who wrote.
+            # Writes that another subtask prepared may be among them: the checkpoint decides, not
+            # the writer.
             logger.info(
                 "%s: commits what was prepared up to the restored checkpoint %d",
                 self.ctx.name,
@@ -221,8 +221,8 @@ class SinkOperator(Operator):
 
     async def _flush(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            # Called only here: a task that is cancelled before it began must not leave a coroutine
-            # behind.
+            # The coroutine is made only here, because a task that is cancelled before it begins
+            # must not leave it unawaited.
             await work()
             check_own_task()
         except BaseException as error:
@@ -260,7 +260,7 @@ class SinkOperator(Operator):
         if self._work is not None:
             await wait_all([self._work])
         if self._flush_failure is not None:
-            # It fails the task too, but must not be overtaken by an acknowledgement.
+            # The error also fails the task, but an acknowledgement must not come first.
             raise self._flush_failure
         await writer.flush()
         committables = await writer.prepare(checkpoint_id)
@@ -321,7 +321,7 @@ class SinkOperator(Operator):
                 await committer.commit(committables)
                 return
             except AioflowError:
-                raise  # It says what to do; another try is not it.
+                raise  # The error says what to do; trying again does not help.
             except Exception as error:
                 tries += 1
                 if tries == retry.attempts:

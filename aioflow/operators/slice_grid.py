@@ -72,8 +72,8 @@ class SliceGrid:
         Earlier records re-fire windows or are dropped.
         """
         if self.lateness:
-            # None of the windows of the slice may have fired: the slice begins at or after the last
-            # end that was passed.
+            # No window of the slice may have fired, so the slice begins at or after the last end
+            # that was passed.
             return self.next_end(watermark) - self.slide
         return self.late_below(watermark)
 

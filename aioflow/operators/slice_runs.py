@@ -99,7 +99,7 @@ def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
     if type(table) is dict:
         for _ in range(0, len(table), LOOP_MERGES_AT_ONCE):
             yield islice(items, LOOP_MERGES_AT_ONCE)
-    else:  # How many there are may be dear to say.
+    else:  # The number of keys may be expensive to find out.
         while part := list(islice(items, LOOP_MERGES_AT_ONCE)):
             yield part
 

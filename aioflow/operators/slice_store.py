@@ -66,13 +66,13 @@ class SliceStore:
         self._table = table
         self._grid = grid
         self._aggregate = aggregate
-        # `merge` of a user may give back its second argument and change it the next time; the
+        # A user's `merge` may return its second argument and change it the next time, but the
         # slices are needed again.
         self._merge_copies = _is_of_user(aggregate)
         self._columns: SliceColumns | None = None  # Made for the first batch of columns.
         self.starts: list[int] = sorted(table.namespaces())
         self.runs = SliceRuns(aggregate, self._merge_copies, self._numbered, self._any_in)
-        self._runs_to = MIN_WATERMARK  # Slices from here on are in no run.
+        self._runs_to = MIN_WATERMARK  # Start of the first slice that is in no run.
 
     @property
     def on_columns(self) -> bool:
@@ -94,8 +94,7 @@ class SliceStore:
                 [start for start in self._columns.starts if first <= start <= last]
             )
 
-    # ----------------------------------------------------------------------------------------------
-    # add
+    # Adding records.
 
     def slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
         """Returns the accumulators of slice `start`, in which `keys` may be changed.
@@ -164,7 +163,7 @@ class SliceStore:
         if start < self._runs_to:
             self.runs.drop(self._number(start))
         starts = self.starts
-        # Nearly always the newest one.
+        # The slice is nearly always the newest one.
         if not starts or starts[-1] != start:
             index = bisect_left(starts, start)
             if index == len(starts) or starts[index] != start:
@@ -180,8 +179,7 @@ class SliceStore:
                 self._columns.drop(start)
             self.runs.drop(self._number(start))
 
-    # ----------------------------------------------------------------------------------------------
-    # read
+    # Reading windows.
 
     def column_results(self, end: int) -> Iterator[ColumnBatch] | None:
         """Returns the results of the window that ends at `end`, in pieces, if columns contain all
@@ -266,8 +264,7 @@ def by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
         yield first, np.flatnonzero(~later)
         yield last, np.flatnonzero(later)
     else:
-        # Comparing bytes costs next to nothing, so each of a few slices is looked for among all
-        # records.
+        # Comparing bytes is cheap, so for a few slices all records are compared with each slice.
         numbers = (times - first) // width
         few = last - first < BYTE * width
         found = np.flatnonzero(np.bincount(numbers)) if few else np.unique(numbers)

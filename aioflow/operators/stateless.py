@@ -129,8 +129,8 @@ class StatelessOperator(Operator):
         try:
             if self._keeps_count or (batch.timestamps is None and batch.watermarks is None):
                 plain = self._plain(source)  # type: ignore[misc]  # open() made it
-                # `map` and `filter` take a StopIteration of the function for their own end. An
-                # iterator that met its end says so.
+                # `map` and `filter` treat a StopIteration of the function as their own end. An
+                # exhausted iterator can be recognised.
                 if len(source.__reduce__()) > RAN_TO_ITS_END:
                     raise RuntimeError(
                         "user code raised StopIteration, which is no failure it may use"
@@ -360,7 +360,7 @@ def is_async(function: Any, method: str) -> bool:
         isinstance(function, type) and issubclass(function, Function)
     )
     target = getattr(function, method, None) if is_class else function
-    # Not whether it can be called, but how.
+    # Finds out how the function is called, not whether it can be.
     calls = (target, getattr(target, "__call__", None))  # noqa: B004
     if method == StatelessKind.FLAT_MAP.value and any(map(inspect.isasyncgenfunction, calls)):
         return True

@@ -56,7 +56,7 @@ def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
         body = body_of(part.fn)
         if body is None or body.is_argument:
             return None
-        found[body.pieces] = part.fn  # type: ignore[assignment]  # It has a body.
+        found[body.pieces] = part.fn  # type: ignore[assignment]  # Not None, because it has a body.
     return tuple(found.values()) if len(found) <= 1 else None
 
 

@@ -98,15 +98,16 @@ class Trigger(Generic[T]):
 
 @explained
 def on_watermark() -> Trigger[Any]:
-    """Fires when the watermark passes the window's end, then for each late element within the
-    lateness.
+    """Returns a trigger that fires when the watermark passes the window's end.
+
+    After that it fires for each late element within the lateness.
     """
     return _OnWatermark()
 
 
 @explained
 def on_count(n: int) -> Trigger[Any]:
-    """Fires at every n-th element of the window.
+    """Returns a trigger that fires at every n-th element of the window.
 
     The contents stay; `purging` drops them.
     """
@@ -117,9 +118,10 @@ def on_count(n: int) -> Trigger[Any]:
 
 @explained
 def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
-    """Fires `d` of processing time after the first element since the last firing.
+    """Returns a trigger that fires `d` of processing time after the first element since the last
+    firing.
 
-    Without `d`, fires at the window's end.
+    Without `d`, it fires at the window's end.
     """
     return (
         _AtProcessingTime()
@@ -130,7 +132,9 @@ def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
 
 @explained
 def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
-    """Fires every `d` of event time (or processing time), and at the window's end."""
+    """Returns a trigger that fires every `d` of event time (or processing time), and at the
+    window's end.
+    """
     interval = positive_ms(d, "continuous", "duration")
     return (
         _ContinuousEventTime(interval)
@@ -141,7 +145,7 @@ def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
 
 @explained
 def purging(t: Trigger[T]) -> Trigger[T]:
-    """Fires when `t` fires, and drops the contents each time."""
+    """Returns a trigger that fires when `t` fires, and drops the contents each time."""
     if not isinstance(t, Trigger):
         raise GraphError(f"purging: expected a Trigger, got {t!r}")
     return _Purging(t)
@@ -149,8 +153,10 @@ def purging(t: Trigger[T]) -> Trigger[T]:
 
 @explained
 def early(d: Duration) -> Trigger[Any]:
-    """Fires every `d` of processing time before the watermark passes the end, then as
-    `on_watermark`.
+    """Returns a trigger that fires every `d` of processing time before the watermark passes the
+    end.
+
+    After that it fires as `on_watermark`.
     """
     return _Early(positive_ms(d, "early", "duration"))
 
@@ -351,8 +357,8 @@ class _ContinuousEventTime(Trigger[Any]):
         if next_fire.get() != time:
             return TriggerResult.CONTINUE
         next_fire.clear()
-        # A window without an end waits for its next element: the final watermark would never be
-        # reached in steps.
+        # A window without an end waits for its next element, because the final watermark could
+        # never be reached in steps.
         if end != MAX_WATERMARK:
             time = min(time + self.interval, end)
             next_fire.add(time)

@@ -55,12 +55,12 @@ BEGINNING = ChannelTime()
 
 
 class StatusWatermarkValve:
-    """Minimum over the aligned, active channels of one input. After Flink's StatusWatermarkValve
-    (its current form).
+    """The minimum of the watermarks over the aligned, active channels of one input.
 
     A channel is aligned while it takes part in the minimum: it is not idle, and not below the last
     output (where it may be after being idle). The valve is idle when all its channels are idle or
-    finished, and at least one is not finished.
+    finished, and at least one is not finished. After Flink's StatusWatermarkValve (its current
+    form).
     """
 
     __slots__ = ("_aligned", "_held", "_idle", "_watermarks", "idle", "watermark")
@@ -75,8 +75,8 @@ class StatusWatermarkValve:
         self._watermarks = [MIN_WATERMARK] * n_channels
         self._idle = [False] * n_channels
         self._aligned = [True] * n_channels
-        # The watermark by which each channel holds the others back, MAX if it does not: the minimum
-        # is one call in C.
+        # The watermark with which each channel takes part in the minimum, MAX if it does not. So
+        # the minimum is one call in C.
         self._held = [MIN_WATERMARK] * n_channels
 
     def input_watermark(self, channel: int, watermark: int) -> int | None:
@@ -136,8 +136,8 @@ class StatusWatermarkValve:
         watermarks, last, final = batch.watermarks, self.watermark, batch.watermark
         held = self._held
         if final <= self._watermarks[channel]:
-            # No news: the list is not above the final one. A batch that says nothing is passed on
-            # as it is.
+            # The watermark does not rise within the batch. A batch without watermarks is passed on
+            # unchanged.
             return (
                 batch if watermarks is None and final <= last else batch.with_watermarks(None, last)
             )
@@ -152,7 +152,7 @@ class StatusWatermarkValve:
             limit = min(held)
             held[channel] = own
         if final == MAX_WATERMARK and watermarks is not None:
-            # A finished channel does not count: what it reached before must be counted first.
+            # A finished channel does not count, so its watermark must be counted first.
             self.input_watermark(channel, watermarks[-1])
         self.input_watermark(channel, final)
         combined = self.watermark
@@ -246,11 +246,10 @@ class _Part:
 
 
 class CombinedWatermark:
-    """Minimum over the parts that are neither idle nor finished. After Flink's
-    CombinedWatermarkStatus.
+    """The minimum of the watermarks over the parts that are neither idle nor finished.
 
     Parts are added and removed. Without parts the watermark does not change; when all are idle, the
-    whole is idle and keeps its watermark.
+    whole is idle and keeps its watermark. After Flink's CombinedWatermarkStatus.
     """
 
     __slots__ = ("_parts", "idle", "watermark")
@@ -316,7 +315,7 @@ class CombinedWatermark:
         watermarks = batch.watermarks
         if watermarks is not None:
             if batch.watermark == MAX_WATERMARK:
-                # A finished part does not count: what it reached before must be counted first.
+                # A finished part does not count, so its watermark must be counted first.
                 self.set_watermark(part, watermarks[-1])
             behind = bisect_right(watermarks, found.watermark)
             watermarks = clamped([found.watermark] * behind + watermarks[behind:], last, limit)

@@ -102,7 +102,7 @@ class _Stamping:
                 if getter is not extract:
                     raise failure_of(extract, values[self.failed_at], error) from None
                 raise
-            if len(times) < len(values):  # `map` takes it for its own end.
+            if len(times) < len(values):  # `map` treated a StopIteration as its own end.
                 self.failed_at = len(times)
                 raise RuntimeError(
                     "the timestamp function raised StopIteration, which is no failure it may use"
@@ -242,7 +242,7 @@ class IngestionGenerator:
     def apply(
         self, values: list[Any], timestamps: list[int] | None
     ) -> tuple[list[int] | None, list[int] | None, int]:
-        # The watermark is one below the last stamp, and no record of a batch is older than another.
+        # The watermark is one below the last timestamp, which all records of a batch share.
         now = max(self._now_ms(), self.current + 1)
         if not values:
             return [], None, self.current
@@ -310,7 +310,7 @@ def with_timestamp(fn: Callable[..., int | None]) -> Callable[[Any, int], int | 
     """Returns `fn`, which may take one or two arguments, as a function of (value, timestamp)."""
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except ValueError:  # Some builtins tell nothing about themselves; those that do take the value.
+    except ValueError:  # Some builtins have no signature. They are called with the value.
         return lambda value, _: fn(value)
     positional = [
         p

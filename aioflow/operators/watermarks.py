@@ -70,7 +70,7 @@ class WatermarkKind(Enum):
 @explained_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStrategy(Generic[T]):
-    """Creates the timestamps and watermarks of a stream. Use the constructors.
+    """A strategy that assigns timestamps and watermarks to a stream. Use the constructors.
 
     `timestamp` is a function of the element, or an expression, that returns int ms since the epoch.
     With None the records keep their timestamps.
@@ -80,16 +80,14 @@ class WatermarkStrategy(Generic[T]):
     timestamp: Callable[[T], int] | Expr[Any] | None = None
     delay_ms: int = 0
     """Maximum delay of out-of-order records."""
-    # A function of (value, timestamp) or of the value; of `custom` the generator, or what makes it.
+    # A function of (value, timestamp) or of the value; for `custom` the generator, or its factory.
     function: Any = None
     """The application's function or generator for watermarks."""
     idle_after_ms: int | None = None
     """Time without records after which the stream counts as idle; None: never."""
 
     def __post_init__(self) -> None:
-        timestamp_extractor(
-            self.timestamp
-        )  # What is no function is an error here, where it was written.
+        timestamp_extractor(self.timestamp)  # Raises here, where a wrong function was written.
         if self.timestamp is not None and not is_expression(self.timestamp):
             check_plain(self.timestamp, "timestamp= of a watermark strategy", "value")
             check_without_resources(self.timestamp, "timestamp= of a watermark strategy")
@@ -110,7 +108,9 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """Timestamps never decrease: no delay. A record with a lower timestamp is late."""
+        """Returns a strategy for timestamps that never decrease. A record with a lower timestamp is
+        late.
+        """
         return WatermarkStrategy(
             kind=WatermarkKind.BOUNDED, timestamp=timestamp, idle_after_ms=_idle_ms(idle_after)
         )
@@ -122,7 +122,8 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """Records are at most `delay` behind the latest record before them.
+        """Returns a strategy for records that are at most `delay` behind the latest record before
+        them.
 
         The watermark is the running maximum - delay - 1.
         """
@@ -143,9 +144,9 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """`fn(value, timestamp)`, or `fn(value)`, returns the watermark after that record, or None.
+        """Returns a strategy in which a function returns the watermark after each record, or None.
 
-        A lower watermark is ignored.
+        The function is `fn(value, timestamp)` or `fn(value)`. A lower watermark is ignored.
         """
         return WatermarkStrategy(
             kind=WatermarkKind.PUNCTUATED,
@@ -158,12 +159,17 @@ class WatermarkStrategy(Generic[T]):
     def no_watermarks(
         *, timestamp: Callable[[T], int] | Expr[Any] | None = None
     ) -> WatermarkStrategy[T]:
-        """Assigns timestamps, if any. Event time does not advance before the end of the input."""
+        """Returns a strategy that assigns timestamps, but no watermarks.
+
+        Event time does not advance before the end of the input.
+        """
         return WatermarkStrategy(kind=WatermarkKind.NONE, timestamp=timestamp)
 
     @staticmethod
     def ingestion_time() -> WatermarkStrategy[T]:
-        """The timestamp is the time of arrival at this operator; it never decreases."""
+        """Returns a strategy whose timestamp is the time of arrival at this operator. It never
+        decreases.
+        """
         return WatermarkStrategy(kind=WatermarkKind.INGESTION)
 
     @staticmethod
@@ -173,10 +179,11 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """`generator()` returns an object with `on_event(value, timestamp) -> int | None`.
+        """Returns a strategy with a user's generator of watermarks.
 
-        `on_event` returns the watermark after that record. A `generator` that has `on_event` itself
-        is copied for each subtask.
+        `generator()` returns an object with `on_event(value, timestamp) -> int | None`, which
+        returns the watermark after that record. A `generator` that has `on_event` itself is copied
+        for each subtask.
         """
         return WatermarkStrategy(
             kind=WatermarkKind.CUSTOM,

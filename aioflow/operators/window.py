@@ -171,8 +171,7 @@ class WindowOperator(Operator):
         for function in self._functions:
             await function.close()
 
-    # ----------------------------------------------------------------------------------------------
-    # batches and time
+    # Batches and time.
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         timers = self._timers
@@ -230,8 +229,7 @@ class WindowOperator(Operator):
                 state.clear_current_key()
                 yield
         if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):
-            # Windows of event time are forgotten at its end: what the clock would have made of them
-            # is given now.
+            # The end of event time drops its windows, so their processing-time timers fire first.
             yield from self._fire_all(timers.take_waiting(), event=False)
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
@@ -278,8 +276,7 @@ class WindowOperator(Operator):
         if batch.values or self._rests:
             self.ctx.emit(batch)
 
-    # ----------------------------------------------------------------------------------------------
-    # elements
+    # Elements.
 
     def _element(self, key: Any, value: Any, timestamp: int | None) -> None:
         assigner = self._assigner
@@ -338,7 +335,7 @@ class WindowOperator(Operator):
         grown, merge = sessions.add(window)
         late = self._is_late(grown)
         if late:
-            # Nothing touches a window that is late as a whole: it is the element's own.
+            # A window that is over cannot merge with others: it has only this element.
             sessions.retire(grown)
         elif merge is not None:
             self._merge(key, merge.window, merge.merged, merge.state, merge.moved_states)
@@ -404,14 +401,13 @@ class WindowOperator(Operator):
         self._contents.removed(namespace, key)
         return held
 
-    # ----------------------------------------------------------------------------------------------
-    # timers
+    # Timers.
 
     def _on_event_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
         raise AssertionError("event-time timers of windows are popped, not called")
 
     def _on_processing_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
-        """Mail: a timer has fired.
+        """Handles a processing-time timer. Runs as mail.
 
         Work for which this mail has no room is done in pieces, like due event-time work.
         """
@@ -434,14 +430,14 @@ class WindowOperator(Operator):
             merging = MergingWindowSet(self._sessions.peek(None).get(key))
             state = merging.state_window(namespace)  # type: ignore[arg-type]
             if state is None:
-                # The window has merged into another one since, which has timers of its own.
+                # The window has merged into another one, which has its own timers.
                 return None
             contents = state
         trigger, trigger_ctx = self._trigger, self._trigger_ctx
         trigger_ctx.key, trigger_ctx.window = key, window
         if event:
             result = trigger.on_event_time(time, window, trigger_ctx)
-            # Before the timer at `time`, all up to the instant before it had passed.
+            # Before the timer at `time`, the watermark had reached the instant before it.
             watermark = time - 1
         else:
             result = trigger.on_processing_time(time, window, trigger_ctx)
@@ -510,8 +506,7 @@ class WindowOperator(Operator):
                 key, tuple(window), self._cleanup_time(window)
             )
 
-    # ----------------------------------------------------------------------------------------------
-    # results
+    # Results.
 
     def _act(
         self,
@@ -543,7 +538,7 @@ class WindowOperator(Operator):
                     )
                     if (
                         type(results) not in _COUNTED
-                        # These are known to have one.
+                        # These types have a length.
                         or len(results) > self._out.room  # type: ignore[arg-type]
                     ):
                         results = iter(results)

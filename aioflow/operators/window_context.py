@@ -27,7 +27,7 @@ __all__ = ["BoundTriggerContext", "BoundWindowContext", "StateAccess"]
 
 
 class _Clocks:
-    """The watermark and the wall clock, as every window context shows them."""
+    """Base class with the watermark and the wall clock of every window context."""
 
     __slots__ = ("_ctx", "_timers")
 
@@ -65,7 +65,7 @@ class BoundTriggerContext(_Clocks):
         self._merged_states: list[Any] = []
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        # The end of event time comes to every bounded input, also without a watermark strategy.
+        # Event time ends for every bounded input, also without a watermark strategy.
         if timestamp != MAX_WATERMARK and not self._ctx.has_event_time:
             raise StateError(
                 f"window {self._ctx.name!r}: an event-time timer for {timestamp} was registered, "

@@ -88,7 +88,7 @@ class WindowJoinOperator(CoGroupOperator):
         self._warned = False
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        # Here, where no work is pending, and not in `settle_state`, which may come while a window
+        # Done here, where no work is pending, because `settle_state` may be called while a window
         # fires.
         written = super().snapshot_state(checkpoint_id)
         if self.reads_columns:
@@ -102,8 +102,7 @@ class WindowJoinOperator(CoGroupOperator):
         call = self._function.call
         return (call(left, right) for left in lefts for right in rights)
 
-    # ----------------------------------------------------------------------------------------------
-    # input
+    # Input.
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         if self._met.is_open:
@@ -141,7 +140,7 @@ class WindowJoinOperator(CoGroupOperator):
         assert timestamps is not None  # Checked in process_input.
         times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
         numbers = np.arange(self._arrived, self._arrived + count)
-        # It is a batch of columns.
+        # The batch has columns.
         whole = Held(codes, numbers, values)  # type: ignore[arg-type]
         self._arrived += count
         begin = 0
@@ -172,7 +171,7 @@ class WindowJoinOperator(CoGroupOperator):
 
         grid, sides = self._grid, self._sides
         assert sides is not None
-        # A window may have passed with nothing in it; later records are late for it.
+        # A window without records may have passed; later records are late for it.
         passed = grid.next_end(self._timers.current_watermark) - grid.slide
         until = self._until = max(self._until, passed)
         early = np.flatnonzero(times < max(self._columns_from(), MIN_WATERMARK))
@@ -202,8 +201,7 @@ class WindowJoinOperator(CoGroupOperator):
         """
         return self._grid.next_end(self._until - 1) - self._grid.slide
 
-    # ----------------------------------------------------------------------------------------------
-    # rows
+    # Rows.
 
     def _leave_to_rows(self, end: int) -> Iterator[None]:
         """Converts all windows up to the one that ends at `end` to rows."""
@@ -233,8 +231,7 @@ class WindowJoinOperator(CoGroupOperator):
             self.ctx.name, time, watermark, FAR,
         )  # fmt: skip
 
-    # ----------------------------------------------------------------------------------------------
-    # fire
+    # Firing.
 
     def _advance(self, watermark: int) -> Iterator[None]:
         # Windows of rows end before those of columns.
@@ -289,8 +286,7 @@ class WindowJoinOperator(CoGroupOperator):
         assert self._sides is not None
         self._sides.forget(self._grid.next_end(self._until - 1) - self._grid.size)
 
-    # ----------------------------------------------------------------------------------------------
-    # restore
+    # Restoring.
 
     def _new_sides(self) -> JoinSides:
         from aioflow.columns.join_sides import JoinSides

@@ -69,7 +69,7 @@ _EMPTY: Any = object()
 
 
 class ReduceAggregate(FoldingAggregate):
-    """`reduce(fn)` as an aggregate: the accumulator is the value itself."""
+    """An aggregate for `reduce(fn)`, whose accumulator is the value itself."""
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         if not callable(fn):

@@ -116,7 +116,9 @@ class WindowAssigner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindows:
-    """Adjacent windows of `size` ms; one starts at `offset` (and every `size` before and after)."""
+    """Assigner of adjacent windows of `size` ms. One starts at `offset` (and every `size` before
+    and after).
+    """
 
     size: int
     offset: int = 0
@@ -136,7 +138,7 @@ class TumblingWindows:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindows:
-    """Windows of `size` ms, one starting every `slide` ms.
+    """Assigner of windows of `size` ms, one starting every `slide` ms.
 
     With `slide > size` some instants belong to no window.
     """
@@ -166,7 +168,7 @@ class SlidingWindows:
 
 @dataclass(frozen=True, slots=True)
 class SessionWindows:
-    """Each element opens [t, t + gap); windows that overlap or touch merge.
+    """Assigner of sessions: each element opens [t, t + gap); windows that overlap or touch merge.
 
     `gap` is ms or a function of the element.
     """
@@ -197,7 +199,7 @@ class SessionWindows:
 
 @dataclass(frozen=True, slots=True)
 class GlobalWindows:
-    """All elements of a key in one window.
+    """Assigner of one window for all elements of a key.
 
     The window never fires by itself, or with `at_end` when event time ends.
     """
@@ -218,7 +220,7 @@ class GlobalWindows:
 
 @explained
 def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event") -> TumblingWindows:
-    """Adjacent windows of `size`.
+    """Returns an assigner of adjacent windows of `size`.
 
     `offset` (a duration, or int ms, which may be negative) moves their starts; |offset| < size.
     """
@@ -233,7 +235,7 @@ def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event")
 def sliding(
     size: Duration, slide: Duration, offset: Duration | int = 0, *, time: str = "event"
 ) -> SlidingWindows:
-    """Windows of `size`, one starting every `slide`.
+    """Returns an assigner of windows of `size`, one starting every `slide`.
 
     `offset` as in `tumbling`; |offset| < slide.
     """
@@ -255,7 +257,7 @@ def sliding(
 def session(
     gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time: str = "event"
 ) -> SessionWindows:
-    """Windows that end after `gap` without an element.
+    """Returns an assigner of windows that end after `gap` without an element.
 
     `gap` may be a function of the element, giving a duration or int ms.
     """
@@ -270,9 +272,9 @@ def session(
 
 @explained
 def global_window(at_end: bool = False, *, time: str = "event") -> GlobalWindows:
-    """One window for each key.
+    """Returns an assigner of one window for each key.
 
-    Needs a trigger, or `at_end=True` for one result for each key at the end of the input.
+    It needs a trigger, or `at_end=True` for one result for each key at the end of the input.
     """
     is_event_time(time, "global_window")
     return GlobalWindows(at_end)
@@ -341,7 +343,7 @@ class _KeepWithin(Evictor[Any]):
 
 @explained
 def keep_last(n: int) -> Evictor[Any]:
-    """Keeps the last `n` elements that arrived."""
+    """Returns an evictor that keeps the last `n` elements that arrived."""
     if type(n) is not int or n <= 0:
         raise GraphError(f"keep_last: n is {n!r}, expected an int above 0")
     return _KeepLast(n)
@@ -349,7 +351,7 @@ def keep_last(n: int) -> Evictor[Any]:
 
 @explained
 def keep_within(d: Duration) -> Evictor[Any]:
-    """Keeps the elements less than `d` older than the newest one."""
+    """Returns an evictor that keeps the elements less than `d` older than the newest one."""
     return _KeepWithin(positive_ms(d, "keep_within", "duration"))
 
 
