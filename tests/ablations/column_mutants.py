@@ -172,7 +172,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "        made.fn = None",
         (
             "tests/operators/test_taking.py::"
-            "test_what_was_taken_before_the_code_was_changed_counts_as_it_was_taken",
+            "test_values_projected_before_a_change_of_the_code_count_unchanged",
         ),
     ),
     Mutant(
@@ -262,7 +262,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         _LOCAL,
         "        or grid.lateness\n",
         "",
-        (f"{_LOCAL_TESTS}::test_where_each_late_record_gives_a_result_all_records_go",),
+        (f"{_LOCAL_TESTS}::test_all_records_are_sent_where_each_late_record_gives_a_result",),
     ),
     Mutant(
         "late elements with a reader are folded before they are sent",
@@ -560,7 +560,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/operators/slice_store.py",
         "        yield from self.settle()\n        if bisect",
         "        list(self.settle())\n        if bisect",
-        (f"{_WINDOW_TURNS}::test_what_is_in_windows_of_many_slices_is_written_by_turns",),
+        (f"{_WINDOW_TURNS}::test_windows_of_many_slices_are_written_in_turns",),
     ),
     Mutant(
         "codes of keys are given up in one turn",

@@ -412,7 +412,7 @@ JOB_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/io/test_memory_streams.py::"
-            "test_who_waits_for_what_was_accepted_waits_until_it_is_read_or_the_job_is_over",
+            "test_waiting_for_accepted_elements_ends_when_they_are_read_or_the_job_is_over",
         ),
     ),
     Mutant(
@@ -984,7 +984,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/io/backoff.py",
         "logging.DEBUG if lasts_s is None else logging.WARNING",
         "logging.WARNING",
-        ("tests/io/test_network.py::test_what_is_tried_again_for_long_is_warned_of_seldom",),
+        ("tests/io/test_network.py::test_long_series_of_failed_tries_is_logged_seldom",),
     ),
     Mutant(
         "a server that cannot be reached is not warned of",
@@ -1062,7 +1062,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/io/event_streams.py",
         "        if may_end:  # Otherwise",
         "        if True:  # Otherwise",
-        ("tests/io/test_network.py::test_what_comes_byte_by_byte_is_not_copied_each_time",),
+        ("tests/io/test_network.py::test_data_that_comes_byte_by_byte_is_not_copied_each_time",),
     ),
     Mutant(
         "a checkpoint holds a placeholder for a value that cannot be copied",

@@ -66,10 +66,7 @@ MONITOR_MUTANTS: list[Mutant] = [
         "aioflow/monitoring/guard.py",
         "not (options.guards_reads or _is_from_elsewhere(request))",
         "not options.guards_reads",
-        (
-            f"{GUARD}"
-            "test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost",
-        ),
+        (f"{GUARD}test_service_that_listens_for_others_refuses_their_requests_to_localhost",),
     ),
     Mutant(
         "reading off loopback needs no token",
@@ -122,7 +119,7 @@ MONITOR_MUTANTS: list[Mutant] = [
         "aioflow/network/door.py",
         "        while unread > UNREAD_BYTES_MAX and",
         "        while unread < 0 and",
-        (f"{DOOR}test_what_clients_leave_unread_is_bounded",),
+        (f"{DOOR}test_unread_output_of_clients_is_bounded",),
     ),
     Mutant(
         "refused peers of the RPC server are not logged",
@@ -179,7 +176,9 @@ MONITOR_MUTANTS: list[Mutant] = [
         "aioflow/monitoring/series.py",
         "            series[name][column] = math.nan\n",
         "            series[name][column] += 0.0\n",
-        ("tests/monitoring/test_series.py::test_what_was_not_there_at_a_moment_is_none_then",),
+        (
+            "tests/monitoring/test_series.py::test_series_that_did_not_exist_at_a_moment_is_none_then",
+        ),
     ),
     Mutant(
         "a late report revives a cancelled attempt",
@@ -190,17 +189,14 @@ MONITOR_MUTANTS: list[Mutant] = [
             "        ):\n"
         ),
         "        if known.state.is_terminal:\n",
-        (
-            f"{INSIDE}"
-            "test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing",
-        ),
+        (f"{INSIDE}test_reports_after_the_end_or_the_cancelling_of_an_attempt_change_nothing",),
     ),
     Mutant(
         "names of users break the page for Prometheus",
         "aioflow/monitoring/prometheus.py",
         """.replace('"', r"\\"").replace("\\n", r"\\n")\n""",
         """.replace("\\n", r"\\n")\n""",
-        (f"{INSIDE}test_the_page_for_prometheus_is_well_formed_whatever_things_are_called",),
+        (f"{INSIDE}test_page_for_prometheus_is_well_formed_for_any_names",),
     ),
     Mutant(
         "time that is spent waiting for output counts as busy",

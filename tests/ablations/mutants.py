@@ -142,7 +142,7 @@ MUTANTS: list[Mutant] = [
         "        elif gone:\n",
         (
             "tests/operators/test_turns.py::"
-            "test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element",
+            "test_removals_of_an_interval_join_cost_the_same_for_each_element",
         ),
     ),
     Mutant(
@@ -152,7 +152,7 @@ MUTANTS: list[Mutant] = [
         "        elif False:\n",
         (
             "tests/operators/test_turns.py::"
-            "test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element",
+            "test_removals_of_an_interval_join_cost_the_same_for_each_element",
         ),
     ),
     Mutant(
@@ -202,7 +202,7 @@ MUTANTS: list[Mutant] = [
         "results:\n            add(value, timestamp, watermark)\n        return True\n",
         (
             "tests/operators/test_turns.py::test_the_pairs_of_one_key_of_a_join_leave_in_turns",
-            "tests/operators/test_turns.py::test_what_a_co_group_gives_of_one_key_leaves_in_turns",
+            "tests/operators/test_turns.py::test_results_of_one_key_of_a_co_group_leave_in_turns",
             "tests/operators/"
             "test_turns.py::test_the_pairs_of_a_join_that_the_clock_fires_leave_in_turns",
         ),
@@ -333,7 +333,7 @@ MUTANTS: list[Mutant] = [
         "if batch.watermark > MAX_WATERMARK:",
         (
             "tests/operators/test_window.py::"
-            "test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",
+            "test_windows_of_event_time_emit_at_the_end_what_the_clock_would_have_emitted",
         ),
     ),
     Mutant(
@@ -343,7 +343,7 @@ MUTANTS: list[Mutant] = [
         "if batch.watermark == MAX_WATERMARK:",
         (
             "tests/operators/test_window.py::"
-            "test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",
+            "test_windows_of_event_time_emit_at_the_end_what_the_clock_would_have_emitted",
         ),
     ),
     Mutant(
@@ -641,7 +641,7 @@ MUTANTS: list[Mutant] = [
         "aioflow/operators/inlining.py",
         "    if body is None or not _same(code, body, code.co_varnames[0]):\n",
         "    if body is None:\n",
-        ("tests/operators/test_inlining.py::test_what_may_do_something_else_is_called",),
+        ("tests/operators/test_inlining.py::test_function_that_may_do_more_is_called",),
     ),
     Mutant(
         "an inlined body that fails is not called again",
@@ -870,7 +870,7 @@ MUTANTS: list[Mutant] = [
         "return max(0, 2 * self._concurrency - len(self._queue))",
         (
             "tests/operators/test_async_wait.py::"
-            "test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room",
+            "test_calls_in_flight_are_bounded_and_the_chain_is_told_when_there_is_room",
         ),
     ),
     # The life of a task.
@@ -1155,7 +1155,7 @@ MUTANTS: list[Mutant] = [
         "        if not parts:\n",
         (
             "tests/io/test_files_grown.py::"
-            "test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",
+            "test_rest_of_a_file_is_read_once_for_any_parts_in_a_checkpoint",
             "tests/io/test_files_grown.py::"
             "test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_is_not_read_again",
         ),
@@ -1167,7 +1167,7 @@ MUTANTS: list[Mutant] = [
         "    return left\n",
         (
             "tests/io/test_files_grown.py::"
-            "test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",
+            "test_rest_of_a_file_is_read_once_for_any_parts_in_a_checkpoint",
         ),
     ),
     Mutant(
@@ -1331,7 +1331,7 @@ MUTANTS: list[Mutant] = [
         "        self._flush_when_drained = False\n",
         (
             "tests/network/test_subpartition.py::"
-            "test_what_is_flushed_behind_a_sealed_batch_grows_until_the_reader_comes_to_it",
+            "test_records_flushed_behind_a_sealed_batch_grow_until_the_reader_takes_them",
             "tests/network/"
             "test_subpartition.py::test_a_watermark_flushed_behind_a_sealed_batch_comes_after_it",
         ),
@@ -1344,7 +1344,7 @@ MUTANTS: list[Mutant] = [
         "",
         (
             "tests/network/test_subpartition.py::"
-            "test_what_is_on_its_way_to_a_consumer_elsewhere_lets_the_open_batch_grow_too",
+            "test_data_in_transit_to_a_remote_consumer_lets_the_open_batch_grow_too",
         ),
     ),
     Mutant(
@@ -1380,7 +1380,7 @@ MUTANTS: list[Mutant] = [
         "",
         (
             "tests/network/test_security.py::"
-            "test_nobody_listens_off_loopback_in_plain_text_unless_that_is_allowed",
+            "test_nothing_listens_off_loopback_in_plain_text_unless_that_is_allowed",
         ),
     ),
 ]

@@ -100,7 +100,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "    return made[1] if isinstance(made, tuple) and made[0] is type(error) else "
         "error.args\n",
         "    return error.args\n",
-        ("tests/protocol/test_errors.py::test_what_an_error_keeps_beside_its_args_comes_along",),
+        ("tests/protocol/test_errors.py::test_attributes_of_an_error_beside_its_args_travel",),
     ),
     Mutant(
         "an error that tells pickle what cannot travel loses its class",

@@ -23,8 +23,8 @@ POWER = {
     "names kept, bytes torn": (2, 2),
     "names lost, bytes kept": (0, 1),
 }
-"""What the platter holds of what was not synced: of the names none, half or all; of the bytes
-none (0), all (1) or a part (2).
+"""Shares of unsynced data that reach the platter: of the names none, half or all; of the bytes none
+(0), all (1) or a part (2).
 """
 
 FATES = (KILL, *POWER)
@@ -35,7 +35,7 @@ class Crash(BaseException):
 
 
 class _Scripted:
-    """In place of the random numbers of the disk's faults."""
+    """Replaces the random numbers of the disk's faults."""
 
     def __init__(self, names: int | None, choice: int) -> None:
         self.names = names

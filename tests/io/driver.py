@@ -17,8 +17,8 @@ from aioflow.operators.source import Source, SourceReader, Split
 from aioflow.state.operator_state import HeapOperatorStateBackend
 
 PATIENCE_S = 10.0
-"""Far more than anything here takes: a reader that never wakes fails its test instead of hanging
-the run.
+"""Far above the duration of any read here: a reader that never wakes fails its test instead of
+hanging the run.
 """
 
 

@@ -27,9 +27,7 @@ def free_port() -> int:
 
 
 class Server:
-    """One process that can be ended and started again, on the same port and with the same
-    directory.
-    """
+    """One process that can be ended and restarted, on the same port and with the same directory."""
 
     def __init__(
         self, directory: Path, port: int, command: Sequence[str], answers: Callable[[int], bool]
@@ -70,7 +68,7 @@ class Server:
         self.start()
 
     def pause(self) -> None:
-        """It answers nobody."""
+        """Stops answering."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -79,7 +77,7 @@ class Server:
         self._process.send_signal(signal.SIGCONT)
 
     def ask(self, line: str) -> str:
-        """What a server of lines of text answers."""
+        """Returns the answer of a server of lines of text."""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as connection:
             connection.sendall(line.encode() + b"\r\n")
             return connection.recv(65536).decode()
@@ -238,7 +236,7 @@ class KafkaCluster:
         self.bootstrap = f"127.0.0.1:{port.read_text()}"
 
     def pause(self) -> None:
-        """It answers nobody."""
+        """Stops answering."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:

@@ -124,7 +124,7 @@ async def test_only_the_columns_that_are_asked_for_are_read(tmp_path: Path) -> N
         await af.Flow("none").source(parquet(tmp_path / "f.parquet", columns=["y"])).collect()
 
 
-async def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
+async def test_file_of_another_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"no")
     with pytest.raises(ValueError, match="f is no Parquet file"):
         await af.Flow("bad").source(parquet(tmp_path / "f")).collect()
@@ -245,7 +245,7 @@ async def test_a_column_of_one_kind_goes_on_and_loses_nothing(
     assert [row for part in read_parts(tmp_path) for row in part] == [{"a": before}, {"a": after}]
 
 
-async def test_what_has_no_fields_is_refused(tmp_path: Path) -> None:
+async def test_record_without_fields_is_refused(tmp_path: Path) -> None:
     flow = af.Flow("bare")
     flow.source([1, 2]).sink(parquet(tmp_path))
     with pytest.raises(TypeError, match="got a int, expected records with fields"):

@@ -110,7 +110,7 @@ async def test_a_csv_row_that_does_not_fit_is_named_and_may_be_passed_over(
 
 
 async def test_the_first_of_two_equal_keys_is_not_an_error(tmp_path: Path) -> None:
-    """As in Python: the last one counts."""
+    """The last one counts, as in Python."""
     (tmp_path / "in.jsonl").write_bytes(b'{"a":1,"a":2}\n')
     assert await af.Flow("twice").source(af.io.jsonl(tmp_path / "in.jsonl")).collect() == [{"a": 2}]
 
@@ -163,7 +163,7 @@ def broken_offset(content: bytes) -> bytes:
 async def test_an_arrow_file_with_an_offset_behind_its_end_is_refused_by_name_and_batch(
     tmp_path: Path,
 ) -> None:
-    """Whoever follows the offset ends the process."""
+    """Following the offset would end the process."""
     path = tmp_path / "in.arrow"
     path.write_bytes(broken_offset(arrow_bytes()))
     with pytest.raises(
@@ -173,9 +173,7 @@ async def test_an_arrow_file_with_an_offset_behind_its_end_is_refused_by_name_an
 
 
 @pytest.mark.parametrize("form", FORMATS)
-async def test_a_damaged_file_of_columns_is_named_whatever_is_wrong_with_it(
-    tmp_path: Path, form: str
-) -> None:
+async def test_any_damage_to_a_file_of_columns_is_named(tmp_path: Path, form: str) -> None:
     make, connector = FORMATS[form]
     sound, rng = make(), random.Random(form)
     refused = []

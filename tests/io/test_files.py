@@ -148,7 +148,7 @@ async def test_compression_is_told_by_the_suffix(tmp_path: Path, suffix: str) ->
 def test_ranges_of_a_file_hold_each_line_exactly_once(
     text: str, split_bytes: int, block_bytes: int, tmp_path_factory: Any
 ) -> None:
-    """Where files are cut, and how they are read, changes nothing."""
+    """The cuts of files and the way of reading them change nothing."""
     path = tmp_path_factory.mktemp("cut") / "a.txt"
     path.write_bytes(text.encode())
     host = SystemHost()
@@ -566,9 +566,7 @@ def test_a_lines_decoder_keeps_what_follows_a_carriage_return() -> None:
 async def test_a_compressed_file_that_cannot_be_read_to_its_end_is_named(
     tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes], whole: bool
 ) -> None:
-    """What came before the damage has been handed out; what is missing is an error, never an
-    end.
-    """
+    """Lines before the damage have been emitted; missing ones are an error, never an end."""
     path = tmp_path / f"log{suffix}"
     path.write_bytes(compress(b"line\n" * 100_000)[:-9] if whole else b"no such thing\n")
     async with system_context() as ctx:

@@ -125,7 +125,7 @@ async def test_a_directory_that_is_not_there_is_waited_for_with_one_warning(
     assert len(warnings()) == 2
 
 
-async def test_what_is_still_being_written_under_a_name_with_a_dot_is_left_alone(
+async def test_unfinished_file_under_a_name_with_a_dot_is_left_alone(
     inbox: Inbox,
 ) -> None:
     (inbox.directory / ".half").write_text("half a li")
@@ -204,8 +204,8 @@ async def test_a_file_is_the_same_however_its_path_is_spelled(
 
 
 def test_a_checkpoint_that_knows_a_file_twice_is_read_all_the_same() -> None:
-    """As earlier runs with two spellings left it: one takes the one spelling, the other stays
-    beside it.
+    """Earlier runs with two spellings left such checkpoints: one entry gets the one spelling, the
+    other stays beside it.
     """
     assert respelled_ids("./in/a", "in/a", "in//b", "./in/b") == [
         "./in/a",
@@ -224,10 +224,10 @@ def respelled_ids(*ids: str, discover_every: str | None = EVERY) -> list[str]:
     return af.io.lines("in", discover_every=discover_every).finder.recognise(former, [])[0]
 
 
-async def test_what_was_found_since_the_last_checkpoint_is_read_again_by_a_restart(
+async def test_files_found_since_the_last_checkpoint_are_read_again_by_a_restart(
     inbox: Inbox, tmp_path: Path
 ) -> None:
-    """Exactly once in the output that is committed, whatever subtask reads it the second time."""
+    """Exactly once in the committed output, whichever subtask reads the file the second time."""
     out = tmp_path / "out"
     flow = af.Flow("restarted", parallelism=2)
     lines = flow.source(af.io.lines(inbox.directory, discover_every=EVERY), uid="lines")
@@ -259,7 +259,10 @@ async def test_what_was_found_since_the_last_checkpoint_is_read_again_by_a_resta
 
 
 async def test_a_file_that_vanished_before_it_was_read_fails_the_job_by_name(inbox: Inbox) -> None:
-    """Nothing is passed over in silence. Whoever puts an empty file there goes on without it."""
+    """No file is skipped in silence.
+
+    With an empty file in its place the job continues without it.
+    """
     for index in range(8):
         inbox.put(f"f{index}", "x")
     flow = af.Flow("vanished")
@@ -344,7 +347,7 @@ async def test_subtasks_without_a_file_do_not_hold_event_time_back(inbox: Inbox)
         ({"discover_every": "0s"}, "discover_every is '0s', expected more than nothing"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         af.io.lines("somewhere", **options)
 
@@ -353,7 +356,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
 def test_a_sink_into_the_directory_that_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    """It would read what it writes, for ever."""
+    """The source would read the output of the sink, for ever."""
     monkeypatch.chdir(tmp_path)
     target = target.format(cwd=tmp_path)
     flow = af.Flow("circle")

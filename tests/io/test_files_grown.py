@@ -98,7 +98,9 @@ async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_is_no
 async def test_a_file_that_was_replaced_while_the_job_was_down_is_told_of(
     inbox: Inbox, tmp_path: Path, caplog: pytest.LogCaptureFixture, every: str | None
 ) -> None:
-    """As one that changes while the job runs: what it had been is read, what it is now is not."""
+    """As for a file that changes while the job runs, its old content is read, and its new content
+    is not.
+    """
 
     def made() -> tuple[af.Flow, Any]:
         flow = af.Flow("replaced")
@@ -136,8 +138,8 @@ async def test_a_file_that_was_replaced_while_the_job_was_down_is_told_of(
 async def test_one_source_in_two_places_of_a_flow_keeps_their_files_apart(
     inbox: Inbox, tmp_path: Path
 ) -> None:
-    """What the checkpoint knows of a file in one place says nothing of the other, nor how it is
-    cut there.
+    """The knowledge of a checkpoint about a file in one place, and about its cuts, says nothing
+    about the other place.
     """
 
     def twice(first: Any, second: Any) -> af.Flow:
@@ -191,7 +193,7 @@ async def test_two_runs_of_a_flow_at_once_find_the_same_files_each(inbox: Inbox)
 
 
 def once_each(rows: list[str]) -> list[str]:
-    """Those that were there before it grew.
+    """Returns the rows that existed before the file grew, and checks that no row is repeated.
 
     What was added is read by a last part whose turn had not come yet, and not by others.
     """
@@ -206,7 +208,7 @@ def once_each(rows: list[str]) -> list[str]:
     later_split_bytes=st.integers(1, 20),
     data=st.data(),
 )
-def test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once(
+def test_rest_of_a_file_is_read_once_for_any_parts_in_a_checkpoint(
     size: int, split_bytes: int, grows_by: int, later_split_bytes: int, data: st.DataObject
 ) -> None:
     """Some of the parts may have reached no subtask when it was taken: of a file that was dealt
@@ -241,7 +243,7 @@ def parts_of(size: int, split_bytes: int) -> list[FilePart]:
 
 
 def finder_of(parts: Sequence[FilePart]) -> FoundFiles:
-    """One that has found a file "a", which it cut into `parts`."""
+    """Returns a finder that has found a file "a" and cut it into `parts`."""
     finder = FoundFiles(
         "a",
         lambda host, path, size: None,  # type: ignore[arg-type, return-value]
@@ -362,7 +364,7 @@ async def test_parquet_and_arrow_files_that_come_later_are_read_once_each_over_r
 async def test_a_file_that_is_not_complete_keeps_no_other_from_being_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Make, write: Write
 ) -> None:
-    """It is tried again at every look, and told of when it has changed."""
+    """It is tried again at every look, and reported when it has changed."""
     inbox, rows = tmp_path / "in", list[int]()
     inbox.mkdir()
     write(tmp_path / "whole", [1, 2, 3])
@@ -416,7 +418,7 @@ async def test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused(
 async def test_a_file_of_columns_that_was_replaced_before_it_was_begun_is_read_to_its_own_end(
     tmp_path: Path, make: Make, write: Write
 ) -> None:
-    """As one of lines is. It has more pages than the one that was found."""
+    """The same holds for a file of lines. This one has more pages than the one that was found."""
     path = tmp_path / "a"
     write(path, range(3))
     source = make(path)

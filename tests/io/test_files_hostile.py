@@ -66,7 +66,7 @@ async def test_a_directory_that_vanishes_and_comes_back_is_read_on_and_nothing_t
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_fails_while_files_come_grow_and_go_each_line_is_committed_once(
+async def test_each_line_is_committed_once_despite_failures_while_files_come_grow_and_go(
     tmp_path: Path, seed: int
 ) -> None:
     """Plain, compressed and large ones, over failures, stops and other parallelisms; what is

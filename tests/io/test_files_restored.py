@@ -154,7 +154,9 @@ async def test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_r
 
 
 class OnlyForward(io.BytesIO):
-    """As the stream of `zstandard`: it cannot go back, and gives less than it is asked for."""
+    """Behaves like the stream of `zstandard`: it cannot seek back, and returns less than
+    requested.
+    """
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         if offset < self.tell():
@@ -227,8 +229,8 @@ def append(path: Path, text: str) -> None:
 async def test_a_followed_file_goes_on_under_the_name_that_rotation_gave_it(
     tmp_path: Path, ctx: Context
 ) -> None:
-    """What was written before the rotation and not read yet is read from the old file, then the
-    new one from its beginning.
+    """Unread lines from before the rotation are read from the old file, then the new file from its
+    beginning.
     """
     source = lines(f"{tmp_path}/app.log*", follow=True, every="1ms")
     log = tmp_path / "app.log"
@@ -281,7 +283,7 @@ async def test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing(
 async def test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore(
     tmp_path: Path, ctx: Context, how: str
 ) -> None:
-    """R21: nobody knows what was in it after the position."""
+    """Row 21: the content after the position is unknown."""
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
     log = tmp_path / "a.log"
     log.write_text("1\n2\n3\n")
@@ -346,7 +348,7 @@ async def test_a_file_that_is_rotated_or_deleted_while_another_is_read_loses_not
 async def test_a_file_that_is_deleted_while_it_is_followed_is_forgotten(
     tmp_path: Path, ctx: Context
 ) -> None:
-    """Its deletion while the job was up is no reason to refuse a restore later."""
+    """Its deletion while the job was running is no reason to refuse a restore later."""
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
     (tmp_path / "a.log").write_text("1\n")
     reader = await follow(source, ctx)

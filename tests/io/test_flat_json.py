@@ -33,7 +33,7 @@ FIELDS = {"user": int, "price": float, "name": str}
 
 
 def read(data: bytes) -> list[Any] | None:
-    """What comes of the bytes alone; None: they are left to msgspec."""
+    """Returns the records read from the bytes alone; None if they are left to msgspec."""
     found = FlatLines(FIELDS).read(data, RecordColumns(Event))
     return None if found is None else list(found)
 
@@ -106,7 +106,7 @@ def test_records_are_those_of_msgspec(blocks: list[list[tuple[str, str, str]]], 
         min_size=1,
     )
 )
-def test_what_programs_write_is_read_from_its_bytes(
+def test_lines_written_by_programs_are_read_from_their_bytes(
     records: list[tuple[int, int, int, str]],
 ) -> None:
     texts = [

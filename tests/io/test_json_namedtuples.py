@@ -70,7 +70,7 @@ OBJECTS = st.lists(
 
 
 def one_by_one(kind: Any, lines: list[str]) -> list[str]:
-    """What each line gives, or the word for one that is refused."""
+    """Returns the record of each line, or the word for a refused line."""
     make, found = namedtuple_from(kind), []
     for line in lines:
         try:
@@ -143,7 +143,7 @@ def test_a_stand_in_travels_as_its_class_was_registered() -> None:
     assert codec.decode(codec.encode({"of": [record]}, owner="op")) == {"of": [Plain(5, 7)]}
 
 
-def test_a_stand_in_for_what_nobody_finds_does_not_travel() -> None:
+def test_stand_in_of_a_local_class_does_not_travel() -> None:
     class Local(NamedTuple):
         user: int
 
@@ -173,9 +173,7 @@ def test_a_default_that_can_change_is_not_shared() -> None:
     "beside", ['{"user": 2}', "nonsense", "[2]", '{"user": "2"}', '{"user": 2, "value": 1e400}']
 )
 def test_whether_a_line_is_taken_does_not_depend_on_those_beside_it(line: str, beside: str) -> None:
-    """Of a field that nobody reads a number may be beyond all floats, as where the lines are
-    read at once.
-    """
+    """An unread number may be beyond all floats, also where the lines are read together."""
     for lines in ([line, beside], [beside, line]):
         decoded = JsonDecoder(Plain).decode("\n".join(lines).encode(), True)
         assert Plain(1) in decoded.records, lines

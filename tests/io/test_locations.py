@@ -1,5 +1,5 @@
-"""Where files are: URLs and home directories mean what they say, and places of other systems are
-refused when a flow is built.
+"""Locations of files: URLs and home directories keep their meaning, and places of other systems are
+refused at build time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_a_place_of_another_system_is_refused_and_the_remedy_named(name: str, pa
     ["", "a\0b", "file://other/x", "file://", "file:///", "https://host/x", 7, None, b"x"],
     ids=repr,
 )
-def test_what_is_no_path_is_refused_by_the_name_of_the_function(name: str, path: Any) -> None:
+def test_value_that_is_no_path_is_refused_by_the_name_of_the_function(name: str, path: Any) -> None:
     with pytest.raises(af.GraphError, match=name):
         CONNECTORS[name](path)
 

@@ -1,6 +1,4 @@
-"""What the connectors to Redis, NATS and Kafka say where nothing of them can run: no server is
-needed.
-"""
+"""Errors of the connectors to Redis, NATS and Kafka that need no server."""
 
 from __future__ import annotations
 

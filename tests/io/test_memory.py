@@ -70,7 +70,9 @@ async def test_a_list_that_grows_while_it_is_read_ends_where_it_ended_at_first()
         (lambda path: [], "needs the argument 'path'"),
     ],
 )
-def test_what_cannot_be_read_again_is_refused_with_the_remedy(what: Any, advice: str) -> None:
+def test_source_that_cannot_be_read_again_is_refused_with_the_remedy(
+    what: Any, advice: str
+) -> None:
     with pytest.raises(GraphError, match=advice):
         as_source(what)
 
@@ -111,9 +113,7 @@ async def test_a_generator_runs_on_one_thread_that_is_not_the_loops() -> None:
 
 
 async def test_a_generator_that_blocks_holds_nothing_but_itself() -> None:
-    """A11.6: its thread is not interrupted; what it gave before it blocked is handed over at
-    once.
-    """
+    """A11.6: its thread is not interrupted; elements from before it blocked are emitted at once."""
     release = threading.Event()
 
     def slow() -> Iterator[int]:
@@ -217,7 +217,7 @@ async def test_the_error_of_a_generator_comes_after_its_elements() -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_a_function_of_position_is_replayed_from_the_last_element_polled(kind: str) -> None:
-    """A11.1: a position stands between two elements, whatever was read ahead."""
+    """A11.1: a position stands between two elements, however far the source has read ahead."""
 
     def sync(position: int | None) -> Iterator[tuple[int, int]]:
         for i in range(position or 0, 100):

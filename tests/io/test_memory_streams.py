@@ -118,7 +118,7 @@ async def test_a_closed_input_ends_the_source_when_all_was_read() -> None:
             await inlet.put("b")
 
 
-async def test_the_end_of_the_job_frees_whoever_puts() -> None:
+async def test_the_end_of_the_job_frees_callers_of_put() -> None:
     source = push(capacity=1).for_run()
     inlet = inlet_of(source)
     await inlet.put(1)
@@ -144,7 +144,7 @@ async def test_a_push_carries_timestamps_for_all_or_for_none() -> None:
             await inlet.put("d")
 
 
-async def test_what_no_checkpoint_covers_is_replayed_and_what_it_covers_is_forgotten() -> None:
+async def test_uncovered_elements_are_replayed_and_covered_ones_are_forgotten() -> None:
     source = push(capacity=10).for_run()
     inlet = inlet_of(source)
     async with system_context() as ctx:
@@ -201,9 +201,7 @@ async def test_a_durable_put_returns_when_a_checkpoint_covers_it() -> None:
         await second
 
 
-async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_to_be_told() -> (
-    None
-):
+async def test_restored_checkpoint_covers_its_elements_without_a_completion_message() -> None:
     source = push().for_run()
     inlet = inlet_of(source)
     async with system_context() as ctx:
@@ -223,7 +221,7 @@ async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_
         assert await take(reader, 1) == ["b"]
 
 
-async def test_who_waits_for_what_was_accepted_waits_until_it_is_read_or_the_job_is_over() -> None:
+async def test_waiting_for_accepted_elements_ends_when_they_are_read_or_the_job_is_over() -> None:
     source = push().for_run()
     inlet = inlet_of(source)
     await inlet.put_many(["early", "next"])
@@ -297,7 +295,7 @@ async def test_put_waits_while_too_much_is_kept_for_a_checkpoint(
     assert caplog.text.count("push input") == 4, "once until a checkpoint covers some"
 
 
-async def test_what_waits_for_a_checkpoint_is_freed_by_the_end_of_input_or_job() -> None:
+async def test_waiters_for_a_checkpoint_are_freed_by_the_end_of_input_or_job() -> None:
     for end in (lambda inlet: inlet.close(), lambda inlet: inlet.end("job flow is FAILED")):
         source = push(uncovered=1).for_run()
         inlet = inlet_of(source)
@@ -351,7 +349,7 @@ async def test_a_durable_put_is_refused_where_no_checkpoints_are_taken() -> None
         assert await take(reader, 2) == ["early", "c"]
 
 
-async def test_what_no_restart_can_ask_for_again_is_said_once_a_run(
+async def test_source_that_no_restart_can_read_again_says_so_once_a_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with system_context() as ctx:

@@ -87,7 +87,7 @@ async def opened(source: Any, ctx: Context, position: Any = None) -> AsyncIterat
 # Sockets.
 
 
-async def test_a_socket_gives_the_lines_whatever_the_pieces(ctx: Context) -> None:
+async def test_lines_of_a_socket_do_not_depend_on_the_pieces(ctx: Context) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for piece in (b"on", b"e\r\ntw", b"o\n\nthree"):
             writer.write(piece)
@@ -329,14 +329,14 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
-def test_events_are_the_same_whatever_the_pieces(size: int) -> None:
+def test_events_do_not_depend_on_the_pieces(size: int) -> None:
     parser = EventParser()
     assert [
         event for i in range(0, len(STREAM), size) for event in parser.feed(STREAM[i : i + size])
     ] == EVENTS
 
 
-def test_what_comes_byte_by_byte_is_not_copied_each_time() -> None:
+def test_data_that_comes_byte_by_byte_is_not_copied_each_time() -> None:
     """Each copy would be as long as what has come: a megabyte would take minutes."""
     parser = EventParser()
     assert list(parser.feed(b"data: ")) == []
@@ -449,7 +449,7 @@ async def status_of(request: Any) -> int:
         return int(response.status)
 
 
-async def test_what_is_posted_is_an_element(ctx: Context) -> None:
+async def test_posted_value_is_an_element(ctx: Context) -> None:
     async with hook(webhook(port=0, path="/in"), ctx) as (reader, session, url):
         assert await status_of(session.post(url, json={"a": 1})) == 202
         assert await status_of(session.post(url, data=b"{")) == 400
@@ -527,8 +527,8 @@ async def test_a_port_that_is_taken_is_the_error_of_the_source(ctx: Context) -> 
 async def test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening(
     ctx: Context,
 ) -> None:
-    """So whoever has started a job may post at once, and hears of the port where the job is
-    started.
+    """So the caller may post right after the start of the job, and gets an error of the port at the
+    start.
     """
     async with opened(webhook(port=0), ctx) as reader:
         assert reader.port.done()
@@ -578,7 +578,7 @@ def test_every_connector_is_a_function_however_its_module_was_imported() -> None
         _ = aioflow.io.kafkaesque
 
 
-# What cannot be reached.
+# Unreachable servers.
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -607,7 +607,7 @@ CONNECTING: dict[str, Callable[[int], Any]] = {
 async def test_a_source_that_cannot_be_reached_is_warned_of(
     name: str, ctx: Context, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = CONNECTING[name](1)  # Nobody listens on port 1.
+    source = CONNECTING[name](1)  # Nothing listens on port 1.
     async with opened(source, ctx):
         warning = await warned(caplog)
     assert warning.startswith(f"{source!r}: ")
@@ -641,7 +641,7 @@ async def test_a_server_that_ends_each_connection_without_a_word_is_warned_of(
         )
 
 
-def test_what_is_tried_again_for_long_is_warned_of_seldom(
+def test_long_series_of_failed_tries_is_logged_seldom(
     sim_loop: SimLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def hours() -> None:

@@ -100,8 +100,9 @@ async def test_a_sink_leaves_what_another_has_begun_in_their_directory(tmp_path:
 async def test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts(
     tmp_path: Path,
 ) -> None:
-    """The second begins while a part of the first is open: what that holds was deleted, and
-    nobody said so.
+    """The second run begins while a part of the first is open.
+
+    The part's data used to be deleted without notice.
     """
     async with system_context() as machine:
         contexts = [SinkContext(machine.host, checkpointing=False) for _ in range(2)]
@@ -127,7 +128,7 @@ async def test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_
     ]
 
 
-async def test_what_a_run_without_checkpoints_left_is_removed_by_another_when_it_is_old(
+async def test_leftovers_of_a_run_without_checkpoints_are_removed_by_another_when_old(
     tmp_path: Path,
 ) -> None:
     async with system_context() as machine:
@@ -152,7 +153,7 @@ async def test_what_a_run_without_checkpoints_left_is_removed_by_another_when_it
 async def test_a_part_whose_number_is_taken_is_committed_once_under_the_next(
     tmp_path: Path,
 ) -> None:
-    """Also again, and when whoever committed it was killed between its two names."""
+    """This holds for a repetition, too, and if the committer was killed between its two names."""
     hidden, final = tmp_path / ".part-0-0.txt.x", tmp_path / "part-0-0.txt"
     final.write_text("theirs")
     hidden.write_text("ours")

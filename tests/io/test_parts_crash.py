@@ -45,7 +45,7 @@ class Checkpoints:
 async def attempt(
     host: SimulatedHost, files: CrashingFiles, store: Checkpoints, parallelism: int = 1
 ) -> None:
-    """One attempt of a job, restored from what is completed, up to its end."""
+    """One attempt of a job, restored from the completed checkpoint, up to its end."""
     store.attempts += 1
     operators, contexts = [], []
     for index in range(parallelism):
@@ -75,7 +75,8 @@ async def attempt(
             await operator.snapshot_state(checkpoint_id)
         if checkpoint_id in store.aborted:
             continue
-        # The metadata is written: from here on the checkpoint is complete, whoever hears of it.
+        # The metadata is written: from here on the checkpoint is complete, even if its completion
+        # is not announced.
         store.completed, store.position = checkpoint_id, start + 3
         store.states = [ctx.operator_state.snapshot() for ctx in contexts]
         for operator, ctx in zip(operators, contexts, strict=True):
@@ -123,7 +124,7 @@ async def run(
             "something is seen that no checkpoint covers"
         )
     assert [name for name in await host.fs.list(DIRECTORY) if name.startswith(".")] == []
-    # Nobody comes again after the end: what is seen now must last.
+    # No attempt follows the end: the present output must last.
     lose_power(host, "lost")
     assert await seen(host) == RECORDS
     return operations
@@ -158,7 +159,7 @@ def test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the
 
 @pytest.mark.parametrize("fate", [KILL, "lost", "torn"])
 def test_a_crash_while_recovering_from_a_crash(fate: str) -> None:
-    """R38: what the first attempt left is dealt with by the third as the second would have."""
+    """R38: the third attempt treats leftovers of the first as the second would have."""
     (operations,) = check([], [1])
     for first, second in itertools.product(range(2, operations + 1, 4), range(1, 12, 2)):
         check([(first, "after", fate), (second, "before", fate)], [1])
@@ -167,7 +168,7 @@ def test_a_crash_while_recovering_from_a_crash(fate: str) -> None:
 @pytest.mark.parametrize("parallelisms", [[3, 1], [1, 3], [3, 2], [2, 3, 1]], ids=str)
 @pytest.mark.parametrize("fate", [KILL, "lost"])
 def test_a_crash_and_a_restart_at_another_parallelism(fate: str, parallelisms: list[int]) -> None:
-    """R39: committables go to whoever gets them, leftovers to one heir each."""
+    """R39: committables may go to any subtask, leftovers to one heir each."""
     operations = check([], parallelisms[:1])[0]
     for crash_at in range(1, operations + 1, 3):
         later = [(crash_at % 11 + 1, "before", fate)] * (len(parallelisms) - 2)

@@ -44,7 +44,7 @@ async def test_it_waits_while_enough_is_there_and_goes_on_when_something_is_take
     assert items == [4]
 
 
-async def test_who_waits_is_woken_by_what_is_added_and_by_the_end(ahead: ReadAhead) -> None:
+async def test_waiter_is_woken_by_new_data_and_by_the_end(ahead: ReadAhead) -> None:
     more = asyncio.Event()
 
     async def read() -> None:

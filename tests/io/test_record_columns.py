@@ -114,8 +114,8 @@ Told = tuple[list[str], dict[int, Any], list[str], str]
 async def told(
     source: Any, ctx: Context, max_records: int, block_bytes: int, splits: list[Split] | None = None
 ) -> Told:
-    """What a reader gives: records, positions by the number of records before them, what went to
-    the side, and the error.
+    """Returns the output of a reader: records, positions by the number of records before them, side
+    output, and the error.
     """
     source._block_bytes = block_bytes
     ctx.sides.clear()
@@ -356,7 +356,7 @@ def whole(decoded: Decoded) -> tuple[Any, ...]:
     st.booleans(),
     st.sampled_from([None, Bid, Named]),
 )
-def test_whatever_json_lines_hold_columns_give_the_rows(
+def test_columns_of_any_json_lines_equal_the_rows(
     rows: list[tuple[dict[str, Any], bytes]], ended: bool, kind: Any
 ) -> None:
     data = b"".join(
@@ -372,7 +372,7 @@ CELLS = st.sampled_from(["1", "2.5", "-3", "", "x", "1e3", "é", "true"])
 
 
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=8), st.sampled_from(["\n", "\r\n"]))
-def test_whatever_csv_holds_columns_give_the_rows(rows: list[tuple[str, ...]], end: str) -> None:
+def test_columns_of_any_csv_equal_the_rows(rows: list[tuple[str, ...]], end: str) -> None:
     from aioflow.io.csv_columns import CsvColumnDecoder
 
     data = "".join(",".join(row) + end for row in rows).encode()
@@ -386,7 +386,7 @@ def test_whatever_csv_holds_columns_give_the_rows(rows: list[tuple[str, ...]], e
 
 
 def test_lines_that_hold_two_objects_or_half_of_one_are_refused() -> None:
-    """As many values as lines are not one in each."""
+    """Each line must hold one value, even if the counts of lines and values are equal."""
     data = b'{"user":1,"price":\n2.5}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n'
     for decoder in (
         JsonDecoder(None),
@@ -404,7 +404,7 @@ def test_lines_of_objects_are_counted_alike_on_arrays(pieces: list[bytes]) -> No
 
 
 def test_plain_lines_come_as_columns() -> None:
-    """Else all of the above would hold of rows alone."""
+    """Without this, the tests above would cover rows only."""
     for content in (
         "plain",
         "no line end at the end",
@@ -432,7 +432,7 @@ def test_plain_lines_come_as_columns() -> None:
 
 @dataclass
 class Sloppy:
-    """Its defaults are none of what the annotations say, which no decoder minds."""
+    """A class whose defaults contradict its annotations, which no decoder refuses."""
 
     user: int
     price: float = None  # type: ignore[assignment]

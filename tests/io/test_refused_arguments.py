@@ -224,7 +224,7 @@ WHY: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "told"), WHY, ids=range(len(WHY)))
-def test_what_is_wrong_with_an_argument_is_said(make: Callable[[], Any], told: str) -> None:
+def test_invalid_argument_is_explained(make: Callable[[], Any], told: str) -> None:
     with pytest.raises(af.GraphError, match=told):
         make()
 

@@ -21,7 +21,7 @@ from tests.monitoring.watching import watched
 CANARY = "canary-5f1d"
 
 DEAD = "127.0.0.1:9"
-"""Nobody listens there."""
+"""A port without a listener."""
 
 
 def sources(http: str) -> dict[str, Callable[[], Any]]:

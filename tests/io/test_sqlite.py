@@ -145,7 +145,7 @@ async def test_all_records_have_the_columns_of_the_first(
 async def test_a_row_that_the_table_refuses_fails_before_the_checkpoint(
     tmp_path: Path, ctx: SinkContext, sql: Any
 ) -> None:
-    """After it nobody could do anything about it: the commit would fail for ever."""
+    """A later error could not be handled: the commit would fail for ever."""
     sql("CREATE TABLE t (x INTEGER NOT NULL CHECK (x < 10))")
     writer = sqlite(tmp_path / "a.db", "t").writer(ctx)  # type: ignore[arg-type]
     await writer.open()
@@ -159,7 +159,7 @@ async def test_a_row_that_the_table_refuses_fails_before_the_checkpoint(
     assert (sql("SELECT * FROM t"), sql("SELECT * FROM aioflow_staged")) == ([], [])
 
 
-async def test_names_are_quoted_whatever_is_in_them(
+async def test_names_with_any_characters_are_quoted(
     tmp_path: Path, ctx: SinkContext, sql: Any
 ) -> None:
     evil = 'x"; DROP TABLE t; --'
@@ -176,9 +176,7 @@ async def test_names_are_quoted_whatever_is_in_them(
 async def test_rows_that_were_staged_and_are_gone_are_an_error_and_not_nothing(
     tmp_path: Path, ctx: SinkContext, sql: Any
 ) -> None:
-    """R23: what is lost before its commit stops the job, it is never passed
-    over.
-    """
+    """R23: data lost before its commit stops the job, and is never skipped."""
     sql("CREATE TABLE t (x)")
     sink = sqlite(tmp_path / "a.db", "t")
     writer, committer = sink.writer(ctx), sink.committer(ctx)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ async def turns(count: int = 5) -> None:
 
 
 def in_thread(fn: Callable[[], object]) -> list[object]:
-    """What `fn` returned or raised in a thread that has ended."""
+    """Returns or raises the outcome of `fn` in a thread that has ended."""
     outcome: list[object] = []
 
     def run() -> None:

@@ -61,7 +61,7 @@ class TestMail:
         assert Mail(lambda: None, 0, "timer %d", "x").description == "timer %d ('x',)"
         assert "timer" in repr(Mail(lambda: None, 0, "timer %d %d", 1))
 
-    def test_description_is_not_formatted_before_somebody_reads_it(self) -> None:
+    def test_description_is_not_formatted_before_it_is_read(self) -> None:
         class Dear:
             def __str__(self) -> str:
                 raise AssertionError("formatted for nothing")
@@ -118,7 +118,7 @@ class TestOrder:
         assert not mailbox.create_batch()
         assert mailbox.try_take_from_batch() is None
 
-    def test_what_is_left_of_a_batch_stays_in_the_next(self) -> None:
+    def test_rest_of_a_batch_stays_in_the_next(self) -> None:
         mailbox = mailbox_of(mail("a"), mail("b"))
         mailbox.create_batch()
         assert name(mailbox.try_take_from_batch()) == "a"
@@ -394,7 +394,7 @@ def test_installed_asyncio_calls_the_hooks_that_the_mailbox_overrides(loop_facto
 
 @dataclass
 class ListModel:
-    """What a mailbox does, as slowly and plainly as possible."""
+    """Behaves like a mailbox, as slowly and plainly as possible."""
 
     batch: list[Mail] = field(default_factory=list)
     queue: list[Mail] = field(default_factory=list)

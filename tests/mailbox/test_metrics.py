@@ -1,6 +1,4 @@
-"""Where the time of a loop goes, how much mail it runs, and how long mail waits; in virtual
-time.
-"""
+"""The time of a loop by its use, the rate of mail, and the latency of mail; in virtual time."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ def test_time_parked_is_counted_also_when_the_task_is_cancelled(run_virtual: Run
     run_virtual(main)
 
 
-def test_hundred_mails_in_a_second_are_a_rate_of_hundred_and_the_queue_size_is_what_is_pending(
+def test_hundred_mails_in_a_second_are_a_rate_of_hundred_and_pending_mail_is_the_queue_size(
     run_virtual: RunVirtual,
 ) -> None:
     """A10.1"""

@@ -583,7 +583,7 @@ class TestFairness:
         limit = 4 * RUNS_MAX
 
         async def without_waiting() -> None:
-            """As user code that finds everything in its cache."""
+            """Behaves like user code that finds everything in its cache."""
 
         def step(controller: MailboxProcessor) -> Any:
             nonlocal runs
@@ -629,7 +629,7 @@ class TestFairness:
         assert processor.metrics.slow_actions == 2
 
     @pytest.mark.slow_callbacks
-    async def test_slow_actions_that_nobody_listens_to_are_logged_now_and_then(
+    async def test_slow_actions_without_a_listener_are_logged_now_and_then(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         time = [0.0]

@@ -274,7 +274,9 @@ class TestFiring:
 
 
 class TestRepeating:
-    def test_fixed_rate_keeps_its_grid_whatever_the_callback_takes(self, run_task: RunTask) -> None:
+    def test_fixed_rate_keeps_its_grid_for_any_duration_of_the_callback(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             def work(timestamp_ms: int) -> None:
                 task.fire(timestamp_ms)
@@ -512,8 +514,9 @@ def test_any_sequence_of_registrations_and_cancellations_fires_as_a_sorted_list_
 
 
 def test_timers_come_earlier_by_as_much_as_the_clock_has_jumped_ahead(run_task: RunTask) -> None:
-    """After a sleep of the machine, of which the monotonic clock knows nothing; in their order,
-    and periods are not moved.
+    """This happens after a sleep of the machine, which the monotonic clock does not notice.
+
+    Timers keep their order, and periods do not move.
     """
 
     async def main(task: Task) -> None:

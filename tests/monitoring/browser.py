@@ -99,11 +99,11 @@ class Window:
         await self.page.wait_for_selector(f'[data-view="{view}"] {ready}')
 
     async def text(self, selector: str) -> str:
-        """What an element says, as soon as it is there."""
+        """Returns the text of an element, as soon as the element exists."""
         return await self.page.locator(selector).first.inner_text()
 
     async def rest(self, path: str) -> Any:
-        """What the endpoint answers to the browser's own address."""
+        """Returns the endpoint's answer to the browser's own address."""
         response = await self.page.request.get(f"{self.base}/{path}")
         return await response.json()
 
@@ -123,7 +123,9 @@ class Window:
 
 
 async def serious_findings(page: Page, *rules: str) -> list[str]:
-    """What axe-core finds in the page as it is now; with `rules` by these alone."""
+    """Returns the findings of axe-core for the page in its present state; with `rules` only for
+    these rules.
+    """
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(
             files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")

@@ -101,7 +101,7 @@ class Shop:
         return entry
 
     def _forget(self, value: Any) -> None:
-        """Where results go."""
+        """Drops results."""
 
 
 def _marks() -> Any:

@@ -29,7 +29,7 @@ VIEWS = {
     "log": ("logs", "logs", ".log > div"),
 }
 WARM_UP_S = 75.0
-"""Until there is something to see in the plots."""
+"""Seconds until the plots show something."""
 
 SETTLE_S = 2.0
 SIZE = (1440, 900)

@@ -1,5 +1,5 @@
-"""Where the time of a task goes: every second is busy, idle or held back, to the millisecond, by
-the clock that the task was given.
+"""The time of a task: every second is busy, idle or held back, to the millisecond, by the clock of
+the task.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ async def test_each_second_is_told_to_the_millisecond() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_busy_idle_and_held_back_make_a_second_however_it_is_divided(seed: int) -> None:
-    """1000 +- 50 ms: here exact, whenever somebody reads, also in the middle of a wait, and
-    however often.
+    """1000 +- 50 ms: here exact, at any time of reading, also in the middle of a wait, and for any
+    number of reads.
     """
     rng, task = random.Random(seed), Task()
     spent = dict.fromkeys((None, IDLE, SOFT, HARD), 0.0)

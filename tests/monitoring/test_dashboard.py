@@ -70,7 +70,7 @@ async def test_every_view_is_accessible_and_fits() -> None:
 
 
 async def test_every_view_is_legible_in_the_dark() -> None:
-    """What does not depend on colours is covered by the test in the light."""
+    """The test in light mode covers everything that does not depend on colours."""
     shop = Shop()
     async with shown(shop) as (base, job), chromium() as browser:
         window = await Window.open(browser, base, theme="dark")
@@ -98,7 +98,7 @@ async def through_all_views(window: Window, shop: Shop, job: af.Job, *rules: str
             assert await window.overflow() <= 0, f"{address} at {width}"
 
 
-async def test_who_sets_the_pace_and_who_is_held_back_is_seen_at_a_glance() -> None:
+async def test_bottleneck_and_held_back_tasks_are_visible_in_the_graph() -> None:
     async with shown(Shop(price_s=0.01)) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
@@ -111,7 +111,7 @@ async def test_who_sets_the_pace_and_who_is_held_back_is_seen_at_a_glance() -> N
         assert [one["busyRatio"] >= 0.8 for one in pressure["subtasks"]] == [True, True]
 
 
-async def test_what_is_shown_is_what_rest_says() -> None:
+async def test_dashboard_shows_the_values_of_rest() -> None:
     async with shown(Shop()) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="table")
@@ -197,7 +197,7 @@ async def test_a_job_that_is_over_is_shown_as_it_was() -> None:
         assert window.complaints == []
 
 
-async def test_names_are_text_whatever_they_hold() -> None:
+async def test_names_are_text_for_any_characters() -> None:
     name = "<img src=x onerror=document.title='owned'>"
     flow = af.Flow(name)
 

@@ -1,4 +1,4 @@
-"""What holds for the dashboard's files without a browser: small, offline, nothing inline, names
+"""Properties of the dashboard's files without a browser: small, offline, nothing inline, names
 never read as HTML.
 """
 
@@ -51,7 +51,7 @@ def test_nothing_is_loaded_from_elsewhere(path: Path) -> None:
 
 
 def test_the_page_has_nothing_inline() -> None:
-    """So that the content security policy can forbid it."""
+    """So the content security policy can forbid inline code."""
     tags = Tags()
     tags.feed((FILES[0].parent / "index.html").read_text(encoding="utf-8"))
 
@@ -66,7 +66,7 @@ def test_no_text_is_read_as_html(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
-def test_what_a_module_imports_is_there(path: Path) -> None:
+def test_imported_modules_exist(path: Path) -> None:
     exported = {
         other.name: set(
             re.findall(

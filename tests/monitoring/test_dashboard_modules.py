@@ -113,8 +113,8 @@ async def test_boxes_stand_behind_their_producers_and_do_not_touch() -> None:
 
 
 async def test_a_description_changes_what_stands_there_and_keeps_the_rest() -> None:
-    """The focus stays in its field, what was typed stays typed, and rows that change places are
-    moved, not made anew.
+    """The focus stays in its field, typed text stays, and rows that change places are moved, not
+    created again.
     """
     script = """async () => {
         const { h, render } = await import('/dashboard/dom.js');

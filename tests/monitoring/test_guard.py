@@ -1,4 +1,4 @@
-"""Who may ask what: deny by default, over all routes and all methods."""
+"""The permissions of callers: deny by default, over all routes and all methods."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def filled(path: str, client: Client) -> str:
 
 
 async def test_without_control_every_route_refuses_every_method_that_does_not_read() -> None:
-    """All routes x all methods, plain and under /v1, with and without a token that nobody gave
-    out.
-    """
+    """All routes x all methods, plain and under /v1, without a token and with an unknown one."""
     async with watched(flow()) as client:
         for path in ALL_PATHS:
             for method in METHODS:
@@ -155,7 +153,7 @@ async def test_every_answer_carries_the_headers_of_a_careful_site() -> None:
 async def test_pages_of_other_sites_and_other_names_are_refused(
     headers: dict[str, str], status: int
 ) -> None:
-    """DNS rebinding, and requests that a browser makes for somebody else's page."""
+    """DNS rebinding, and requests that a browser makes for a page of another site."""
     async with watched(flow()) as client:
         assert (await client.ask("/jobs", headers=headers))[0] == status
         if status == 403:
@@ -353,7 +351,7 @@ async def asked_from(peer: Any, options: dict[str, Any], **headers: str) -> int:
         (None, {}, 403),
     ],
 )
-async def test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost(
+async def test_service_that_listens_for_others_refuses_their_requests_to_localhost(
     peer: Any, options: dict[str, Any], status: int
 ) -> None:
     assert await asked_from(peer, options) == status

@@ -1,5 +1,5 @@
-"""What the endpoint is made of: names of metrics, the page for Prometheus, redaction, history,
-stacks, the flame graph, the document.
+"""The parts of the endpoint: names of metrics, the page for Prometheus, redaction, history, stacks,
+the flame graph, the document.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def graph_of(*names: str) -> Any:
     return flow.job_graph()
 
 
-def test_names_are_taken_apart_whatever_users_call_their_operators() -> None:
+def test_names_are_split_for_any_operator_name() -> None:
     """Dots, parentheses, the name of a metric, one name twice: each value is found where it
     belongs.
     """
@@ -62,7 +62,7 @@ def test_names_are_taken_apart_whatever_users_call_their_operators() -> None:
             )
             expected[vertex.id, index] = values[f"{task}.numRecordsIn"] = number * 10 + index
             values[f"{task}.{vertex.nodes[0].name}.numRecordsOut"] = number * 10 + index
-    index_of = MetricIndex(graph, lambda: {**values, "nobody (1/2).numRecordsIn": 1}, lambda: 0.0)
+    index_of = MetricIndex(graph, lambda: {**values, "unknown (1/2).numRecordsIn": 1}, lambda: 0.0)
     assert {place: metrics["numRecordsIn"] for place, metrics in index_of.all().items()} == expected
     for vertex in graph.vertices:
         name = vertex.nodes[0].name
@@ -106,7 +106,7 @@ LINE = re.compile(
 )
 
 
-async def test_the_page_for_prometheus_is_well_formed_whatever_things_are_called() -> None:
+async def test_page_for_prometheus_is_well_formed_for_any_names() -> None:
     """Grammar of the text format, a type for each family before its lines, no line twice, names
     of users escaped.
     """
@@ -219,7 +219,7 @@ def test_the_history_keeps_when_an_attempt_reached_each_state() -> None:
     assert history.latest((1, 7)) is None
 
 
-def test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing() -> None:
+def test_reports_after_the_end_or_the_cancelling_of_an_attempt_change_nothing() -> None:
     history = JobHistory()
     history.task(attempt(), ExecutionState.DEPLOYING, 1, "")
     history.task(attempt(), ExecutionState.CANCELING, 2, "")
@@ -290,7 +290,7 @@ def test_stacks_are_put_together_into_a_tree() -> None:
 
 
 async def test_the_flame_graph_finds_the_task_that_holds_the_loop() -> None:
-    """Whoever asks while one is made gets the same; the thread is gone afterwards."""
+    """A request while another one is running gets the same graph; the thread is gone afterwards."""
     host = SystemHost()
     sampler, over = FlameSampler(host), asyncio.Event()
 
@@ -385,7 +385,7 @@ async def test_state_is_looked_up_by_key() -> None:
         assert len((await client.get(f"{path}/counts/running"))["items"]) == 3
         for query in ("?key=null", "?key={}", "?key=[{}]"):
             assert (await client.ask(f"{path}/counts/running{query}"))[0] == 400
-        assert (await client.ask(f"{path}/nobody/running?key=1"))[0] == 404
+        assert (await client.ask(f"{path}/unknown/running?key=1"))[0] == 404
 
 
 # The document.
@@ -502,7 +502,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.Monke
 async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever sends a header byte by byte would hold a connection for ever; who listens to
+    """A client that sends a header byte by byte would hold a connection for ever; a listener to
     events only looks silent.
     """
     monkeypatch.setattr(door, "CHECK_S", 0.05)

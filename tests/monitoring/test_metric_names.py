@@ -52,7 +52,7 @@ TASK = {
     "Shuffle.Netty.Output.Buffers.outputQueueSize": COUNT,
     "Shuffle.Netty.Output.Buffers.outPoolUsage": SHARE,
 }
-"""Of every task."""
+"""Metrics of every task."""
 
 READING_TASK = {
     "numBytesIn": COUNT,
@@ -72,7 +72,7 @@ READING_TASK = {
         for rate in ("", "PerSecond")
     },
 }
-"""Of a task that reads an exchange."""
+"""Metrics of a task that reads an exchange."""
 
 SOURCE = {
     "currentFetchEventTimeLag": TIME,

@@ -121,7 +121,7 @@ async def test_one_export_serves_several_jobs_one_after_the_other_and_at_once() 
 
 @asynccontextmanager
 async def receiver() -> AsyncIterator[tuple[str, list[ExportMetricsServiceRequest]]]:
-    """What takes OTLP over HTTP, as a collector does."""
+    """A server that receives OTLP over HTTP, like a collector."""
     received: list[ExportMetricsServiceRequest] = []
 
     async def take(request: web.Request) -> web.Response:

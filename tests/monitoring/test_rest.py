@@ -39,8 +39,8 @@ async def fed(client: Client, events: Any, count: int = 100) -> None:
 
 
 def without_time(body: Any) -> Any:
-    """What does not change while nothing happens: times, and what is counted over time, are left
-    out.
+    """Returns the values that do not change while nothing happens: without times and without counts
+    over time.
     """
     if isinstance(body, dict):
         moving = (
@@ -120,7 +120,7 @@ async def test_a_versioned_path_answers_as_the_plain_one() -> None:
 
 
 async def test_shapes_hold_before_the_first_task_and_after_the_end() -> None:
-    """K2 where hardly anything is known yet, and where everything is over."""
+    """K2 before almost anything is known, and after everything has ended."""
     flow = af.Flow("short")
     flow.source([1, 2, 3], name="numbers").map(str).sink(af.io.blackhole())
     async with watched(flow) as client:
@@ -140,10 +140,10 @@ async def test_shapes_hold_before_the_first_task_and_after_the_end() -> None:
 @pytest.mark.parametrize(
     "path",
     ["/jobs/{none}", "/jobs/{none}/checkpoints", "/jobs/{job}/vertices/{none}",
-     "/taskmanagers/nobody", "/nowhere", "/jobs/{job}/checkpoints/details/77",
+     "/taskmanagers/unknown", "/nowhere", "/jobs/{job}/checkpoints/details/77",
      "/jobs/{job}/checkpoints/{none}", "/jobs/{job}/savepoints/{none}"],
 )  # fmt: skip
-async def test_what_is_not_there_is_404_with_errors(path: str) -> None:
+async def test_unknown_path_is_404_with_errors(path: str) -> None:
     """K1, K8."""
     flow, _ = events_flow()
     async with watched(flow) as client:
@@ -408,8 +408,8 @@ async def test_a_savepoint_that_fails_ends_with_its_reason(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["savepoints", "checkpoints"])
-async def test_what_no_checkpoints_can_give_is_refused_at_once(kind: str) -> None:
-    """Also when it is asked for again under its id."""
+async def test_savepoint_without_checkpoints_is_refused_at_once(kind: str) -> None:
+    """This holds for a second request under its id, too."""
     flow, _ = events_flow()
     async with watched(flow, monitor_options=CONTROL) as client:
         for _ in range(2):

@@ -37,7 +37,7 @@ class Trouble:
 
 
 @pytest.mark.parametrize(
-    "error", [Closed("gone"), TimeoutError(), RuntimeError("nobody expected this")], ids=repr
+    "error", [Closed("gone"), TimeoutError(), RuntimeError("unexpected")], ids=repr
 )
 async def test_readings_go_on_when_the_cluster_cannot_be_asked(
     error: Exception, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ def test_only_the_last_points_are_kept() -> None:
     assert buffer.read(["a"]) == ([5, 6, 7], {"a": [5, 6, 7]})
 
 
-def test_what_was_not_there_at_a_moment_is_none_then() -> None:
+def test_series_that_did_not_exist_at_a_moment_is_none_then() -> None:
     """A metric that comes late, one that goes, and one that is not a number."""
     buffer = SeriesBuffer(points_max=4)
     buffer.add(1, {"early": 1})
@@ -44,7 +44,7 @@ def test_what_was_not_there_at_a_moment_is_none_then() -> None:
     )
 
 
-def test_of_too_many_series_the_first_are_kept() -> None:
+def test_first_of_too_many_series_are_kept() -> None:
     buffer = SeriesBuffer(series_max=2)
     buffer.add(1, {"a": 1, "b": 2, "c": 3})
     buffer.add(2, {"a": 1, "b": 2, "c": 3})

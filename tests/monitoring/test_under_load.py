@@ -15,9 +15,7 @@ import aioflow as af
 pytestmark = pytest.mark.timeout(300)
 
 RECORD_S = 0.0002
-"""What one record takes, in time of this thread: what other programs take on a busy machine does
-not count.
-"""
+"""Duration of one record, in time of this thread: other programs on a busy machine do not count."""
 
 PROMISED_S = 0.2
 """An answer takes no longer, but for one in a hundred."""

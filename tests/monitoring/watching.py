@@ -53,7 +53,7 @@ class Client:
         return body
 
     async def change(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """With the token."""
+        """Sends a change, with the token."""
         return await self.ask(path, method, body=body, headers={"Authorization": f"Bearer {TOKEN}"})
 
     async def until(self, path: str, condition: Callable[[Any], bool]) -> Any:
@@ -67,7 +67,7 @@ class Client:
 
     @property
     def path(self) -> str:
-        """Of the job."""
+        """Returns a path of the job."""
         return f"/jobs/{self.job.id}"
 
     async def vertices(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and whoever it signs."""
+"""Certificates for tests: an authority, and the peers that it signs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Two data planes in one loop, over whatever network their host has: what one produces, channels
-of the other read.
+"""Two data planes in one loop, over any network of their host: channels of one read the output of
+the other.
 """
 
 from __future__ import annotations

@@ -543,7 +543,7 @@ class Permits(RuleBasedStateMachine):
             assert pool.availability.is_available == (pool.idle > 0 and within_quota)
 
     @invariant()
-    def nobody_waits_in_vain(self) -> None:
+    def no_request_waits_in_vain(self) -> None:
         for pool, _, _ in self.pools:
             assert (
                 pool.idle > 0 or pool.requested >= pool.size or self.parent.available_segments == 0

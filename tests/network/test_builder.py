@@ -15,11 +15,11 @@ from aioflow.network.subpartition import PipelinedSubpartition
 
 
 def in_force(told: int, batch: RecordBatch) -> list[int]:
-    """What a channel that was told `told` takes for the watermark in force before each record."""
+    """Returns the watermark before each record as seen by a channel that was told `told`."""
     return batch.watermarks or [told] * len(batch)
 
 
-def test_what_is_appended_is_invisible_until_it_is_sealed() -> None:
+def test_appended_records_are_invisible_until_the_batch_is_sealed() -> None:
     """C7.1"""
     subpartition = PipelinedSubpartition(0, NetworkBufferPool(2).create_buffer_pool(1))
     subpartition.builder.append(1)
@@ -79,7 +79,7 @@ def test_a_sealed_batch_is_not_touched_by_later_appends() -> None:
     assert builder.values == [2]
 
 
-def test_lists_that_nobody_filled_are_none() -> None:
+def test_unfilled_lists_are_none() -> None:
     builder = BatchBuilder()
     builder.append(1)
     sealed = builder.seal()

@@ -11,8 +11,8 @@ from aioflow.network.builder import BatchBuilder
 
 @st.composite
 def record_batches(draw: st.DrawFn) -> RecordBatch:
-    """One to four records; entries of `watermarks` never decrease, and `watermark` is not below
-    them.
+    """Draws one to four records; entries of `watermarks` never decrease, and `watermark` is not
+    below them.
     """
     count = draw(st.integers(1, 4))
     values = list(range(count))
@@ -38,9 +38,7 @@ def parts(batch: RecordBatch | None) -> tuple[object, ...] | None:
 def test_sealing_whole_gives_what_copying_gives(
     history: list[RecordBatch | int], last: RecordBatch
 ) -> None:
-    """Both builders see the same past: batches that were sealed, and watermarks that came
-    without records.
-    """
+    """Both builders have the same past: sealed batches, and watermarks without records."""
     copying, whole = BatchBuilder(), BatchBuilder()
     for step in (*history, last):
         if isinstance(step, int):

@@ -1,4 +1,6 @@
-"""What only the local channel has: a partition that may not exist yet, and no copy in between."""
+"""Properties of the local channel only: a partition that may not exist yet, and no copy in
+between.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_a_partition_that_is_not_there_yet_can_be_requested_again() -> None:
     assert polled is not None
 
 
-def test_what_has_no_partition_yet_has_nothing_to_poll_resume_or_acknowledge() -> None:
+def test_channel_without_a_partition_has_nothing_to_poll_resume_or_acknowledge() -> None:
     channel = LocalInputChannel(0, lambda: None)
     assert channel.poll() is None
     channel.resume()
@@ -92,8 +94,8 @@ def test_the_number_of_waiting_batches_is_that_of_the_queue() -> None:
 
 
 def test_a_consumer_that_fails_at_a_batch_holds_no_permit_of_it() -> None:
-    """D2.3: whatever goes wrong with the batch in hand, its permit is back, and closing returns
-    those that still wait.
+    """D2.3: after any error with the batch in hand, its permit is back, and closing returns those
+    that still wait.
     """
     pool = NetworkBufferPool(8).create_buffer_pool(4, 4)
     output = ResultPartition("p", 1, pool)

@@ -1,5 +1,5 @@
-"""Who is let in to the data plane, and who is not: nobody without the secret, nobody in another
-role, nobody who takes too long.
+"""Admission to the data plane: no peer without the secret, no peer in another role, no peer that
+takes too long.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("data", GARBAGE, ids=["zeros", "http", "tls", "frame", "version", "role"])
-def test_what_is_no_handshake_is_cut_off_without_an_answer(data: bytes) -> None:
+def test_invalid_handshake_is_cut_off_without_an_answer(data: bytes) -> None:
     async def main(planes: Planes) -> None:
         stranger = await dial(planes, data)
         await stranger.ended
@@ -183,7 +183,7 @@ def test_a_conversation_that_was_overheard_opens_nothing_when_it_is_played_again
     on_sockets(main)
 
 
-def test_who_sends_its_proof_before_it_was_asked_is_refused() -> None:
+def test_peer_that_sends_its_proof_too_early_is_refused() -> None:
     async def main(planes: Planes) -> None:
         stranger = await dial(
             planes, ClientHandshake(SECRET, PeerRole.DATA, b"n" * 32).start() + bytes(32)
@@ -241,7 +241,7 @@ def test_a_server_that_does_not_answer_is_given_up_by_the_client() -> None:
     simulate(main, 1)
 
 
-def test_of_too_many_that_wait_the_oldest_has_to_go_so_that_an_honest_one_gets_in() -> None:
+def test_oldest_of_too_many_waiting_peers_is_dropped_so_that_an_honest_one_gets_in() -> None:
     async def main(planes: Planes) -> None:
         strangers = [await dial(planes) for _ in range(WAITING_MAX + 30)]
         await until(lambda: planes.producer.waiting.rejected == 30)
@@ -312,7 +312,7 @@ def test_three_hundred_hostile_connections_beside_a_running_channel_leave_no_tra
     on_sockets(main)
 
 
-def test_who_comes_while_the_listener_closes_is_turned_out() -> None:
+def test_peer_that_comes_while_the_listener_closes_is_turned_away() -> None:
     async def main(planes: Planes) -> None:
         dialling = [asyncio.ensure_future(dial(planes)) for _ in range(5)]
         await asyncio.sleep(0)
@@ -440,8 +440,8 @@ def test_a_link_cannot_be_made_with_a_stranger_that_took_the_port() -> None:
 async def test_tcp_waits_for_a_program_of_this_machine_that_does_not_read(
     client: str, gives_up_ms: int
 ) -> None:
-    """What is not acknowledged over a network has been lost; on one machine it waits for a
-    program that holds its loop.
+    """Unacknowledged data over a network counts as lost; on one machine TCP waits for a program
+    that blocks its loop.
     """
 
     class Owner:

@@ -1,5 +1,5 @@
-"""The size of batches that a gate asks for: what is on the way takes its task about a second,
-whatever a record costs.
+"""The size of batches that a gate requests: data in transit takes its task about a second, at any
+cost of a record.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Task:
 
 
 def test_half_the_throughput_for_ten_seconds_shrinks_the_announced_size() -> None:
-    """D6.1: and what is on the way is a second of work again."""
+    """D6.1: and data in transit is a second of work again."""
     task = Task()
     task.work(1_000, for_s=5)
     before = task.debloater.records
@@ -210,9 +210,7 @@ def test_the_output_of_a_record_that_exceeds_a_shrunk_batch_arrives_whole_and_in
     assert max(sizes) == 16
 
 
-def test_two_inputs_of_which_one_has_a_hundred_times_more_share_the_task_by_what_they_have() -> (
-    None
-):
+def test_two_inputs_with_unequal_load_share_the_task_by_their_load() -> None:
     """D6.3: the slow one keeps its minimum and is never behind, the fast one nine tenths of what
     the task can do and more.
     """
@@ -237,7 +235,7 @@ def test_two_inputs_of_which_one_has_a_hundred_times_more_share_the_task_by_what
     assert counts[1] > 0
 
 
-def test_what_a_consumer_asks_for_never_exceeds_what_the_producer_was_made_for() -> None:
+def test_requested_batch_size_never_exceeds_the_limit_of_the_producer() -> None:
     partition = World(records_max=100).partitions[0]
     told: list[int] = []
     partition.on_resized = lambda: told.append(partition.slice_records)

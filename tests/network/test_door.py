@@ -171,7 +171,7 @@ def test_a_client_of_a_slow_link_has_time_as_long_as_it_reads() -> None:
     on_street(9, scene)
 
 
-def test_what_clients_leave_unread_is_bounded() -> None:
+def test_unread_output_of_clients_is_bounded() -> None:
     async def scene(street: Street) -> None:
         size = UNREAD_BYTES_MAX // 4 - INPUT_BYTES
         wires = [street.come() for _ in range(6)]

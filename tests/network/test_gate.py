@@ -89,7 +89,7 @@ def test_a_channel_that_was_told_twice_is_polled_once_a_batch() -> None:
     assert inputs.read() == [(0, 1), (1, 2)]
 
 
-def test_what_comes_out_follows_the_order_of_arrival() -> None:
+def test_polled_batches_follow_the_order_of_arrival() -> None:
     inputs = Inputs(3)
     inputs.write(2, 20)
     inputs.write(0, 1, 2)
@@ -182,7 +182,7 @@ def test_reading_the_end_of_data_is_acknowledged_to_its_producer() -> None:
     assert not inputs.producers[1].all_data_processed.is_available
 
 
-async def test_poll_after_close_is_an_error_and_whoever_waits_is_freed() -> None:
+async def test_poll_after_close_is_an_error_and_waiters_are_freed() -> None:
     """C10.6"""
     inputs = Inputs(2)
     waiter = asyncio.ensure_future(inputs.gate.availability.get_available_future())
@@ -365,7 +365,7 @@ def test_a_finished_gate_leaves_shared_availability_to_the_others() -> None:
     assert shared.is_available
 
 
-def test_closing_one_of_several_gates_frees_whoever_waits() -> None:
+def test_closing_one_of_several_gates_frees_waiters() -> None:
     shared = SharedAvailability()
     first, second = Inputs(1, shared), Inputs(1, shared)
     first.gate.close()

@@ -92,7 +92,7 @@ async def feed(partition: ResultPartition, count: int, size: int = 10, index: in
 
 @pytest.mark.parametrize("batch_bytes", [100, 100_000], ids=["one-frame", "four-frames"])
 def test_a_hundred_resets_under_load_cost_no_record_and_none_comes_twice(batch_bytes: int) -> None:
-    """R10: as a firewall that lost its state, on real sockets."""
+    """R10: on real sockets, like the resets of a firewall that lost its state."""
 
     async def main(planes: Planes, proxy: FaultProxy) -> None:
         partition = planes.partition()
@@ -221,8 +221,8 @@ def test_a_connection_cut_in_the_middle_of_a_frame_goes_on() -> None:
 def test_changed_bytes_end_the_connection_and_the_channel_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In virtual time: a length that was changed makes a decoder wait for bytes that never come,
-    until the heartbeats are missed.
+    """In virtual time: a changed length makes a decoder wait for bytes that never come, until
+    heartbeats are missed.
     """
 
     async def run(host: SimulatedHost) -> None:
@@ -341,7 +341,7 @@ def test_a_channel_that_comes_to_a_link_after_it_has_failed_fails_too() -> None:
 
 
 def test_a_producer_gives_up_a_consumer_that_does_not_come_back() -> None:
-    """Its partition is released: who would read it can not be reached, and the job hears of it
+    """Its partition is released: the reader cannot be reached, and the job hears of it
     elsewhere.
     """
 
@@ -380,8 +380,8 @@ def cut(machines: TwoMachines, direction: str) -> None:
 def test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up(
     direction: str,
 ) -> None:
-    """It alone decides: the producer never forgets a consumer that goes on, and no consumer
-    hears of a failure that is none.
+    """Only the consumer decides: the producer never forgets a consumer that goes on, and no
+    consumer gets a false report of a failure.
     """
     ends = set()
     for seed in range(16):
@@ -413,7 +413,7 @@ def test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up
 
 
 def test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails() -> None:
-    """Its process stood still, or its clock did."""
+    """The process or the clock of the consumer stood still."""
 
     async def main(machines: TwoMachines) -> None:
         planes = machines.planes
@@ -562,7 +562,7 @@ def test_closing_in_the_middle_of_everything_leaves_nothing_open() -> None:
         link = consumer.link_to((ADDRESS, planes.own_port))
         await until(lambda: link.connection is not None)
         connection = link.connection
-        for _ in range(5):  # Until whoever dialled has heard of it.
+        for _ in range(5):  # Until the dialling side has heard of it.
             await asyncio.sleep(0)
         await consumer.close()
         assert connection is not None

@@ -1,4 +1,4 @@
-"""One subtask's output: one budget over all its consumers."""
+"""The output of one subtask: one budget over all its consumers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_all_data_is_processed_when_every_consumer_said_so() -> None:
 
 
 def test_a_consumer_that_leaves_is_not_waited_for() -> None:
-    """C14.2: it was cancelled, or its process is gone: no acknowledgement comes of it any more."""
+    """C14.2: it was cancelled, or its process is gone, so it sends no acknowledgement any more."""
     output = partition(2)
     output.broadcast_event(EndOfData())
     output.subpartitions[0].release()

@@ -31,7 +31,7 @@ def test_sizes(total: int, bounds: list[tuple[int, int | None]], sizes: list[int
     assert redistribute(total, bounds) == sizes
 
 
-def test_three_segments_for_two_pools_leave_nothing_over_and_starve_nobody() -> None:
+def test_three_segments_for_two_pools_are_all_distributed_and_no_pool_starves() -> None:
     """D5.4"""
     sizes = redistribute(3, [(1, 10), (1, 10)])
     assert sorted(sizes) == [1, 2]

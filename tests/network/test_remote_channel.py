@@ -1,5 +1,5 @@
-"""What only a remote channel does: asks again for what is not there yet, decodes when polled,
-and tells what cannot travel.
+"""Properties of a remote channel only: it asks again for a missing partition, decodes when polled,
+and reports unsupported values.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits() -> None:
 
 
 def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
-    """E1.1, E4: what it was granted waits here, the rest as permits of the producer, whose pool
-    then is used up.
+    """E1.1, E4: granted data waits here, the rest as permits of the producer, whose pool then is
+    used up.
     """
 
     async def main(planes: Planes) -> None:
@@ -283,7 +283,7 @@ def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
 
 
 def test_a_consumer_that_was_stuck_and_goes_on_gets_the_producer_going_again() -> None:
-    """E4.2: at once, over the same connection, with nothing but its own reading."""
+    """E4.2: at once, over the same connection, by reading alone."""
 
     async def main(planes: Planes) -> None:
         partition = planes.partition(permits=6)
@@ -384,7 +384,7 @@ def test_an_event_for_the_producing_task_is_taken_and_changes_nothing() -> None:
     async def main(planes: Planes) -> None:
         partition = planes.partition()
         reader = Reader(planes.channel())
-        planes.link.consumer.send_task_event(0, b"whatever")
+        planes.link.consumer.send_task_event(0, b"anything")
         partition.add_batch(0, RecordBatch([1]))
         await until(lambda: reader.records == [1])
         assert planes.link.resets == 0

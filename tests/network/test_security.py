@@ -94,7 +94,7 @@ def test_both_sides_demand_a_certificate_and_the_newest_protocol(authority: Auth
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::", "example.org", ""])
-async def test_nobody_listens_off_loopback_in_plain_text_unless_that_is_allowed(
+async def test_nothing_listens_off_loopback_in_plain_text_unless_that_is_allowed(
     address: str,
 ) -> None:
     host = SystemHost()
@@ -196,7 +196,7 @@ def without_certificate(files: TlsFiles) -> TlsContexts:
 @pytest.mark.parametrize(
     "stranger", ["plain", "of another authority", "old protocol", "without certificate"]
 )
-def test_who_cannot_prove_itself_by_tls_gets_nowhere_although_it_knows_the_secret(
+def test_peer_without_a_certificate_is_refused_although_it_knows_the_secret(
     authority: Authority, tmp_path: Path, stranger: str
 ) -> None:
     good = authority.issue("stranger")

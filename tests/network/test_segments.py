@@ -22,7 +22,7 @@ def test_access_beyond_the_page_is_an_error(offset: int, length: int) -> None:
     assert segment.get(0, 8) == bytes(8)
 
 
-def test_what_was_put_is_read_back() -> None:
+def test_put_data_is_read_back() -> None:
     segment = MemorySegment(8)
     segment.put(2, b"abc")
     assert segment.get(2, 3) == b"abc"

@@ -50,7 +50,7 @@ def contents(subpartition: PipelinedSubpartition) -> list[object]:
     return elements
 
 
-def test_an_open_batch_notifies_nobody_and_the_first_sealed_one_once(
+def test_open_batch_does_not_notify_and_the_first_sealed_one_notifies_once(
     subpartition: PipelinedSubpartition, notices: list[bool]
 ) -> None:
     """C8.1"""
@@ -159,7 +159,7 @@ def test_flush_of_nothing_is_silent_and_two_flushes_are_one_notification(
     assert len(notices) == 1
 
 
-def test_what_is_flushed_behind_a_sealed_batch_grows_until_the_reader_comes_to_it(
+def test_records_flushed_behind_a_sealed_batch_grow_until_the_reader_takes_them(
     subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
 ) -> None:
     subpartition.add(batch(1))
@@ -183,7 +183,7 @@ def test_what_is_flushed_behind_a_sealed_batch_grows_until_the_reader_comes_to_i
     assert pool.in_use == 0
 
 
-def test_what_is_on_its_way_to_a_consumer_elsewhere_lets_the_open_batch_grow_too(
+def test_data_in_transit_to_a_remote_consumer_lets_the_open_batch_grow_too(
     subpartition: PipelinedSubpartition,
 ) -> None:
     told: list[bool] = []
@@ -202,7 +202,7 @@ def test_what_is_on_its_way_to_a_consumer_elsewhere_lets_the_open_batch_grow_too
     assert contents(subpartition) == [[3, 4]]
 
 
-def test_a_batch_that_is_full_is_queued_whatever_is_on_its_way(pool: LocalBufferPool) -> None:
+def test_full_batch_is_queued_with_any_data_in_transit(pool: LocalBufferPool) -> None:
     subpartition = PipelinedSubpartition(0, pool, batch_records_max=2)
     subpartition.create_read_view(lambda priority: None, acknowledges=True)
     subpartition.add(batch(1))
@@ -224,7 +224,7 @@ def test_a_batch_that_is_handed_over_whole_comes_behind_what_was_flushed(
     assert contents(subpartition) == [[1], [2], [3]]
 
 
-def test_what_is_flushed_behind_a_blocking_event_comes_when_the_reader_resumes(
+def test_records_flushed_behind_a_blocking_event_come_when_the_reader_resumes(
     subpartition: PipelinedSubpartition, notices: list[bool]
 ) -> None:
     subpartition.add_event(BARRIER, blocking=True)
@@ -436,7 +436,9 @@ def test_batches_of_large_records_have_fewer_and_grow_again_when_records_are_sma
     assert sizes == [2, 4, 8, 16, 32, 64]
 
 
-def test_what_the_consumer_wants_holds_beside_what_fits(pool: LocalBufferPool) -> None:
+def test_size_that_the_consumer_requests_holds_beside_the_size_that_fits(
+    pool: LocalBufferPool,
+) -> None:
     subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
     subpartition.resize(10)
     subpartition.fit(RecordBatch([0] * 10), 5 * BATCH_BYTES)
@@ -457,4 +459,4 @@ def test_the_first_batches_of_large_records_are_no_larger_than_any_first_ones(
     assert subpartition.builder.batch_records_max == 8
     while subpartition.is_bounded_by_bytes:
         subpartition.fit(RecordBatch([0] * 8), 100)
-    assert subpartition.builder.batch_records_max == 16, "nobody has said yet that more are wanted"
+    assert subpartition.builder.batch_records_max == 16, "no request for more yet"

@@ -20,7 +20,7 @@ from benchmarks.nexmark.events import (
 COUNT = 5_000
 
 
-def test_of_fifty_events_one_is_a_person_three_are_auctions_and_the_rest_bids() -> None:
+def test_fifty_events_are_one_person_three_auctions_and_bids() -> None:
     nexmark = Nexmark()
     assert Counter(type(nexmark(index)) for index in range(COUNT)) == {
         Person: COUNT // 50,
@@ -43,7 +43,7 @@ def test_ids_go_up_by_one() -> None:
         assert ids == list(range(1000, 1000 + len(ids)))
 
 
-def test_who_and_what_is_named_exists_or_is_about_to() -> None:
+def test_named_people_and_auctions_exist_or_are_about_to() -> None:
     people = auctions = 0
     for event in map(Nexmark(), range(COUNT)):
         match event:

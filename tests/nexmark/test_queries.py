@@ -13,7 +13,7 @@ from benchmarks.nexmark.suite import QUERIES
 
 COUNT = 1_800
 SECONDS = Nexmark(rate=50)
-"""Half a minute of events: some windows of ten seconds."""
+"""Seconds of events: half a minute has several windows of ten seconds."""
 HOURS = Nexmark(seed=3, rate=1 / 60, group=20)
 """A day and six hours, out of order by up to twenty minutes: all times of the day, and two days."""
 

@@ -57,7 +57,7 @@ class Runtime:
 
 
 class Context:
-    """What an operator is handed.
+    """The context that an operator gets.
 
     `side` and `emitted` hold what left it outside of `process_batch`.
     """

@@ -74,7 +74,7 @@ class PhysicalTimer:
 
 
 class Context:
-    """What an operator is handed.
+    """The context that an operator gets.
 
     `side` and `emitted` hold what left it outside of `process_batch`.
     """

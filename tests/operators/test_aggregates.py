@@ -210,7 +210,7 @@ def test_add_one_by_one_equals_fold(
 
 
 IN_ONE_LOOP = ("count", "sum", "min", "max", "mean")
-"""Those whose accumulators merge to a new one without a call."""
+"""Aggregates whose accumulators merge to a new one without a call."""
 
 
 @pytest.mark.parametrize("name", [*IN_ONE_LOOP, "agg"])
@@ -430,7 +430,7 @@ class Vwap(AggregateFunction[dict[str, Any], list[float], float | None]):
 
 
 class Unmergeable(AggregateFunction[int, int | None, int | None]):
-    """Its empty accumulator is None."""
+    """An aggregate whose empty accumulator is None."""
 
     def create_accumulator(self) -> int | None:
         return None

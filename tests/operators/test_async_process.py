@@ -57,8 +57,8 @@ class AsyncAlerts(AlertWhenSilent):
 async def feed(
     operator: Any, context: Context, batches: Sequence[RecordBatch], index: int = 0
 ) -> list[RecordBatch]:
-    """What `batches` give, taken as the chain takes them: as much as there is room, the rest
-    when there is again.
+    """Yields the results of `batches`, taken as the chain takes them: as much as there is room for,
+    the rest when there is room again.
     """
     outputs: list[RecordBatch] = []
     for batch in batches:
@@ -166,9 +166,9 @@ async def test_an_element_that_was_taken_and_not_begun_is_in_the_checkpoint() ->
         assert (restored.emitted_values, operator.busy) == (expected, False)
 
 
-async def test_an_element_with_a_key_that_nobody_needs_is_in_the_checkpoint_too() -> None:
-    """One side of connected streams has keys, the other has none: the operator has no keyed
-    state to put the element into.
+async def test_element_with_an_unused_key_is_in_the_checkpoint_too() -> None:
+    """One side of connected streams has keys, the other has none: the operator has no keyed state
+    for the element.
     """
 
     class Passes(ProcessFunction[int, Any]):

@@ -1,5 +1,5 @@
-"""Async calls: at most so many at once, results in order or within their epoch, every element
-accounted for whatever its call does.
+"""Async calls: a bounded number at once, results in order or within their epoch, every element
+accounted for after any outcome of its call.
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ async def test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost(
     assert max([MIN_WATERMARK] + [out.watermark for out in collected]) == MAX_WATERMARK
 
 
-async def test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room() -> (
-    None
-):
+async def test_calls_in_flight_are_bounded_and_the_chain_is_told_when_there_is_room() -> None:
     """J5.1"""
     calls, context = Calls(), Context()
     operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)
@@ -180,7 +178,7 @@ async def test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_th
 
 
 async def test_availability_stays_up_only_when_nothing_is_in_flight() -> None:
-    """Else whoever waits for the end of `busy` would spin."""
+    """Otherwise a task that waits for the end of `busy` would spin."""
     calls, context = Calls(), Context()
     operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)
     assert operator.availability.is_available
@@ -310,7 +308,7 @@ async def test_a_timeout_handler_gives_the_result_instead() -> None:
 
 
 async def test_a_result_that_comes_after_the_timeout_is_ignored() -> None:
-    """J5.4: here of a function that swallows its cancellation."""
+    """J5.4: here the function swallows its cancellation."""
 
     async def stubborn(value: int) -> str:
         try:
@@ -477,7 +475,7 @@ async def test_blocking_functions_run_elsewhere_a_generator_too() -> None:
     assert ran == [None, None]  # Not inside the task of the call.
 
 
-async def test_what_is_in_flight_is_in_the_checkpoint_and_called_again_after_a_restore() -> None:
+async def test_calls_in_flight_are_in_the_checkpoint_and_made_again_after_a_restore() -> None:
     calls, context = Calls(), Context()
     operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)
     operator.process_batch(batch([1, 2, 3, 4], [1, 2, 3, 4], 9))
@@ -539,7 +537,7 @@ async def test_a_plain_function_with_on_error_diverts_what_fails() -> None:
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_the_queues_keep_their_order_whatever_completes_when(
+def test_queues_keep_their_order_for_any_order_of_completion(
     rises: list[int], ordered: bool, chance: Any
 ) -> None:
     queue = OrderedQueue() if ordered else UnorderedQueue()

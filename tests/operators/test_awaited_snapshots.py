@@ -1,4 +1,4 @@
-"""What several functions of one operator give to await for their state: each of them is awaited."""
+"""State of several functions of one operator whose snapshots are awaitable: each is awaited."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_both_sides_of_a_connected_map_are_awaited() -> None:
     assert written == ["first", "second"]
 
 
-async def test_an_error_comes_out_and_nothing_is_left_that_nobody_awaits() -> None:
+async def test_error_comes_out_and_no_coroutine_is_left_unawaited() -> None:
     written: list[str] = []
     error = ValueError("of the first")
     ongoing = connected(Kept("first", written, error), Kept("second", written)).snapshot_state(1)
@@ -57,7 +57,7 @@ async def test_an_error_comes_out_and_nothing_is_left_that_nobody_awaits() -> No
     assert written == []
 
 
-async def test_one_that_is_cancelled_in_the_midst_leaves_nothing_that_nobody_awaits() -> None:
+async def test_cancelled_snapshot_leaves_no_coroutine_unawaited() -> None:
     """Python would complain of it, where it is let go: a warning, which fails this test."""
     begun = asyncio.Event()
 

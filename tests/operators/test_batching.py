@@ -100,7 +100,7 @@ async def test_without_a_wait_a_list_is_what_came_at_once() -> None:
     assert (function.calls, operator.room()) == ([[1, 2], [3]], UNBOUNDED_ROOM)
 
 
-async def test_of_an_async_function_one_call_is_under_way_while_the_next_list_is_gathered() -> None:
+async def test_async_function_has_one_call_in_progress_while_the_next_list_is_gathered() -> None:
     function, context = AsyncBatches(), Context()
     operator = await opened(MapBatchesOperator(function, 2, "1h"), context)
     assert operator.room() == 2
@@ -215,7 +215,7 @@ async def test_results_and_watermarks_are_those_of_a_map(
     assert not operator.busy
 
 
-async def test_what_is_held_is_in_the_checkpoint_and_called_again_after_a_restore() -> None:
+async def test_held_elements_are_in_the_checkpoint_and_passed_again_after_a_restore() -> None:
     context = Context()
     operator = await opened(MapBatchesOperator(AsyncBatches(), 2, "1h"), context)
     operator.process_batch(RecordBatch([1, 2], [10, 20]))

@@ -53,7 +53,9 @@ def drained(operator: Any, out: Any) -> list[Any]:
 
 
 def passed(operator: Any, ms: int) -> list[Any]:
-    """What the operator emits while the clock goes on by `ms`, a millisecond at a time."""
+    """Returns the output of the operator while the clock advances by `ms`, a millisecond at a
+    time.
+    """
     values = []
     for _ in range(ms):
         values += operator.ctx.advance(1)

@@ -1,5 +1,5 @@
-"""Joins of windows on columns: the pairs, order and late records of rows, whatever comes as
-columns and wherever it is restored.
+"""Joins of windows on columns: the pairs, order and late records of rows, for any mix of rows and
+columns and any restore.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def in_kinds(
 def of_range(
     given_batches: list[tuple[int, RecordBatch]], groups: Any
 ) -> list[tuple[int, RecordBatch]]:
-    """What the subtask of these key groups is sent."""
+    """Returns the records that the subtask of these key groups gets."""
     return [
         (
             side,
@@ -134,7 +134,7 @@ async def test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_r
 
 
 async def test_a_record_is_in_no_window_that_was_over_when_it_came() -> None:
-    """Also where nothing was in that window, so that nothing fired."""
+    """Holds also where that window was empty, so that nothing fired."""
     operator = await opened(WindowJoinOperator(SlidingWindows(6, 2), Pair))
     drive_inputs(operator, [(0, RecordBatch([], None, None, None, 3))])
 
@@ -206,7 +206,7 @@ async def test_rescaling_gives_the_same_pairs(
 
 @pytest.mark.parametrize("assigner", [TumblingWindows(10), SlidingWindows(10, 5)])
 async def test_subtasks_that_were_differently_far_are_restored_as_one(assigner: Any) -> None:
-    """One has fired the window that another still fills: what the other holds is not lost, and
+    """One has fired the window that another still fills: the other's content is not lost, and
     nothing comes twice.
     """
     keys = [
@@ -330,7 +330,7 @@ async def test_little_is_left_for_a_snapshot_to_bring_into_the_state() -> None:
 
     operator.snapshot_state(1)
 
-    # What is there already is not written again.
+    # Existing chunks are not written again.
     for namespace, held in before.items():
         now = table.peek(namespace)
         assert len(now) > len(held)

@@ -180,7 +180,7 @@ async def test_a_snapshot_writes_a_large_slice_by_turns() -> None:
 
 @pytest.mark.usefixtures("in_small_parts")
 async def test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_the_next() -> None:
-    """Which two subtasks go on with, in the order in which keys came."""
+    """Two subtasks resume from the next snapshot, in the order in which keys came."""
     operator, rows = (
         await opened(counting(TumblingWindows(10))),
         await opened(counting(TumblingWindows(10))),
@@ -214,7 +214,7 @@ async def test_columns_of_a_slice_become_rows_by_turns() -> None:
 
 
 @pytest.mark.usefixtures("in_small_parts")
-async def test_what_is_in_windows_of_many_slices_is_written_by_turns() -> None:
+async def test_windows_of_many_slices_are_written_in_turns() -> None:
     operator = await opened(counting(SlidingWindows(10, 1)))
     for time in range(10):
         drive(operator, [some(range(500), time)])

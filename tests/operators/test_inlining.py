@@ -1,5 +1,5 @@
-"""What is inlined gives what the function gives, error and frame included; what could give
-something else is called.
+"""Inlined bodies have the results of their functions, including error and frame; a function that
+might differ is called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def looked_up(x: int) -> bool:
 
 
 def documented(x: Any) -> Any:
-    """Its first constant is this text."""
+    """A function whose first constant is this text."""
     return x[0]
 
 
@@ -87,14 +87,16 @@ CALLED: list[Any] = [
 
 @pytest.mark.parametrize(("function", "source"), INLINED, ids=[source for _, source in INLINED])
 def test_an_expression_of_the_argument_is_read_off_the_bytecode(function: Any, source: str) -> None:
-    """On Python 3.11 for certain; what a later one compiles otherwise may be called."""
+    """On Python 3.11 for certain; a later version that compiles differently may call the
+    function.
+    """
     body = body_of(function)
     assert body is not None or sys.version_info >= (3, 12)
     assert body is None or body.over("v") == source
 
 
 @pytest.mark.parametrize("function", CALLED, ids=range(len(CALLED)))
-def test_what_may_do_something_else_is_called(function: Any) -> None:
+def test_function_that_may_do_more_is_called(function: Any) -> None:
     assert body_of(function) is None
 
 
@@ -119,7 +121,7 @@ def test_a_debugger_sees_each_call() -> None:
 def test_a_tool_that_monitors_sees_each_call(
     monkeypatch: pytest.MonkeyPatch, tool: str | None
 ) -> None:
-    """As Python has it from 3.12 on."""
+    """Uses the monitoring of Python 3.12 and later."""
     monitoring = SimpleNamespace(get_tool=lambda number: tool if number == 1 else None)
     monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
     assert (body_of(itemgetter(0)) is None) == (tool is not None)

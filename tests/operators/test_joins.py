@@ -204,7 +204,7 @@ async def test_a_session_gap_function_of_a_join_gets_the_element_of_either_side(
     assert values_of(drive_inputs(operator, batches(records, 30, 1))) == [([5, 1], [20])]
 
 
-async def test_what_one_side_holds_survives_a_restore() -> None:
+async def test_records_of_one_side_survive_a_restore() -> None:
     def join() -> IntervalJoinOperator:
         return IntervalJoinOperator(lambda left, right, ctx: [(left, right)], 0, 10)
 

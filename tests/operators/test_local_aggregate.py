@@ -1,5 +1,5 @@
-"""What stands for the records of a batch gives the same results, in the same order, and stands
-for none that somebody would miss.
+"""Folded batches give the same results in the same order, and are used only where no record would
+be missed.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def test_for_other_aggregates_all_records_go(aggregate: Any) -> None:
     assert local_aggregate(resolve_aggregate(aggregate), GRID) is None
 
 
-def test_where_each_late_record_gives_a_result_all_records_go() -> None:
+def test_all_records_are_sent_where_each_late_record_gives_a_result() -> None:
     assert (
         local_aggregate(resolve_aggregate(AGGREGATES["max_by"]), SliceGrid(10, 10, lateness=5))
         is None

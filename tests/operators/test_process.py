@@ -40,8 +40,8 @@ SILENCE_MS = 10
 
 
 class AlertWhenSilent(KeyedProcessFunction[str, int, Any]):
-    """Tells, for each key, when nothing came for `SILENCE_MS`: each record deletes the timer and
-    sets it anew.
+    """Emits an alert for each key without records for `SILENCE_MS`: each record deletes the timer
+    and sets it again.
     """
 
     def open(self, ctx: RuntimeContext) -> None:

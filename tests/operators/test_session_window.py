@@ -143,7 +143,7 @@ async def test_sessions_that_an_element_joins_are_merged(aggregate: Any, result:
     assert left_behind(operator) == ([], [])
 
 
-async def test_a_session_that_goes_on_has_one_timer_whatever_the_number_of_its_elements() -> None:
+async def test_continued_session_has_one_timer_for_any_number_of_its_elements() -> None:
     operator = await opened(10)
     records = [("k", t, t, START) for t in range(1_000)]
     assert drive(operator, cut(records, START, [100])) == []
@@ -153,7 +153,7 @@ async def test_a_session_that_goes_on_has_one_timer_whatever_the_number_of_its_e
     ]
 
 
-async def test_what_is_late_for_a_session_of_its_own_still_joins_one_that_is_open() -> None:
+async def test_element_too_late_for_its_own_session_still_joins_an_open_one() -> None:
     operator = await opened(10)
     records = [("k", "open", 20, 0), ("k", "joins", 11, 25), ("j", "late", 11, 25)]
     assert values_of(drive(operator, cut(records, MAX_WATERMARK, [3]))) == [

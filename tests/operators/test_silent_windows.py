@@ -49,8 +49,9 @@ def pushed(operator: Operator, batch: RecordBatch) -> RecordBatch:
 
 
 def pieces(operator: Operator, batch: RecordBatch, size: int) -> int:
-    """In how many pieces the work of `batch` is done, the first of which is as long as the
-    operator has it.
+    """Returns the number of pieces in which the work of `batch` is done.
+
+    The operator chooses the length of the first.
     """
     pushed(operator, batch)
     found = 1
@@ -88,5 +89,5 @@ async def test_a_window_of_many_slices_is_as_much_work_as_it_merges() -> None:
     operator = await opened(SliceWindowOperator(sliding(f"{slices}ms", "1ms"), aggregates.count()))
     times = list(range(slices))
     pushed(operator, RecordBatch(times, times, ["k"] * slices, [MIN_WATERMARK] * slices))
-    # Of 1,999 windows each gives one result, and most are merged from several runs of slices.
+    # Each of 1,999 windows gives one result, and most are merged from several runs of slices.
     assert pieces(operator, empty_batch(MAX_WATERMARK), 1_000) >= 5

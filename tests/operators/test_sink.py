@@ -175,7 +175,7 @@ async def test_a_repeated_or_late_notification_commits_nothing_twice(ctx: SinkCo
     await operator.close()
 
 
-async def test_what_is_confirmed_while_a_commit_runs_is_committed_after_it(
+async def test_elements_confirmed_while_a_commit_runs_are_committed_after_it(
     ctx: SinkContext,
 ) -> None:
     ledger = Ledger()
@@ -209,7 +209,7 @@ async def test_a_commit_holds_back_the_end_and_not_the_records(ctx: SinkContext)
     await operator.close()
 
 
-async def test_whoever_waits_for_room_is_woken_although_a_commit_goes_on(ctx: SinkContext) -> None:
+async def test_waiter_for_room_is_woken_although_a_commit_goes_on(ctx: SinkContext) -> None:
     ledger = Ledger()
     ledger.gate = asyncio.Event()
     operator = await opened(ledger, ctx)
@@ -352,7 +352,7 @@ async def test_a_snapshot_waits_for_the_flush_that_is_under_way(ctx: SinkContext
 
 
 async def test_a_flush_that_failed_fails_the_snapshot(ctx: SinkContext) -> None:
-    """H6.3: otherwise the checkpoint would complete without what was not written."""
+    """H6.3: otherwise the checkpoint would complete without unwritten elements."""
     ledger = Ledger()
     ledger.flush_gate = asyncio.Event()
     ledger.flush_error = OSError("disk full")

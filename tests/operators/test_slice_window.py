@@ -168,7 +168,9 @@ async def test_late_elements_fire_again_within_the_lateness_and_are_dropped_afte
 
 
 class Greedy(Collect):
-    """Its `merge` gives back the second argument, and changes what it gave back the next time."""
+    """An aggregate whose `merge` returns its second argument, and changes the returned value the
+    next time.
+    """
 
     def merge(self, a: list[Any], b: list[Any]) -> list[Any]:
         if not a:
@@ -213,7 +215,7 @@ async def test_a_window_fn_makes_the_rows_of_slices_too() -> None:
     assert drive(operator, cut(records, 9, [2])) == [(("k", 10, 2), 9, 8), ("again", 9, 8)]
 
 
-async def test_a_record_is_held_once_whatever_the_number_of_its_windows() -> None:
+async def test_record_is_held_once_for_any_number_of_its_windows() -> None:
     operator = await opened(sliding("10s", "1s"))
     drive(operator, cut([("k", "a", 500, MIN_WATERMARK)], MIN_WATERMARK, [1]))
     table = operator.ctx.keyed_state.table("window-slices")

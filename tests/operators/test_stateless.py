@@ -37,7 +37,7 @@ STEPS: dict[str, StatelessStep] = {
 
 
 def applied(step: StatelessStep, values: list[Any]) -> list[Any]:
-    """What one step gives for a list, by the definition."""
+    """Returns the results of one step for a list, by the definition."""
     if step.kind is StatelessKind.MAP:
         return [step.function(value) for value in values]
     if step.kind is StatelessKind.FILTER:
@@ -167,7 +167,7 @@ async def twice(value: int) -> int:
 async def test_a_plain_function_that_gives_a_coroutine_is_refused_at_its_first_result(
     kind: StatelessKind, after: list[str], timed: bool
 ) -> None:
-    """Nobody would await it: it would go downstream as a value.
+    """The coroutine would not be awaited: it would go downstream as a value.
 
     That it is closed is told by the absence of a warning.
     """
@@ -350,7 +350,7 @@ async def test_a_resource_is_passed_to_the_function_that_asks() -> None:
 
 
 @pytest.mark.parametrize("function", [7, None, "text"])
-def test_what_is_no_function_is_refused(function: Any) -> None:
+def test_value_that_is_no_function_is_refused(function: Any) -> None:
     make: Callable[[], StatelessOperator] = lambda: StatelessOperator(
         [StatelessStep(StatelessKind.MAP, function)]
     )

@@ -1,5 +1,5 @@
-"""What an aggregate takes of elements, in their place: the same results as of whole elements,
-and whole elements where it must be.
+"""Values that replace the elements of an aggregate: the same results as with whole elements, and
+whole elements where necessary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUMBERS = st.none() | st.integers(-5, 5) | st.floats(-2, 2) | st.just(float("nan
 
 @pytest.mark.parametrize("name", AGGREGATES)
 @given(rows=st.lists(st.tuples(st.sampled_from("ab"), NUMBERS), max_size=12))
-def test_what_is_taken_gives_the_same_results_and_accumulators(
+def test_projected_values_give_the_same_results_and_accumulators(
     name: str, rows: list[tuple[str, Any]]
 ) -> None:
     aggregate = resolve_aggregate(AGGREGATES[name])
@@ -81,13 +81,13 @@ def test_what_is_taken_gives_the_same_results_and_accumulators(
         "another call",
     ],
 )
-def test_who_reads_more_than_one_thing_or_calls_what_is_not_known_gets_whole_elements(
+def test_aggregates_that_read_more_or_call_unknown_functions_get_whole_elements(
     aggregate: Any,
 ) -> None:
     assert taken_by(resolve_aggregate(aggregate)) is None
 
 
-def test_what_is_no_aggregate_of_ours_gets_whole_elements() -> None:
+def test_aggregate_of_the_user_gets_whole_elements() -> None:
     assert taken_by(object()) is None
 
 
@@ -113,7 +113,7 @@ async def test_a_running_aggregate_adds_up_both_kinds_of_batches() -> None:
     assert operator.process_batch(RecordBatch([("x", 7)], None, ["k"])).values == [("k", 12)]
 
 
-async def test_what_cannot_be_added_is_named_with_its_key() -> None:
+async def test_value_that_cannot_be_added_is_named_with_its_key() -> None:
     operator = await context.opened(RunningAggregateOperator(resolve_aggregate(af.sum(value))))
     with pytest.raises(TypeError) as caught:
         operator.process_batch(RecordBatch([1, "x"], None, ["k", "k"], taken=True))
@@ -130,7 +130,7 @@ async def test_a_window_that_cannot_add_names_what_was_taken_of_a_record() -> No
     assert "at 'x', taken of a record of key 'k'" in caught.value.__notes__[0]
 
 
-async def test_what_adds_up_alone_is_framed_by_the_first_and_the_last() -> None:
+async def test_note_of_a_failed_built_in_aggregate_names_the_first_and_the_last_value() -> None:
     operator = await context.opened(RunningAggregateOperator(resolve_aggregate(af.max(value))))
     with pytest.raises(TypeError) as caught:
         operator.process_batch(RecordBatch([1, "x"], None, ["k", "k"], taken=True))
@@ -142,7 +142,7 @@ async def test_what_adds_up_alone_is_framed_by_the_first_and_the_last() -> None:
     [af.sum(value, where=lambda row: row[0] == "x"), af.sum(lambda row: row[2])],
     ids=["of some only", "of another field"],
 )
-async def test_what_was_taken_before_the_code_was_changed_counts_as_it_was_taken(
+async def test_values_projected_before_a_change_of_the_code_count_unchanged(
     changed: Any,
 ) -> None:
     """Data in flight of an unaligned checkpoint: an aligned one would have it in the sum

@@ -11,7 +11,7 @@ import pytest
 import aioflow as af
 
 S = 1_700_000_000
-"""In November 2023."""
+"""A second in November 2023."""
 
 TOLD: dict[str, tuple[int, str]] = {
     "seconds": (
@@ -55,7 +55,7 @@ def of_columns(flow: af.Flow, values: list[Any], strategy: Any) -> Any:
 async def warnings(
     place: Callable[..., Any], times: list[int], timestamp: Any, caplog: pytest.LogCaptureFixture
 ) -> list[str]:
-    """What is logged of a stream of these `times`."""
+    """Returns the warnings for a stream of these `times`."""
     strategy = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=timestamp)
     stream = place(af.Flow("units"), [{"t": time} for time in times], strategy)
     with caplog.at_level(logging.WARNING, "aioflow.operators.time_unit"):
@@ -87,7 +87,7 @@ async def test_a_function_is_told_as_an_expression_is(caplog: pytest.LogCaptureF
 async def test_milliseconds_of_any_time_that_anybody_uses_are_no_news(
     first: int, place: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where a later record looks like seconds: only the first is looked at."""
+    """A later record may look like seconds, because only the first record is examined."""
     assert await warnings(place, [first, S], af.col.t, caplog) == []
 
 

@@ -34,8 +34,9 @@ SIDE = 100
 def turns(
     operator: Any, first: RecordBatch, each: Callable[[], int] = lambda: 0
 ) -> list[tuple[list[Any], int]]:
-    """What each turn gave, beginning with `first`, and what `each` says after it, a count that
-    was 0.
+    """Returns for each turn, beginning with `first`, its output and the count of `each` after it.
+
+    The count begins at 0.
     """
     done = [(first.values, each())]
     while operator.has_pending:
@@ -44,7 +45,7 @@ def turns(
 
 
 def most(done: list[tuple[list[Any], int]]) -> int:
-    """By how much the count rose in one turn at most."""
+    """Returns the largest increase of the count in one turn."""
     return max(after - before for before, after in pairwise([0, *(count for _, count in done)]))
 
 
@@ -116,7 +117,7 @@ async def test_windows_that_the_clock_fires_do_so_in_turns(silent: bool) -> None
 
 @pytest.mark.parametrize("silent", [False, True])
 async def test_a_mail_that_leaves_windows_to_fire_has_the_chain_go_on(silent: bool) -> None:
-    """Nobody else would: the next element may come in an hour."""
+    """Without the mail, the next element might come only in an hour."""
     keys = 3_000
     operators: list[Operator] = [
         WindowOperator(tumbling("10s", time="processing"), process=nothing if silent else Called()),
@@ -166,7 +167,7 @@ async def test_the_pairs_of_one_key_of_a_join_leave_in_turns() -> None:
     assert operator.ctx.keyed_state.table("window-contents").namespaces() == []
 
 
-async def test_what_a_co_group_gives_of_one_key_leaves_in_turns() -> None:
+async def test_results_of_one_key_of_a_co_group_leave_in_turns() -> None:
     def pairs(key: str, lefts: list[int], rights: list[int]) -> Iterator[Any]:
         yield from ((left, right) for left in lefts for right in rights)
 
@@ -192,7 +193,7 @@ async def test_the_pairs_of_a_join_that_the_clock_fires_leave_in_turns() -> None
     assert rows == PAIRS + [(left, right) for left in range(3) for right in range(3)]
 
 
-async def test_what_an_element_fires_is_before_what_comes_of_the_next_one() -> None:
+async def test_results_fired_by_an_element_precede_results_of_the_next_one() -> None:
     count = 2_000
     operator = await opened(
         WindowOperator(
@@ -278,7 +279,7 @@ async def test_one_result_is_given_however_long_it_takes() -> None:
 # one hot key
 
 
-async def test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element() -> None:
+async def test_removals_of_an_interval_join_cost_the_same_for_each_element() -> None:
     operator, count = (
         await opened(IntervalJoinOperator(lambda left, right, ctx: (), -10, 10)),
         2_000,

@@ -111,7 +111,7 @@ def test_channel_that_comes_back_does_not_count_before_it_caught_up() -> None:
     assert fed(valve, [(20, 1), (30, 0), (25, 1)]) == [None, None, 25]
 
 
-def test_minimum_is_found_anew_when_a_channel_comes_back() -> None:
+def test_minimum_is_computed_again_when_a_channel_comes_back() -> None:
     """G3: an aligned channel that returns beside unaligned ones is the minimum at once."""
     valve = StatusWatermarkValve(2)
     fed(valve, [(7, 0), (5, 1)])

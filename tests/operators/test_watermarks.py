@@ -100,7 +100,7 @@ def test_timestamp_is_a_function_or_an_expression(timestamp: Any) -> None:
         (Decimal(3), "of type Decimal"),
     ],
 )
-def test_what_is_no_timestamp_is_refused_naming_it(bad: Any, message: str) -> None:
+def test_invalid_timestamp_is_refused_naming_it(bad: Any, message: str) -> None:
     for strategy in (
         WatermarkStrategy[Any].monotonous_timestamps(timestamp=lambda value: value),
         WatermarkStrategy[Any].no_watermarks(timestamp=lambda value: value),
@@ -222,7 +222,7 @@ class EverySecond:
 
 
 @pytest.mark.parametrize("generator", [EverySecond, EverySecond(), lambda: EverySecond()])
-def test_custom_generator_is_made_anew_for_each_subtask(generator: Any) -> None:
+def test_custom_generator_is_created_for_each_subtask(generator: Any) -> None:
     strategy: Strategy = WatermarkStrategy.custom(generator)
     for _ in range(2):
         assert after_each(strategy, [1, 2, 3, 4]) == [MIN_WATERMARK, 2, 2, 4]
@@ -304,7 +304,7 @@ def test_bounded_watermark_is_the_maximum_so_far_less_delay_and_one(
 
 def test_idleness_counts_from_the_first_time_nothing_was_there() -> None:
     timer = IdlenessTimer(1_000)
-    assert not timer.check(10_000), "nobody has asked yet"
+    assert not timer.check(10_000), "not polled yet"
     assert timer.nothing(10_000) == 11_000
     assert timer.nothing(10_500) == 11_000
     assert not timer.check(10_999)
@@ -316,7 +316,7 @@ def test_idleness_counts_from_the_first_time_nothing_was_there() -> None:
     assert timer.nothing(12_000) == 13_000
 
 
-def test_idleness_pauses_while_nobody_asks() -> None:
+def test_idle_time_pauses_while_the_source_is_not_polled() -> None:
     timer = IdlenessTimer(1_000)
     timer.nothing(0)
     timer.pause(600)
@@ -331,7 +331,7 @@ def test_idleness_pauses_while_nobody_asks() -> None:
 
 
 class Context:
-    """What the operator needs of its task; the clock is moved by hand."""
+    """The parts of a task that the operator needs; the test moves the clock."""
 
     def __init__(self, restored: Any = None, index: int = 0, parallelism: int = 1) -> None:
         self.now = 1_000

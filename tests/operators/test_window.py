@@ -220,7 +220,7 @@ async def test_state_of_windows_of_another_kind_is_refused(before: str, now: str
             ),
         ):
             await opened(KINDS[now](), restored)
-    else:  # The task refuses what nobody has asked for.
+    else:  # The task refuses late elements without a reader.
         await opened(KINDS[now](), restored)
         assert restored.keyed_state.unclaimed()
 
@@ -541,7 +541,7 @@ async def test_windows_of_processing_time_that_are_open_at_the_end_fire_then() -
     ],
     ids=repr,
 )
-async def test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end(
+async def test_windows_of_event_time_emit_at_the_end_what_the_clock_would_have_emitted(
     assigner: Any, trigger: Any, results: Any
 ) -> None:
     operator = await window(assigner, aggregate=Total(), trigger=trigger)
@@ -584,7 +584,7 @@ async def test_keys_of_one_window_come_out_in_the_order_of_their_first_arrival()
 
 
 SPELLED_ALIKE = [True, 1, 1.0, Decimal(1)]
-"""One key."""
+"""Spellings of one key."""
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ def test_an_aggregate_without_merge_on_session_windows_is_a_build_error() -> Non
         ((tumbling("1m"), None, None, -1), "lateness is -1 ms"),
     ],
 )
-def test_what_is_no_window_is_a_build_error(arguments: Any, message: str) -> None:
+def test_value_that_is_no_window_is_a_build_error(arguments: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         check_window(*arguments)
 

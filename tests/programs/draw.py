@@ -24,14 +24,14 @@ __all__ = ["Program", "Step", "draw"]
 
 STEPS_MAX = 7
 ITEMS_MAX = 600
-"""A stream of more than so many elements is not drawn."""
+"""Maximum number of elements of a drawn stream."""
 TRIES = 60
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operator: what it is, the numbers of the steps that it reads, and its arguments as
-    plain data.
+    """One operator: its kind, the numbers of the steps that it reads, and its arguments as plain
+    data.
     """
 
     kind: str

@@ -55,7 +55,7 @@ def run_seed(seed: int, ways: Sequence[str], spark: bool) -> tuple[int, int, lis
             check(program, way, spark_bridge() if way == "on_spark" else None)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # Whatever ends a run is what this is for.
+        except BaseException as error:  # Any end of a run is of interest here.
             wrong.append((way, "".join(traceback.format_exception_only(error)).rstrip()))
     return seed, len(chosen), wrong
 
@@ -106,7 +106,7 @@ def failure(program: Program, way: str) -> str | None:
 
 
 def smaller_programs(program: Program) -> Iterator[Program]:
-    """One output, or one step or half of the rows less."""
+    """Yields programs with one output less, one step less, or half of the rows."""
     if len(program.outputs) > 1:
         for output in program.outputs:
             yield pruned(replace(program, outputs=(output,)))
@@ -127,7 +127,7 @@ def smaller_programs(program: Program) -> Iterator[Program]:
 
 
 def bypassed(program: Program, i: int) -> Program:
-    """What read step `i` reads what that read."""
+    """Returns the program in which readers of step `i` read its inputs instead."""
     (other, *_) = program.steps[i].inputs
     steps = [
         replace(
@@ -143,7 +143,7 @@ def bypassed(program: Program, i: int) -> Program:
 
 
 def pruned(program: Program) -> Program:
-    """Without what no output depends on."""
+    """Returns the program without steps that no output depends on."""
     kept: set[int] = set()
     left = list(program.outputs)
     while left:

@@ -1,5 +1,5 @@
-"""What a drawn program must give: each operator written plainly from the documents, one element at
-a time, without the engine.
+"""The results that a drawn program must give: each operator written plainly from the documents, one
+element at a time, without the engine.
 
 A stream is a list of elements, each with its event time and the watermark in force before it. What
 the documents leave open is never judged: where an answer would depend on it, `evaluate` raises
@@ -36,7 +36,7 @@ FIRST, LAST = -(2**63), 2**63 - 1
 """Watermarks before the first element and at the end of the input."""
 
 FREE_AGGREGATES = frozenset({"count", "sum", "min", "max", "mean", "distinct"})
-"""Those that give the same in any order of the elements."""
+"""Aggregates with the same result for any order of the elements."""
 
 
 class Undetermined(Exception):
@@ -53,7 +53,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """What an operator gives."""
+    """The output of an operator."""
 
     items: tuple[Item, ...]
     ordered: bool = True
@@ -97,7 +97,7 @@ def evaluate(program: Program) -> list[Stream]:
 
 
 def compute(program: Program, step: Step, before: Sequence[Stream]) -> Stream:
-    """What `step` gives, over the streams of all steps before it."""
+    """Returns the output of `step` over the streams of all steps before it."""
     inputs = [before[i] for i in step.inputs]
     return STEPS[step.kind](program, step, *inputs)
 
@@ -322,7 +322,7 @@ def called(function: Any, value: Any) -> Any:
 
 
 def by_key(step: Step, stream: Stream, key: str = "key") -> dict[Any, tuple[Any, list[Item]]]:
-    """Of each key how it was first spelled, and its items."""
+    """Returns for each key its first spelling, and its items."""
     found: dict[Any, tuple[Any, list[Item]]] = {}
     for item in stream.items:
         k = called(step.args[key], item.value)
@@ -505,8 +505,8 @@ class PlainState:
 
 
 def run_now(result: Any) -> Iterable[Any]:
-    """What a function gave; a coroutine is driven to its end, as nothing here waits for
-    anything.
+    """Returns the result of a function; a coroutine is driven to its end, because nothing waits
+    here.
     """
     if hasattr(result, "send") and hasattr(result, "cr_await"):
         try:
@@ -651,7 +651,7 @@ def windows_of(how: dict[str, Any], time: int, value: Any) -> list[Window]:
 
 @dataclass
 class Held:
-    """What is kept for a window: elements as (value, time), and what its trigger counts."""
+    """The content of a window: elements as (value, time), and the count of its trigger."""
 
     elements: list[tuple[Any, int]] = field(default_factory=list)
     count: int = 0
@@ -804,7 +804,7 @@ def evict(evictor: Any, held: Held) -> None:
 def results(
     how: dict[str, Any], key: Any, start: int | None, end: int | None, values: list[Any]
 ) -> list[Any]:
-    """What one firing gives."""
+    """Returns the results of one firing."""
     if how["kind"] == "process":
         window = type("W", (), {"start": start, "end": end})
         return list(pieces.window_rows(key, type("C", (), {"window": window}), values))

@@ -1,4 +1,4 @@
-"""What drawn programs are made of: kinds of records, user functions in every form, a sink that
+"""The pieces of drawn programs: kinds of records, user functions in every form, a sink that
 commits.
 
 Programs import these names, worker processes find them by module, and the model calls the same user
@@ -225,7 +225,7 @@ def key_of(value: Any) -> Any:
 
 
 def first_key(value: Any) -> Any:
-    """That of a pair or a window's result, whose first part is the key that it is of."""
+    """Returns the key of a pair or of a window's result, which is its first part."""
     return (
         value[0] if isinstance(value, tuple) and value and may_be_key(value[0]) else key_of(value)
     )
@@ -269,7 +269,9 @@ first spelled.
 
 
 def bigger(a: Any, b: Any) -> Any:
-    """One of two, by a total order: in whatever order elements come, the same remains."""
+    """Returns one of the two, by a total order: the same element remains for any order of
+    arrival.
+    """
     return max(a, b, key=lambda v: (n_of(v), plain(v, loose=True)))
 
 
@@ -667,7 +669,7 @@ class AtEnd(af.KeyedProcessFunction[Any, Any, Any]):
 
 
 class PairUp(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
-    """Each element of one side with each of the other, in whatever order they come."""
+    """Pairs each element of one side with each of the other, in any order of arrival."""
 
     def open(self, ctx: af.RuntimeContext) -> None:
         self.lefts = ctx.get_list_state(af.ListStateDescriptor("lefts"))
@@ -708,7 +710,7 @@ class KeepingTotals(af.KeyedBroadcastProcessFunction[Any, Any, Any, Any]):
 # A sink that commits into this process.
 
 GATHERED: dict[str, dict[Any, list[Any]]] = {}
-"""What was committed, by the name of a run and of a stream."""
+"""Committed output, by the name of a run and of a stream."""
 
 
 @dataclasses.dataclass(frozen=True)

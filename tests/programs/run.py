@@ -41,16 +41,16 @@ class Difference(AssertionError):
 
 @dataclass
 class Run:
-    """One program in one way."""
+    """One run of a program in one way."""
 
     program: Program
     rng: Random
     build: Build
     way: str
     bridge: Any = None
-    """Of Spark, for the way that needs one: a session serves all programs."""
+    """The bridge to Spark, for the way that needs one: a session serves all programs."""
     log: list[str] = field(default_factory=list)
-    """What was drawn, for a report."""
+    """The draws, for a report."""
 
     def draw(self, name: str, *choices: Any) -> Any:
         chosen = self.rng.choice(choices)
@@ -65,7 +65,7 @@ class Run:
 def build_of(program: Program) -> Build:
     """The function `build` of the program's text.
 
-    Its module is known to nobody, so that it travels by value, as a script's does.
+    No process can import its module, so it travels by value, like a script's function.
     """
     module = types.ModuleType(program.name)
     exec(compile(program.text, f"<{program.name}>", "exec"), module.__dict__)
@@ -179,7 +179,7 @@ class Pace:
     burst: int = 7
     pause_s: float = 0.002
     limits: dict[int, int] = field(default_factory=dict)
-    """So many rows, and then nothing more comes."""
+    """Source -> number of rows, after which no row follows."""
     fails: set[tuple[int, int]] = field(default_factory=set)
     """(source, row) before which reading fails, once."""
 
@@ -211,7 +211,7 @@ def lengths(program: Program) -> dict[int, int]:
 
 
 def plainly(run: Run) -> Any:
-    """As a user first runs it."""
+    """Runs the program as a user first runs it."""
     flow, streams = run.build()
     return finished(flow.collect(*streams))
 
@@ -232,7 +232,9 @@ def otherwise(run: Run) -> Any:
 
 
 def simulated(run: Run) -> Any:
-    """On a simulated loop that varies what a machine leaves open, and stands still now and then."""
+    """Runs the program on a simulated loop that varies the undetermined order of a machine, and
+    stands still now and then.
+    """
     pace = Pace(run.draw("burst", 1, 3, 10, 50))
     flow, streams = run.build(
         run.parallelism, pace if run.draw("paced", True, False) else lambda rows, i: rows
@@ -243,7 +245,7 @@ def simulated(run: Run) -> Any:
         flow, seed=f"{run.program.seed}", collect=streams, faults=faults, tasks=tasks
     )
     if found.errors:
-        raise Difference(f"errors that nobody awaited: {found.errors}")
+        raise Difference(f"unretrieved errors: {found.errors}")
     return found.outputs
 
 
@@ -385,13 +387,13 @@ def on_columns(run: Run) -> Any:
 
 
 def over_workers(run: Run) -> Any:
-    """In two worker processes."""
+    """Runs the program in two worker processes."""
     flow, streams = run.build(run.parallelism)
     return finished(flow.collect(*streams, workers=2))
 
 
 def on_spark(run: Run) -> Any:
-    """As a job of Spark."""
+    """Runs the program as a job of Spark."""
     flow, streams = run.build(run.draw("parallelism", 1, 2) if run.program.spread else 1)
     return asyncio.run(flow.collect(*streams, on=af.Spark(run.bridge.master, bridge=run.bridge)))
 

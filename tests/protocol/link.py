@@ -54,12 +54,12 @@ class Link:
         self.downstream = Exchange(CODEC, self._on_output, record_bytes_max)
         self.subpartitions: dict[int, PipelinedSubpartition] = {}
         self.queues: dict[int, deque[bytes | Event]] = {}
-        """What was delivered and not taken."""
+        """Delivered and untaken data."""
         self.taken: dict[int, list[object]] = {}
         """Records and events that the task took, in order."""
         self.errors: dict[int, list[Exception]] = {}
         self.told: list[tuple[int, Message]] = []
-        """What the exchange upstream left to its owner."""
+        """Events that the exchange upstream left to its owner."""
         self.known = True
         """Is the partition registered?"""
         self.connect()
@@ -142,7 +142,7 @@ class Link:
             self.deliver_down()
 
     def run(self) -> None:
-        """As `exchange`, with a task that takes all it gets and resumes at once."""
+        """Runs like `exchange`, with a task that takes all it gets and resumes at once."""
         self.exchange()
         idle = False
         while not idle:

@@ -362,7 +362,7 @@ def test_a_destroyed_pool_leaves_the_exclusive_buffers() -> None:
 def test_no_buffer_leaks_and_no_frame_comes_in_vain(
     exclusives: list[int], floating: int, steps: list[tuple[str, int]]
 ) -> None:
-    """E3.7: whatever the order of backlog, credit, recycling and release."""
+    """E3.7: for any order of backlog, credit, recycling and release."""
     pool = floating_pool(floating)
     channels = [
         (CreditSender(exclusive), CreditReceiver(exclusive, pool, i), deque[BufferKind](), [0])
@@ -404,10 +404,10 @@ def test_no_buffer_leaks_and_no_frame_comes_in_vain(
 
 
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40))
-def test_everything_arrives_whatever_the_number_of_buffers(
+def test_everything_arrives_with_any_number_of_buffers(
     exclusive: int, floating: int, count: int
 ) -> None:
-    """Half a window owed or nothing left at the sender is enough to announce: nothing stalls."""
+    """The sender announces if half a window is owed or nothing is left to send: nothing stalls."""
     pool = floating_pool(floating)
     sender, receiver = CreditSender(exclusive), CreditReceiver(exclusive, pool)
     queued, received = count, 0

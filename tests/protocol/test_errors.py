@@ -91,7 +91,7 @@ def test_an_error_whose_class_is_loaded_is_rebuilt(error: Exception) -> None:
     assert str(rebuilt) == str(error)
 
 
-def test_what_an_error_keeps_beside_its_args_comes_along() -> None:
+def test_attributes_of_an_error_beside_its_args_travel() -> None:
     """`open` and `json.loads` in a function raise what their callers look for: a class, and
     where it was.
     """
@@ -141,7 +141,7 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def test_a_group_arrives_with_its_members() -> None:
-    """What a TaskGroup in a function raises: `except*` finds in it what it looks for."""
+    """For example from a TaskGroup in a function: `except*` finds its members."""
     inner = ExceptionGroup("inner", [FileNotFoundError(2, "not here", "a.txt"), Plain(object())])
     group = crossed(raised(ExceptionGroup("many", [noted(ValueError("a"), "of the first"), inner])))
     assert isinstance(group, ExceptionGroup)
@@ -248,7 +248,7 @@ def test_an_error_about_one_byte_of_many_keeps_those_around_it(
 
 
 class Placed(json.JSONDecodeError):
-    """With a constructor of its own."""
+    """An error with a constructor of its own."""
 
     def __init__(self, document: str, place: int) -> None:
         super().__init__("wrong", document, place)

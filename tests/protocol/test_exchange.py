@@ -193,7 +193,7 @@ def test_a_backlog_borrows_floating_buffers(link: Link) -> None:
 
 
 def test_a_floating_buffer_that_another_channel_gave_back_is_announced(link: Link) -> None:
-    """E3: nobody calls the waiting channel but the pool."""
+    """E3: only the pool notifies the waiting channel."""
     pool = pool_of(1)
     add_records(link.open(0, exclusive=0, floating=pool), 1)
     link.exchange()
@@ -205,7 +205,7 @@ def test_a_floating_buffer_that_another_channel_gave_back_is_announced(link: Lin
     assert link.take(1) == [2]
 
 
-def test_other_channels_go_on_beside_one_that_nobody_reads(link: Link) -> None:
+def test_other_channels_go_on_beside_an_unread_one(link: Link) -> None:
     """E4"""
     stalled, running = link.open(0), link.open(1)
     add_records(stalled, *range(10))
@@ -307,10 +307,10 @@ def test_a_batch_beyond_the_reassembly_limit_ends_its_channel_alone() -> None:
     assert link.taken[1] == [1]
 
 
-# What is kept.
+# Kept data.
 
 
-def test_what_was_sent_is_kept_until_it_was_taken_over(link: Link) -> None:
+def test_sent_data_is_kept_until_it_was_taken_over(link: Link) -> None:
     add_records(link.open(0, exclusive=4), 1, 2, 3, 4)
     link.exchange()
     assert link.upstream.producer.kept_frames(0) == 4
@@ -329,8 +329,8 @@ def test_a_batch_holds_its_permit_until_it_was_taken_over(link: Link) -> None:
 
 
 def test_a_pool_smaller_than_half_of_the_window_does_not_stall() -> None:
-    """E4: what was taken over is told before half of the window is owed, if the producer has
-    nothing else to send.
+    """E4: taken data is acknowledged before half of the window is owed, if the producer has nothing
+    else to send.
     """
     link = Link(pool_size=1)
     subpartition = link.open(0, exclusive=10)
@@ -359,7 +359,7 @@ def test_the_pool_never_looks_free_while_a_batch_goes_from_the_queue_to_the_wire
     assert seen == [False]
 
 
-def test_events_that_nobody_takes_over_are_not_sent_without_end(link: Link) -> None:
+def test_unread_events_are_not_sent_without_end(link: Link) -> None:
     subpartition = link.open(0)
     for number in range(UNACKNOWLEDGED_EVENTS_MAX + 100):
         subpartition.add_event(Watermark(number))
@@ -374,7 +374,7 @@ def test_events_that_nobody_takes_over_are_not_sent_without_end(link: Link) -> N
 
 @pytest.mark.parametrize("arrived", range(0, 400, 7))
 def test_a_channel_goes_on_exactly_where_the_connection_broke(arrived: int) -> None:
-    """Fault 10: whatever part of the bytes arrived."""
+    """Fault 10: for any part of the bytes that arrived."""
     link = Link()
     subpartition = link.open(0, exclusive=4)
     link.exchange()
@@ -404,8 +404,8 @@ def test_a_channel_goes_on_exactly_where_the_connection_broke(arrived: int) -> N
 def test_an_event_that_overtakes_comes_once_wherever_the_connection_broke(
     arrived: int, moment: str
 ) -> None:
-    """F6, R10: what is here in front of it and what the producer keeps as overtaken are all
-    that was produced, each once.
+    """F6, R10: the data here in front of it and the data that the producer keeps as overtaken are
+    all that was produced, each once.
     """
     link = Link()
     subpartition = link.open(0, exclusive=6)
@@ -481,8 +481,8 @@ def test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_oth
 
 
 def test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing(link: Link) -> None:
-    """What is on the way would be sent again, and an event that overtakes it would take the
-    number of what has left already.
+    """Data in transit would be sent again, and an overtaking event would get the number of data
+    that has left already.
     """
     link.known = False
     subpartition = link.open(0, exclusive=4)
@@ -637,7 +637,7 @@ def test_a_gap_is_buffer_reordering_of_that_channel_alone(link: Link) -> None:
     assert pool_before == 5
 
 
-def test_what_arrives_after_a_cancellation_is_dropped_and_floating_buffers_are_back(
+def test_data_after_a_cancellation_is_dropped_and_floating_buffers_are_back(
     link: Link,
 ) -> None:
     """C11.2"""
@@ -697,7 +697,7 @@ def test_repeated_elements_are_dropped_and_their_credit_is_given_again(link: Lin
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_with_a_channel_ends_it_and_no_other(
+def test_error_of_a_channel_ends_it_and_no_other(
     link: Link, wrong: list[Frame], message: str
 ) -> None:
     """C14.3, E5.3"""
@@ -824,7 +824,7 @@ def test_a_malformed_message_is_an_error_of_the_connection(link: Link, kind: Fra
         link.downstream.receive(Frame(kind, 0, 0, b"\xc1"))
 
 
-def test_what_belongs_to_the_control_plane_is_refused(link: Link) -> None:
+def test_messages_of_the_control_plane_are_refused(link: Link) -> None:
     with pytest.raises(RemoteProtocolError, match="not part of the data plane"):
         link.downstream.receive(Frame(FrameType.RPC_REQUEST, NO_CHANNEL, 1, b""))
 
@@ -967,7 +967,7 @@ def test_batches_that_are_encoded_already_are_sent_as_they_are(link: Link) -> No
 
 
 def test_an_error_response_names_nothing_that_is_secret() -> None:
-    """What travels of an error is what its fields say, and no more."""
+    """Only the fields of an error travel."""
     assert [field.name for field in dataclasses.fields(ErrorResponse)] == [
         "type_name",
         "message",

@@ -34,7 +34,7 @@ class Exchanged(RuleBasedStateMachine):
         self.floating = [pool_of(FLOATING), pool_of(FLOATING)]
         self.produced: dict[int, list[object]] = {channel: [] for channel in range(4)}
         self.overtaken: dict[int, tuple[list[object], list[object]]] = {}
-        """By number of the event: what was produced before it, and what it was said to have
+        """Number of an event -> the data produced before it, and the data it was reported to have
         overtaken.
         """
         self.number = 0
@@ -137,8 +137,8 @@ class Exchanged(RuleBasedStateMachine):
 
     @invariant()
     def what_an_event_overtook_is_told_where_it_waits(self) -> None:
-        """What came in front of it, and what its producer says that it overtook, are all that
-        was produced before it, each once.
+        """The data in front of it, and the data that its producer reports as overtaken, are all
+        that was produced before it, each once.
         """
         if hasattr(self, "link"):
             for taken in self.link.taken.values():

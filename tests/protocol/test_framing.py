@@ -56,7 +56,7 @@ def header(kind: int, length: int, magic: bytes = b"aioF", version: int = 1) -> 
 
 
 def mended(content: bytes | bytearray) -> bytes:
-    """With the CRC that the changed bytes ask for."""
+    """Returns the frame with the CRC of the changed bytes."""
     checksum = crc32(content[18:], crc32(content[4:14]))
     return bytes(content[:14]) + checksum.to_bytes(4, "big") + bytes(content[18:])
 
@@ -67,7 +67,7 @@ def test_the_header_has_18_bytes_and_the_sequence_8() -> None:
 
 
 def test_the_type_numbers_are_those_of_flink() -> None:
-    """E5: what is on the wire never changes its meaning."""
+    """E5: a number on the wire never changes its meaning."""
     assert {kind.name: kind.value for kind in FrameType} == {
         "BUFFER_RESPONSE": 0,
         "ERROR_RESPONSE": 1,

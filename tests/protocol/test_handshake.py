@@ -1,4 +1,4 @@
-"""Who does not know the secret gets nothing, whatever it sends."""
+"""A peer without the secret gets nothing, for any bytes that it sends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_conversation_may_be_cut_at_every_byte() -> None:
         assert results(client, server)[0] == results(client, server)[1]
 
 
-def test_truncated_at_any_byte_nobody_is_let_in() -> None:
+def test_handshake_truncated_at_any_byte_is_refused() -> None:
     client, server = pair()
     hello = client.start()
     answer = server.receive(hello)
@@ -168,7 +168,7 @@ def test_a_server_that_sends_back_the_proof_of_a_server_is_refused() -> None:
     """
     victim = ClientHandshake(SECRET, PeerRole.DATA, CLIENT_NONCE)
     helper = ServerHandshake(SECRET, SERVER_NONCE, EVERY_ROLE)
-    # What a server proves is no proof of a client, even with the same nonces in the same places.
+    # The proof of a server is no proof of a client, even with the same nonces in the same places.
     answer = helper.receive(victim.start())
     with pytest.raises(NotAuthenticated, match="the client did not prove"):
         helper.receive(answer[32:])
@@ -178,7 +178,7 @@ def test_a_server_that_sends_back_the_proof_of_a_server_is_refused() -> None:
         victim.receive(SERVER_NONCE + proof)
 
 
-def test_a_recorded_conversation_lets_nobody_in_a_second_time() -> None:
+def test_recorded_conversation_is_refused_a_second_time() -> None:
     client, server = pair()
     hello = client.start()
     answer = server.receive(hello)
@@ -230,7 +230,7 @@ def test_after_a_failure_nothing_helps() -> None:
     assert server.done is None
 
 
-def test_changed_bytes_let_nobody_in() -> None:
+def test_changed_bytes_are_refused() -> None:
     rng = Random(11)
     for _ in range(3000):
         client, server = pair()

@@ -67,7 +67,7 @@ def body(*fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_what_is_written_is_read(message: Message) -> None:
+def test_written_messages_are_read_back(message: Message) -> None:
     [frame] = FrameDecoder().receive(encode_message(FrameEncoder(), message, 5))
     assert frame.channel == 5
     assert decode_message(frame.type, frame.body) == message

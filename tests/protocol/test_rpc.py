@@ -159,7 +159,9 @@ def test_the_same_call_twice_is_the_peers_error(wire: Wire) -> None:
         wire.right_hears(content)
 
 
-def test_what_cannot_travel_is_refused_by_name_and_can_still_be_failed(wire: Wire) -> None:
+def test_value_that_cannot_travel_is_refused_by_name_and_the_call_can_still_fail(
+    wire: Wire,
+) -> None:
     with pytest.raises(TypeNotSupported, match="the arguments of deploy"):
         wire.left.call("deploy", [object()])
     assert wire.left.open_calls == []
