@@ -4,10 +4,10 @@ An expression becomes the source of one Python expression (`expressions.source`)
 costs one call and no interpretation: `col.price * 1.08 > 10` over dicts is `None if (v0 :=
 row['price']) is None else v0 * 1.08 > 10`.
 
-How a field is read depends on the row: `row['x']` of a mapping, `row.x` of anything else. A
-compiled function learns that from its first row by replacing its own code (no indirection stays); a
-row of the other kind raises inside, which costs nothing until it happens, and the function falls
-back to one that looks at each row. Expressions are pure, so computing one again is harmless.
+How a field is read depends on the row: `row['x']` of a mapping, `row.x` of anything else. So a
+compiled function has a variant for each kind, and a loop chooses one by its first row. A row of the
+other kind raises inside, which costs nothing until it happens, and is given to the other variant.
+Expressions are pure, so computing one again is harmless.
 
 Invariant: the answer of every form (`compile_row`, `compile_rows`, `compile_predicate`,
 `columns_to_function`, and the source that `Emitter` gives to other generated loops) is the same for
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aioflow.core.errors import GraphError
@@ -27,48 +28,140 @@ from aioflow.expressions.source import Emitter, RowKind
 from aioflow.expressions.trees import column_names
 
 __all__ = [
+    "RowFunction",
     "compile_row",
     "compile_rows",
     "compile_predicate",
     "compile_filter",
     "columns_to_function",
+    "columns_of",
     "columns_to_rows",
     "shadowed",
     "build_function",
 ]
 
+CLASSES_MAX = 64
+"""Maximum number of row classes whose kind a function remembers: a class is asked only once."""
+
 _SHADOWED = frozenset(name for kind in CONTAINERS for name in dir(kind))
 """Attributes of plain containers: `row.items` of a dict would not fail but return a method."""
 
 
-def compile_row(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
+class RowFunction:
+    """A function of one row, in one generated variant for each kind of row.
+
+    A loop over many rows calls the variant that `of` returns for the first one. A row of the other
+    kind raises inside the variant, which passes the row to the other variant. Pickled as its
+    expressions.
+    """
+
+    __slots__ = ("_by_class", "_condition", "_names", "_variants", "expressions")
+
+    def __init__(
+        self,
+        expressions: tuple[ex.Expr[Any], ...],
+        names: tuple[str, ...] | None = None,
+        condition: bool = False,
+    ) -> None:
+        """`names`: the result is a dict of the expressions. `condition`: it is a truth value."""
+        self.expressions = expressions
+        self._names = names
+        self._condition = condition
+        self._variants: dict[RowKind, Callable[[Any], Any]] = {}
+        self._by_class: dict[type, Callable[[Any], Any]]
+        # An expression that cannot be compiled raises here, while the flow is built.
+        self._by_class = {dict: self._variant(RowKind.MAPPING)}
+
+    def __call__(self, row: Any) -> Any:
+        return (self._by_class.get(row.__class__) or self._learn(row))(row)
+
+    def __reduce__(self) -> Any:
+        return RowFunction, (self.expressions, self._names, self._condition)
+
+    def __repr__(self) -> str:
+        return f"RowFunction({', '.join(map(repr, self.expressions))})"
+
+    @property
+    def columns(self) -> dict[str, ex.Expr[Any]] | None:
+        """The expressions by name if the result is a dict: from these, columns compute the same."""
+        if self._names is None:
+            return None
+        return dict(zip(self._names, self.expressions, strict=True))
+
+    def of(self, row: Any) -> Callable[[Any], Any]:
+        """Returns the variant for rows like `row`, which is right for all others too."""
+        return self._by_class.get(row.__class__) or self._learn(row)
+
+    def _learn(self, row: Any) -> Callable[[Any], Any]:
+        kind = RowKind.of(row)
+        variant = self._variants.get(kind) or self._variant(kind)
+        if len(self._by_class) < CLASSES_MAX:
+            self._by_class[row.__class__] = variant
+        return variant
+
+    def _variant(self, kind: RowKind) -> Callable[[Any], Any]:
+        about = ", ".join(map(repr, self.expressions))
+        emitter = Emitter(kind)
+        emitter.names |= {
+            "_recover": partial(self._recover, kind),
+            "_errors": ROW_ERRORS,
+            "_containers": CONTAINERS,
+        }
+        # A container would give its method where a field is meant; a check of the class costs less
+        # than a call.
+        check = kind is RowKind.ATTRIBUTES and shadowed(*self.expressions)
+        lines = ["  if row.__class__ in _containers: raise TypeError"] if check else []
+        try:
+            result = self._body(emitter)
+        except RecursionError as error:
+            raise _too_deep(about, error) from None
+        handler = [" except _errors as error:", "  return _recover(row, error)"]
+        lines = ["def f(row):", " try:", *lines, f"  return {result}", *handler]
+        made = self._variants[kind] = build_function("\n".join(lines), "f", emitter.names, about)
+        return made
+
+    def _body(self, emitter: Emitter) -> str:
+        if self.columns is not None:
+            return _dict_source(self.columns, emitter)
+        (expression,) = self.expressions
+        return emitter.condition(expression) if self._condition else emitter.value(expression)
+
+    def _recover(self, kind: RowKind, row: Any, error: Exception) -> Any:
+        other = self.of(row)
+        if other is not self._variants[kind]:
+            return other(row)
+        explain(row, kind, error, self.expressions)
+        raise error
+
+
+def compile_row(expression: ex.Expr[Any]) -> RowFunction:
     """Returns a function from a row to the value of `expression`.
 
     The function raises MissingFieldError for a row without a field that is read. It does not catch
     errors of operations (TypeError of `1 + "a"`).
     """
-    return _specialising(lambda emitter: f"return {emitter.value(expression)}", (expression,))
+    return RowFunction((expression,))
 
 
-def compile_predicate(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
+def compile_predicate(expression: ex.Expr[Any]) -> RowFunction:
     """Returns a function from a row to a truthy value exactly if `expression` is True for it.
 
     `filter` and `where=` use it.
     """
-    return _specialising(lambda emitter: f"return {emitter.condition(expression)}", (expression,))
+    return RowFunction((expression,), condition=True)
 
 
-def columns_to_function(columns: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
+def columns_to_function(columns: Mapping[str, Any]) -> RowFunction:
     """Returns a function from a row to the dict of `columns` in the given order.
 
     `columns` are expressions or plain values; `select` uses it.
     """
-    fields = {name: ex.as_expression(e) for name, e in columns.items()}
-    function: Any = _specialising(
-        lambda emitter: f"return {_dict_source(fields, emitter)}", tuple(fields.values())
-    )
-    function.__columns__ = fields  # From which columns compute the same.
-    return function  # type: ignore[no-any-return]
+    return RowFunction(tuple(map(ex.as_expression, columns.values())), tuple(columns))
+
+
+def columns_of(function: object) -> dict[str, ex.Expr[Any]] | None:
+    """Returns the columns of a function that `columns_to_function` made, None for any other."""
+    return function.columns if isinstance(function, RowFunction) else None
 
 
 def compile_rows(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
@@ -84,7 +177,7 @@ def compile_filter(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]
     one = compile_predicate(expression)
 
     def slow(rows: list[Any]) -> list[Any]:
-        return [row for row in rows if one(row)]
+        return list(filter(one.of(rows[0]), rows))
 
     return _specialising_batch(
         lambda emitter: f"[row for row in rows if {emitter.condition(expression)}]",
@@ -133,9 +226,9 @@ def _dict_source(fields: Mapping[str, ex.Expr[Any]], emitter: Emitter) -> str:
     return "{" + ", ".join(f"{name!r}: {emitter.value(e)}" for name, e in fields.items()) + "}"
 
 
-def _map(one: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+def _map(one: RowFunction) -> Callable[[list[Any]], list[Any]]:
     def each(rows: list[Any]) -> list[Any]:
-        return list(map(one, rows))
+        return list(map(one.of(rows[0]), rows))
 
     return each
 
@@ -145,74 +238,6 @@ def shadowed(*expressions: ex.Expr[Any]) -> bool:
     kind.
     """
     return any(name in _SHADOWED for name in column_names(*expressions))
-
-
-def _specialising(
-    body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any], ...]
-) -> Callable[[Any], Any]:
-    """Returns a function of one row that specialises its code for the kind of its first row.
-
-    Once kinds mix, another function examines each row once.
-    """
-    about = ", ".join(map(repr, expressions))
-    variants: dict[RowKind, Callable[[Any], Any]] = {}
-
-    def variant(kind: RowKind) -> Callable[[Any], Any]:
-        if kind not in variants:
-            emitter = Emitter(kind)
-            emitter.names |= {"_recover": recover, "_errors": ROW_ERRORS, "_containers": CONTAINERS}
-            # A container would give its method where a field is meant; a check of the class costs
-            # less than a call.
-            check = kind is RowKind.ATTRIBUTES and shadowed(*expressions)
-            lines = ["  if row.__class__ in _containers: raise TypeError"] if check else []
-            try:
-                result = body(emitter)
-            except RecursionError as error:
-                raise _too_deep(about, error) from None
-            handler = [" except _errors as error:", "  return _recover(row, error)"]
-            lines = ["def f(row):", " try:", *lines, f"  {result}", *handler]
-            variants[kind] = build_function("\n".join(lines), "f", emitter.names, about)
-        return variants[kind]
-
-    def recover(row: Any, error: Exception) -> Any:
-        kind = RowKind.of(row)
-        if kind is not current[0] and current[0] is not None:
-            current[0] = None
-            variant(RowKind.MAPPING)
-            variant(RowKind.ATTRIBUTES)
-            function.__code__ = _MIXED_CODE
-            return function(row)
-        explain(row, kind, error, expressions)
-        raise error
-
-    def mixed(row: Any) -> Any:
-        return variants[RowKind.of(row)](row)
-
-    def first(row: Any) -> Any:
-        current[0] = kind = RowKind.of(row)
-        chosen = variant(kind)
-        # Uses the function's own globals: a function that was sent to another process does not
-        # share `names`, and has only the names in its code.
-        function.__globals__.update(
-            {**{k: v for k, v in chosen.__globals__.items() if k != "f"}, "_mixed": mixed}
-        )
-        function.__code__ = chosen.__code__
-        return function(row)
-
-    current: list[RowKind | None] = [None]
-    names: dict[str, Any] = {"_first": first}
-    exec("def f(row):\n return _first(row)\n", names)
-    function: Any = names["f"]
-    function.__qualname__ = function.__name__ = "expression"
-    function.__doc__ = about
-    variant(
-        RowKind.MAPPING
-    )  # So that an expression which cannot be compiled fails while the flow is built.
-    return function  # type: ignore[no-any-return]
-
-
-# `_mixed` is a global of the function that takes it.
-_MIXED_CODE = (lambda row: _mixed(row)).__code__  # type: ignore[name-defined]  # noqa: F821
 
 
 def _specialising_batch(

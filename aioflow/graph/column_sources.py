@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import columns_of
 from aioflow.expressions.trees import column_names
 from aioflow.graph.stream_graph import (
     Partitioning,
@@ -149,9 +150,9 @@ def _read_by(
     )
     if isinstance(operator, StatelessOperator) and why_rows(operator) is None:
         (step,) = operator.steps
-        fields = getattr(step.function, "__columns__", None)
-        if fields is not None:
-            return read | set(column_names(*fields.values()))
+        columns = columns_of(step.function)
+        if columns is not None:
+            return read | set(column_names(*columns.values()))
         behind = _read_behind(graph, node, whole)
         return None if behind is None else read | set(column_names(step.function)) | behind
     fields = _fields_of(graph, node.id, operator, whole)

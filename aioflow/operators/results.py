@@ -13,6 +13,7 @@ from types import GeneratorType
 from typing import Any
 
 from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import RowFunction
 from aioflow.operators.userfunction import describe_record
 
 __all__ = ["PLAIN_RESULTS", "FirstResult", "elements_of", "refuse_awaitable"]
@@ -86,6 +87,8 @@ class FirstResult:
                     "function, or read the field of the element that the function is given"
                 )
             self.seen = True
+            if isinstance(self.call, RowFunction):
+                self.call = self.call.of(value)
         return result
 
 

@@ -33,6 +33,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import Function
 from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import columns_of
 from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult
@@ -252,10 +253,7 @@ def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
     for step in steps:
         if step.kind is StatelessKind.FILTER and is_expression(step.function):
             found.append(step.function)
-        elif (
-            step.kind is StatelessKind.MAP
-            and (fields := getattr(step.function, "__columns__", None)) is not None
-        ):
+        elif step.kind is StatelessKind.MAP and (fields := columns_of(step.function)) is not None:
             found.append(fields)
         else:
             break

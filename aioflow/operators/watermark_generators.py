@@ -14,6 +14,8 @@ from typing import Any, NoReturn, Protocol
 
 from aioflow.core.column_batch import NumberColumn
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import RowFunction, compile_row
 from aioflow.operators.inlining import as_getter, failure_of
 
 __all__ = [
@@ -73,13 +75,12 @@ class _Stamping:
         """
         if self._extract is None:
             return timestamps if isinstance(timestamps, NumberColumn) else None
-        expression = getattr(self._extract, "expression", None)
-        if expression is None:
+        if not isinstance(self._extract, RowFunction):
             return None
         if self._on_columns is None:
             from aioflow.columns.event_time import TimesOf
 
-            self._on_columns = TimesOf(expression)
+            self._on_columns = TimesOf(*self._extract.expressions)
         return self._on_columns(values)
 
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
@@ -95,11 +96,13 @@ class _Stamping:
             return column  # type: ignore[return-value]  # It reads like a list.
         if extract is not None and getter is not None:
             source = iter(values)
+            if isinstance(getter, RowFunction) and values:
+                getter = getter.of(values[0])
             try:
                 times: list[int] = list(map(getter, source))
             except Exception as error:
                 self.failed_at = len(values) - length_hint(source) - 1
-                if getter is not extract:
+                if getter is not extract and not isinstance(extract, RowFunction):
                     raise failure_of(extract, values[self.failed_at], error) from None
                 raise
             if len(times) < len(values):  # `map` treated a StopIteration as its own end.
@@ -118,7 +121,8 @@ class _Stamping:
             times = timestamps
         if list(map(type, times)).count(int) != len(times):
             self.failed_at = next(i for i, time in enumerate(times) if type(time) is not int)
-            _refuse(times[self.failed_at], getattr(extract, "expression", None))
+            expression = extract.expressions[0] if isinstance(extract, RowFunction) else None
+            _refuse(times[self.failed_at], expression)
         return times
 
 
@@ -289,15 +293,8 @@ def timestamp_extractor(timestamp: Any) -> Extractor | None:
     """
     if timestamp is None or inspect.isroutine(timestamp):
         return timestamp
-    # Imported here: a program without expressions does not load them.
-    from aioflow.expressions.nodes import is_expression
-
     if is_expression(timestamp):
-        from aioflow.expressions.rows import compile_row
-
-        extract: Any = compile_row(timestamp)
-        extract.expression = timestamp  # For batches of columns.
-        return extract  # type: ignore[no-any-return]
+        return compile_row(timestamp)
     if not callable(timestamp):
         raise TypeError(
             f"timestamp= is {_spell(timestamp)}, expected a function of the element or an "

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.errors import GraphError
 from aioflow.expressions import nodes as ex
 from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import columns_of
 from aioflow.expressions.trees import walk
 from aioflow.operators.stateless import StatelessKind
 from aioflow.spark.runner_rows import FrameRows
@@ -100,10 +101,7 @@ def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] |
         if len(arguments) != 2:
             break
         kind, function = arguments
-        if (
-            kind is StatelessKind.MAP
-            and (fields := getattr(function, "__columns__", None)) is not None
-        ):
+        if kind is StatelessKind.MAP and (fields := columns_of(function)) is not None:
             return filters, list(fields.values())
         if node.kind != "filter" or kind is not StatelessKind.FILTER or not is_expression(function):
             break

@@ -126,16 +126,10 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a compiled expression that has travelled looks for its names where it came from",
+        "a compiled expression that has travelled forgets the names of its columns",
         "aioflow/expressions/rows.py",
-        (
-            "        function.__globals__.update(\n"
-            '            {**{k: v for k, v in chosen.__globals__.items() if k != "f"}, "_mixed": '
-            "mixed}\n"
-            "        )\n"
-        ),
-        '        names.update({**{k: v for k, v in chosen.__globals__.items() if k != "f"}, '
-        '"_mixed": mixed})\n',
+        "        return RowFunction, (self.expressions, self._names, self._condition)\n",
+        "        return RowFunction, (self.expressions, None, self._condition)\n",
         (
             "tests/expressions/"
             "test_expressions.py::test_a_compiled_expression_that_has_travelled_is_the_same",
