@@ -1,7 +1,7 @@
-"""Arrow as source and sink: a table in memory, or files in Arrow's IPC format (also called
-Feather).
+"""Reads and writes Arrow data: a table in memory as a source, and files in Arrow's IPC format (also
+called Feather) as a source or a sink.
 
-A sink writes part files.
+The sink writes a directory of part files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ ONLY_SPLIT = "0"
 def arrow(
     what: Any, *, discover_every: Duration | None = None, roll: RollPolicy | None = None
 ) -> Any:
-    """Reads or writes records as Arrow columns. Records are dicts.
+    """Returns a connector that reads or writes records as Arrow columns. Records are dicts.
 
-    `what` is a pyarrow Table or RecordBatch, or a list of record batches, to read. Or it names
-    files in Arrow's IPC format: a file, a glob or a directory to read, a directory of part files to
-    write. Expressions after it work on whole arrays. Rows are made only for steps that need them.
-    `discover_every`, for files, as in `lines`. Needs the extra `[columns]`.
+    To read, `what` is a pyarrow Table or RecordBatch, a list of record batches, or the path of
+    files in Arrow's IPC format: a file, a glob or a directory. To write, `what` is the directory of
+    the part files. Expressions after the source work on whole arrays. Rows are made only for steps
+    that need them. `discover_every` applies to files and works as in `lines`. Needs the extra
+    `[columns]`.
     """
     if isinstance(what, (str, os.PathLike)):
         require_columns(f"arrow({str(what)!r})")
@@ -71,7 +72,9 @@ def arrow(
 
 
 class ArrowTable:
-    """A `Source` of a table in memory. One split; the position is the index of the next row."""
+    """A `Source` of the rows of a table in memory. It has one split, whose position is the index of
+    the next row.
+    """
 
     name = "arrow"
     bounded = True
@@ -101,7 +104,9 @@ class ArrowTable:
 
 
 class _TableReader:
-    """Divides the table into batches of columns. Each batch costs at most one copy."""
+    """A reader that divides the table into batches of columns. Each batch costs at most one
+    copy.
+    """
 
     columnar = True
 
@@ -148,7 +153,9 @@ class _TableReader:
 
 
 class ArrowFiles(ColumnFiles):
-    """Files in Arrow's IPC format; their pages are record batches, and each file is one split."""
+    """A `Source` and a `Sink` of files in Arrow's IPC format. Each file is one split. It is read
+    one record batch at a time.
+    """
 
     name = "arrow"
 
@@ -169,7 +176,7 @@ class ArrowFiles(ColumnFiles):
 
 
 class _ArrowFile:
-    """One open file; its pages are its record batches.
+    """An open file in Arrow's IPC format, read one record batch at a time.
 
     A damaged file may hold any offsets and codes. A reader that follows them reads unmapped memory,
     and the process crashes. So each batch is validated in full: bounds of offsets and codes, and

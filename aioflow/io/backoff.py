@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class Backoff:
-    """Delays of one connection. `reset` is called after a success."""
+    """The delays between the attempts to connect of one connection. The caller calls `reset` after
+    a success.
+    """
 
     def __init__(self, rng: Rng, first: Duration = "100ms", max_s: float = MAX_BACKOFF_S) -> None:
         self._rng = rng
@@ -44,7 +46,7 @@ class Backoff:
     def failed(self, subject: object, error: BaseException, then: str = "connecting again") -> None:
         """Logs that `subject`, a source or a sink, has no connection for now.
 
-        `then`: what it does next.
+        `then` is the part of the message that says what the subject does next.
         """
         if self._patience is None:
             self._patience = Patience()
@@ -57,7 +59,7 @@ class Backoff:
     def ended(self, subject: object) -> None:
         """Notes that the peer has ended the connection of `subject`.
 
-        The connection counts as failed if it delivered no data twice in a row.
+        If this happens twice in a row without any data delivered, the connection counts as failed.
         """
         if self.tries:
             self.failed(

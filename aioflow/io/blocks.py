@@ -56,7 +56,9 @@ Their OSError has no errno.
 
 
 class Block(NamedTuple):
-    """Whole lines, each with its line end. Only the last line of a file may have no line end."""
+    """A piece of a file that contains only whole lines, each with its line end. Only the last line
+    of a file may have no line end.
+    """
 
     data: bytes
     offset: int
@@ -75,13 +77,15 @@ MARK_BYTES = 1024
 
 
 def mark_of(data: bytes) -> Mark:
-    """Returns the mark of the end of `data`."""
+    """Returns the mark of `data`: the length and a digest of its last bytes."""
     end = data[-MARK_BYTES:]
     return len(end), hashlib.blake2b(end, digest_size=8).digest()
 
 
 def marks_before(fs: FileSystem, path: str, offsets: Sequence[int]) -> list[Mark]:
-    """Returns the marks of the bytes before each of `offsets` in a plain file."""
+    """Returns, for each of `offsets` in a plain file, the mark (length and digest) of the bytes
+    before it.
+    """
     with fs.open_read(path) as file:
         marks = []
         for offset in offsets:
@@ -108,9 +112,9 @@ def zip_members(fs: FileSystem, path: str) -> list[str]:
 
 
 class BlockFile:
-    """One part of a file, opened at the first `read`.
+    """An open part of a file, read block by block. The file is opened at the first `read`.
 
-    Reading continues at `offset` and `line`, at a line's start.
+    Reading begins at byte `offset`, which is the start of line `line`.
     """
 
     def __init__(
@@ -124,9 +128,11 @@ class BlockFile:
         tail: bool = False,
         mark: Mark | None = None,
     ) -> None:
-        """`tail`: the file may grow, so an incomplete last line is left for a later read.
-        `mark`: the mark of the bytes before `offset`. A part that starts at its beginning uses the
-        mark that was taken when the file was cut.
+        """Stores the arguments; the file is opened later.
+
+        `tail` means that the file may grow, so an incomplete last line is left for a later read.
+        `mark` is the length and digest of the bytes before `offset`. A part that is read from its
+        beginning uses the mark that was taken when the file was divided.
         """
         self._fs = fs
         self._part = part
@@ -150,7 +156,7 @@ class BlockFile:
             return self._read_block()
         except DAMAGED as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # Of the disk, and it names the file.
+                raise  # An error of the disk, whose message names the file.
             raise ValueError(
                 f"{self._part.path} cannot be uncompressed behind byte {self._offset} of its "
                 f"content: {error}; "
@@ -169,7 +175,7 @@ class BlockFile:
                 first = data.find(b"\n") + 1 or len(data)
                 data, offset = data[first:], offset + first
             if end is not None and offset + len(data) >= end:
-                # Up to and with the line that begins before `end`.
+                # Keep everything up to the end of the last line that begins before `end`.
                 keep = data.find(b"\n", max(end - 1 - offset, 0)) + 1 or len(data)
                 data, at_end = data[: keep if offset < end else 0], True
             if data or at_end:
@@ -203,7 +209,7 @@ class BlockFile:
             if newline:
                 self._rest = chunk[newline:]
                 return b"".join([*pieces, chunk[:newline]]), at_end
-            if at_end:  # Within a line that may still grow.
+            if at_end:  # The rest is part of a line that may still grow.
                 return b"", True
             pieces.append(chunk)
             size += len(chunk)
@@ -253,8 +259,8 @@ class BlockFile:
             self._files.append(opened)
         if self._offset:
             length, digest = self._mark or (0, b"")
-            # A decompressor reads its way there, stops at its end, and must not go back; a plain
-            # file would jump over its own end.
+            # A decompressor must read up to the offset, and cannot go back. A plain file would seek
+            # beyond its own end without an error.
             size = raw.seek(0, os.SEEK_END) if opened is raw else None
             begin = opened.seek(self._offset - length)
             before = _read_full(opened, length)

@@ -1,7 +1,7 @@
-"""Reader of a stream that arrives on its own: one pump task fills a bounded buffer, `poll_batch`
-empties it.
+"""The base class of readers for streams that deliver data on their own: one task fills a bounded
+buffer, and `poll_batch` empties it.
 
-Invariant: the pump waits while the buffer is full, so a reader never holds more than its capacity
+Invariant: the task waits while the buffer is full, so a reader never holds more than its capacity
 and one element. Every element is in exactly one polled batch, together with the position after it.
 """
 
@@ -44,7 +44,7 @@ class BufferedReader:
     def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
         self.ctx = ctx
         self._capacity = capacity
-        # Parallel lists; positions stay empty for a stream that has none.
+        # Parallel lists. `_positions` stays empty if the stream has no positions.
         self._values: list[Any] = []
         self._positions: list[Any] = []
         self._split: Split | None = None
@@ -111,7 +111,7 @@ class BufferedReader:
         try:
             await self.run(split)
             check_own_task()
-        # Raised from poll_batch, after what came before it.
+        # poll_batch raises this error after it has returned all elements before it.
         except BaseException as error:  # noqa: BLE001
             self._error = user_error(error)
         finally:
@@ -136,7 +136,7 @@ class BufferedReader:
         return batch
 
     def on_room(self) -> None:
-        """Lets the pump continue, because the buffer is at most half full."""
+        """Lets the filling task continue, because the buffer is at most half full."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -160,13 +160,16 @@ class BufferedReader:
         if pump is not None:
             try:
                 await self.ctx.end(pump)
-            except asyncio.CancelledError:  # The time to close is over.
+            except asyncio.CancelledError:  # Closing took longer than its time limit.
                 close_user_code(pump)
                 raise
 
 
 def say_at_most_once(ctx: SourceContext, what: str) -> None:
-    """Logs once a run which elements a restart loses with this source."""
+    """Logs a warning that elements which no checkpoint covers are lost after a restart.
+
+    `what` is the reason, as a part of the message. The caller calls it once in each run.
+    """
     logger.warning(
         "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at "
         "most once)",

@@ -1,7 +1,7 @@
-"""Checks of the arguments of connectors, made where they are given.
+"""Checks of the arguments of connectors, made when the user's program calls the connector.
 
-Each raises a GraphError that begins with `place`, the call as the user wrote it, and names the
-argument. A malformed duration is a ValueError or TypeError, as everywhere.
+Each check raises a GraphError that begins with `place`, the call as the user wrote it, and names
+the argument. A malformed duration is a ValueError or TypeError, as in the rest of the library.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def checked_encoding(value: Any, place: str) -> str:
     The byte must be the same as in ASCII.
     """
     try:
-        # utf-8-sig puts a mark in front of a text, so only the end is compared.
+        # utf-8-sig puts a byte order mark before a text, so only the end is compared.
         if "\r\n".encode(value).endswith(b"\r\n") and b"\r\n".decode(value) == "\r\n":
             return str(value)
         expected = "one whose line end is a single byte"
@@ -79,11 +79,13 @@ def checked_encoding(value: Any, place: str) -> str:
 
 
 def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None:
-    """Returns the names of columns, each once, or None for None."""
+    """Returns a list of distinct column names, or None if `value` is None. Raises GraphError for
+    any other value.
+    """
     if value is None:
         return None
-    given: object = value  # As given: the annotation is only a promise.
-    if isinstance(given, KeysView):  # Of a dict: it has an order.
+    given: object = value  # Callers may pass other types than the annotation says.
+    if isinstance(given, KeysView):  # The keys of a dict have an order.
         given = list(given)
     if (
         isinstance(given, (str, bytes))

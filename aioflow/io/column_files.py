@@ -1,5 +1,5 @@
-"""The common part of all files of columns, as a source and as a sink: how they are found, read page
-by page, and written as parts.
+"""The code that all file formats with columns share, for sources and sinks: it finds the files,
+reads them page by page, and writes them as parts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ __all__ = ["ColumnFiles"]
 
 
 class ColumnFiles(ABC):
-    """A `Source` and a `Sink` of files of columns.
+    """The base class of a `Source` and `Sink` of files with columns. A subclass defines how a file
+    is divided into pages.
 
-    The position of a split is (page, row in the page); a subclass defines the pages.
+    The position of a split is the pair (page, row in the page).
     """
 
     name: ClassVar[str]
@@ -55,15 +56,15 @@ class ColumnFiles(ABC):
 
     @abstractmethod
     async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
-        """Returns the splits of a file. Raises ValueError for a file of another format."""
+        """Returns the splits of a file. Raises ValueError if the file has another format."""
 
     @abstractmethod
     def _open(self, file: BinaryIO, path: str) -> PagedFile:
-        """Opens `file` for reading, in the executor."""
+        """Returns the pages of `file`, opened for reading. Called in the executor."""
 
     @abstractmethod
     def _open_table(self, file: Any, schema: Any) -> Any:
-        """Returns a pyarrow writer of this format into `file`."""
+        """Returns a pyarrow writer that writes this format to `file`."""
 
     @property
     def bounded(self) -> bool:

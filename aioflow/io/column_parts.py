@@ -1,10 +1,10 @@
-"""Part files that hold columns: records are collected as batches and written as one page, a row
-group or record batch, at each flush.
+"""Writes part files that hold columns. Records are collected as batches. Each flush writes them as
+one page: a row group of Parquet or a record batch of Arrow.
 
 A part has one schema, that of its first page. A batch whose columns do not fit that schema begins a
-new part: it has other columns, or floats after ints. A column that changes its kind, such as text
-after numbers, is an error, within a batch or between batches. The parts of a directory are read as
-one table.
+new part, for example because it has other columns, or floats after ints. A column that changes its
+kind, such as text after numbers, is an error, within a batch or between batches. The reason is that
+the parts of a directory are read as one table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ PAGE_ROWS = 65_536
 
 
 class TableWriter(Protocol):
-    """Writes tables of one schema into a file in memory."""
+    """An object that writes tables of one schema to a file in memory; pyarrow's writers have these
+    methods.
+    """
 
     def write_table(self, table: Any) -> None: ...
     def close(self) -> None:
@@ -34,7 +36,7 @@ class TableWriter(Protocol):
 
 
 class ColumnPartWriter(PartWriter):
-    """A `PartWriter` of tables."""
+    """A `PartWriter` that writes records as columns."""
 
     reads_columns = True
 
@@ -46,7 +48,7 @@ class ColumnPartWriter(PartWriter):
         open_table: Callable[[Any, Any], TableWriter],
         roll: RollPolicy,
     ) -> None:
-        """`open_table(file, schema)` begins a file."""
+        """Makes a writer. `open_table(file, schema)` returns the pyarrow writer of a new file."""
         super().__init__(ctx, directory, extension, _Bytes(), roll)
         self._open_table = open_table
         self._held: list[Sequence[Any]] = []
@@ -71,7 +73,7 @@ class ColumnPartWriter(PartWriter):
         self._start_age()
 
     async def _flush(self) -> None:
-        # Under the lock of the part: what is held meanwhile belongs to the next page.
+        # The lock of the part is held: records that arrive meanwhile belong to the next page.
         held, self._held, self._held_rows = self._held, [], 0
         self.full = False
         for table in _tables(held):
@@ -105,8 +107,8 @@ class ColumnPartWriter(PartWriter):
         try:
             fitted = table.cast(self._schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            # Its values do not fit the columns of this file: it begins the next one, as what would
-            # lose something does.
+            # The values do not fit the columns of this file, so the table begins the next file. So
+            # does a table whose conversion would lose data.
             pass
         else:
             if all(
@@ -128,12 +130,14 @@ class ColumnPartWriter(PartWriter):
             await self._append()
             self._written.position = 0
         await super()._end_part()
-        if self._held:  # Written since the flush: it begins the next part.
+        if self._held:  # These records were written after the flush: they begin the next part.
             self._start_age()
 
 
 class _Written:
-    """A file in memory that counts its bytes and keeps only those that were not taken yet."""
+    """A file in memory that counts all written bytes, and keeps only the bytes that were not
+    fetched yet.
+    """
 
     closed = False
 
@@ -158,7 +162,9 @@ class _Written:
 
 
 class _Bytes:
-    """Stands in for an encoder of records, because pages are made from the held batches."""
+    """A dummy encoder, because `PartWriter` requires one. It is never called: pages are made from
+    the collected batches.
+    """
 
     head = b""
 
@@ -167,7 +173,7 @@ class _Bytes:
 
 
 def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
-    """Writes a table that is discarded.
+    """Writes a table that is discarded, to load the modules that pyarrow needs.
 
     The first table of a process loads hundreds of modules, because pyarrow looks for an installed
     pandas. A real table would block the loop for a second during a checkpoint.
@@ -179,9 +185,9 @@ def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Returns whether columns of two types are of one kind.
+    """Returns whether columns of the types `a` and `b` may follow each other in one column.
 
-    Numbers are of one kind, and so are texts. Structs are if their common fields are.
+    All number types may, and so may all text types. Structs may if their common fields may.
     """
     import pyarrow as pa
 
@@ -205,7 +211,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _keeps(a: Any, b: Any) -> bool:
-    """Returns whether `b` has all the fields that structs in `a` have.
+    """Returns whether a cast from type `a` to type `b` keeps all fields of structs.
 
     A cast drops missing fields silently.
     """
@@ -230,7 +236,9 @@ def _is_list(type_: Any) -> bool:
 
 
 def _tables(held: list[Sequence[Any]]) -> list[Any]:
-    """Returns the held rows as tables, in order; neighbours of one schema become one table."""
+    """Returns the collected rows as tables, in order. Consecutive rows with the same schema become
+    one table.
+    """
     import pyarrow as pa
 
     from aioflow.columns.arrow import to_table

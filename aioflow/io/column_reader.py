@@ -31,18 +31,18 @@ PAGES_AHEAD = 1
 
 
 class PagedFile(Protocol):
-    """An open file. Called in the executor."""
+    """The interface of an open file with pages. Its methods are called in the executor."""
 
     @property
     def pages(self) -> int: ...
     def read_page(self, number: int) -> Any:
-        """Returns an Arrow table or record batch."""
+        """Returns page `number` as an Arrow table or record batch."""
 
 
 @contextmanager
 def named(path: str, part: str = "") -> Iterator[None]:
-    """Raises MalformedInput naming `path` and `part` in place of pyarrow's errors for damaged
-    files.
+    """A context manager that raises MalformedInput naming `path` and `part` in place of pyarrow's
+    errors for damaged files.
     """
     import pyarrow as pa
 
@@ -66,7 +66,9 @@ def named(path: str, part: str = "") -> Iterator[None]:
 
 
 class Pages(NamedTuple):
-    """The contents of one split: pages `[start, end)` of a file; `end` None is its end."""
+    """The content of one split: pages `start` to `end` (exclusive) of a file; `end` None means the
+    end of the file.
+    """
 
     path: str
     start: int
@@ -81,26 +83,30 @@ class Pages(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int | None, None]:
-        """Identifies the part within its file."""
+        """The values that identify the part within its file."""
         return self.start, self.end, None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file was not divided.
+        """Whether the part is the whole file.
 
-        It is read to the end that it has when reading begins.
+        Such a part is read to the end that the file has when reading begins.
         """
         return self.start == 0 and self.mark is None and self.seen is not None
 
     @property
     def id(self) -> str:
-        """The id of the part: stable over restarts, unique among the parts of a source."""
+        """The id of the part. It is stable over restarts, and unique among the parts of a
+        source.
+        """
         return self.path if self.start == 0 else f"{self.path}@{self.start}"
 
 
 def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
-    """Returns size and end of a file: the footers of Parquet and Arrow describe the rest of the
-    file.
+    """Returns the size of a file, and the mark of its end.
+
+    The mark identifies the content, because Parquet and Arrow describe the rest of the file in a
+    footer.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - MARK_BYTES, 0))
@@ -116,7 +122,9 @@ class ColumnReader:
     one_at_a_time = True
 
     def __init__(self, ctx: SourceContext, open_file: Callable[[BinaryIO, str], PagedFile]) -> None:
-        """`open_file(file, path)` is called in the executor; the reader closes `file`."""
+        """Makes a reader. `open_file(file, path)` is called in the executor; the reader closes
+        `file`.
+        """
         self._host = ctx.host
         self._open_file = open_file
         self._arrow: ArrowPages | None = None
@@ -158,8 +166,8 @@ class ColumnReader:
             self.finished_splits.add(split.id)
         for number in range(first, end):
             read = await self._ahead.blocking(self._read_page, opened, number)
-            # Here and not in the executor: batches before it, which are on their way, share the
-            # texts.
+            # Done here and not in the executor, because this batch shares its list of texts with
+            # earlier batches that are still in use.
             rows = self._arrow_pages().settle(read)
             self._pages.append(
                 (split.id, number, taken if number == first else 0, number + 1 == end, rows)

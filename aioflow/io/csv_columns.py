@@ -34,9 +34,9 @@ _FLOAT = "^(-?(0|[1-9][0-9]{0,14})\\.[0-9]{1,17}|0|-?[1-9][0-9]{0,14})$"
 
 
 class CsvColumnDecoder:
-    """A decoder of blocks into columns of records of `type`, or of dicts of texts.
+    """A decoder of blocks into columns: of records of `type`, or of dicts of texts.
 
-    `rows` decodes the same blocks into rows.
+    `rows` is the decoder of the same blocks into rows, used where columns are not possible.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CsvColumnDecoder:
             )
             decoded.records = of_rows(decoded.records)
             return decoded
-        return Decoded(records)  # type: ignore[arg-type]  # They read like a list.
+        return Decoded(records)  # type: ignore[arg-type]  # Columns can be read like a list.
 
     def _columns(self, data: bytes, header: list[str]) -> ColumnBatch | None:
         """Returns the records of a block, or None unless every line is certainly one record."""
@@ -75,7 +75,7 @@ class CsvColumnDecoder:
         if len(set(header)) < len(header) or not set(header).issuperset(hints):
             return None
         try:
-            # Not read_csv, which keeps two descriptors open to look for signals.
+            # read_csv is not used, because it keeps two file descriptors open for signals.
             with pa_csv.open_csv(
                 pa.BufferReader(data),
                 pa_csv.ReadOptions(
@@ -88,7 +88,7 @@ class CsvColumnDecoder:
             ) as reader:
                 table = reader.read_all()
             if table.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
-                return None  # Lines without anything.
+                return None  # Arrow has skipped empty lines.
             columns = {
                 name: self._field(name, hint)(table.column(name)) for name, hint in hints.items()
             }
@@ -104,14 +104,16 @@ class CsvColumnDecoder:
 
 
 class _Field:
-    """The converter that makes the column of one field from its texts."""
+    """A converter that makes the column of one field from its texts."""
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint
         self._entries = GrowingEntries()
 
     def __call__(self, texts: Any) -> Column:
-        """Returns the column. Raises ValidationError for a text that does not match the type."""
+        """Returns the column of the values of `texts`. Raises ValidationError for a text that does
+        not match the type.
+        """
         hint = self._hint
         if hint is int and pc.all(pc.match_substring_regex(texts, _INT)).as_py():
             return from_arrow(texts.cast(pa.int64()))
@@ -127,8 +129,11 @@ class _Field:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Returns whether each line is one record and all of `data` is text, also unread columns."""
-    # A BOM is refused: Arrow would take one here for the file's own, which is already stripped.
+    """Returns whether each line is certainly one record, and all bytes of `data` are valid text, in
+    unread columns too.
+    """
+    # Arrow would remove a byte order mark here. That of the file was already removed, so this
+    # one belongs to the data.
     if (
         not data
         or data.startswith(BOM)

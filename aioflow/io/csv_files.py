@@ -1,5 +1,5 @@
-"""Comma-separated values, including quoted line ends. A file is one split, because a reader that
-starts in the middle cannot see whether a quote is open.
+"""Reads and writes files of comma-separated values (CSV), including fields that contain line ends.
+A file is one split, because a reader that starts in the middle cannot see whether a quote is open.
 
 Blocks are decoded into columns if only steps that work on columns follow the source. The records
 are the same.
@@ -101,16 +101,17 @@ def csv(
     on_error: OnError = "fail",
     roll: RollPolicy | None = None,
 ) -> Files[Any]:
-    """Reads or writes files of separated values.
+    """Returns a connector that reads or writes files of separated values.
 
     Without `type` a row is a dict of texts by column name, or a list of texts if there are no
-    names. With a dataclass, NamedTuple or Struct each text is converted by the annotation of its
-    field. `header`: the first row of each file names the columns. `columns`: the names if there is
-    no header, otherwise the columns to keep. A name that a file has twice cannot be kept. `follow`,
-    `every`, `discover_every`, `on_error`, `roll` as in `lines`.
+    names. With a dataclass, NamedTuple or Struct as `type`, each text is converted by the
+    annotation of its field. `header` means that the first row of each file names the columns.
+    `columns` are the names if there is no header, otherwise the columns to keep. A name that a file
+    has twice cannot be kept. `follow`, `every`, `discover_every`, `on_error` and `roll` work as in
+    `lines`.
 
-    As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a
-    dict, dataclass, ...).
+    As a sink it writes `part-<subtask>-<n>.csv`, each with a header if the first record has field
+    names (a dict, dataclass, ...).
     """
     place = f"csv({str(path)!r})"
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n\0':
@@ -132,13 +133,13 @@ def csv(
     def column_decoder(names: list[str] | None) -> Decoder:
         from aioflow.io.csv_columns import (
             CsvColumnDecoder,
-        )  # Here, because a program of rows loads neither numpy nor pyarrow.
+        )  # Imported here, so that a program without columns loads neither numpy nor pyarrow.
 
         rows = CsvDecoder(type, delimiter, header, columns, encoding, names)
         return CsvColumnDecoder(rows, type, delimiter, None if columns is None else list(columns))
 
-    # Fields that are called otherwise in files are left to the rows, and delimiters that Arrow does
-    # not know.
+    # The row decoder handles types whose fields have other names in files, and delimiters that
+    # Arrow does not support.
     has_columns = delimiter.isascii() and (
         (header or columns is not None)
         if type is None
@@ -169,7 +170,7 @@ def csv(
 
 
 def _named_twice(names: Sequence[str]) -> str | None:
-    """Returns the first name that occurs twice."""
+    """Returns the first of `names` that occurs twice, or None."""
     return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
@@ -250,13 +251,13 @@ class CsvDecoder:
         try:
             text, clean = data.decode(self._encoding), True
         except UnicodeDecodeError:
-            # The rows that hold such bytes are refused later, each on its own.
+            # Each row that contains such bytes is reported later.
             text, clean = data.decode(self._encoding, "surrogateescape"), False
         found = io.StringIO(text, newline="\n")
         try:
             if (
                 '"' not in text
-            ):  # So a record is a line. The csv module still splits: it is the fastest there is.
+            ):  # Then each record is one line. The csv module is still the fastest way to split it.
                 rows = list(csv_module.reader(found, delimiter=self._delimiter))
                 return [(i, row) for i, row in enumerate(rows) if row], [], None, clean
         except csv_module.Error:
@@ -273,7 +274,7 @@ class CsvDecoder:
             try:
                 row = next(reader)
             except csv_module.Error as error:
-                # The reader is left in the middle of the row: a new one goes on with the next line.
+                # The failed reader stopped within the row, so a new reader begins at the next line.
                 broken.append((line, error))
                 base += reader.line_num
                 reader = csv_module.reader(found, delimiter=self._delimiter)
@@ -317,7 +318,7 @@ class CsvDecoder:
         return lambda row: {name: row[i] for name, i in picked}
 
     def _convert(self, rows: list[Row]) -> Decoded | None:
-        """Converts all rows at once; returns None if one of them is malformed."""
+        """Returns the records of all rows, converted at once, or None if a row is malformed."""
         make, names = self._make, self.header
         assert make is not None
         if names is not None and any(len(row) != len(names) for _, row in rows):
@@ -357,7 +358,7 @@ class CsvDecoder:
 
 
 class CsvEncoder:
-    """An encoder of dicts, objects with fields, and lists as rows.
+    """An encoder that writes dicts, objects with fields, and lists as rows.
 
     The first record decides whether there is a header.
     """
@@ -372,11 +373,13 @@ class CsvEncoder:
 
     @property
     def head(self) -> bytes:
-        """Returns the header, once the columns are known."""
+        """Returns the header once the columns are known."""
         return self._lines([self._columns]) if self._header and self._columns is not None else b""
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """Encodes `values`. Raises ValueError for a record without one of the columns."""
+        """Returns the rows of `values` as bytes. Raises ValueError for a record that lacks a
+        column.
+        """
         if self._columns is None and values:
             self._columns = fields_of_value(values[0])
         columns = self._columns

@@ -1,4 +1,4 @@
-"""The sink that drops all records: for benchmarks, and for flows that are only subscribed to."""
+"""A sink that drops all records, for benchmarks and for flows that are only subscribed to."""
 
 from __future__ import annotations
 

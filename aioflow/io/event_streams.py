@@ -1,4 +1,4 @@
-"""Server-sent events as a source.
+"""Reads server-sent events, the HTTP event stream of the HTML standard, as a source.
 
 The position is the id of the last event. It is sent as `Last-Event-ID` when the source reconnects.
 """
@@ -27,7 +27,7 @@ EVENT_BYTES_MAX = 1024 * 1024
 
 
 class ServerSentEvent(NamedTuple):
-    """One event of the stream."""
+    """One event received from the server."""
 
     data: str
     """The data lines, joined by line feeds."""
@@ -45,10 +45,11 @@ def sse(
     reconnect: bool = True,
     backoff: Duration = "100ms",
 ) -> SseSource:
-    """Reads the events of the stream at `url`, as `ServerSentEvent`.
+    """Returns a source of the events that the server sends at `url`, as `ServerSentEvent`.
 
-    Exactly once over a restart if the server sends ids and honours `Last-Event-ID`. `reconnect`:
-    connect again when the stream ends; otherwise the source ends. An answer of 204 always ends it.
+    Delivery over a restart is exactly once if the server sends ids and honours `Last-Event-ID`.
+    With `reconnect` the source connects again when the stream ends; otherwise the source ends. An
+    answer of 204 always ends the source.
     """
     checked_url(url, "sse", ("http", "https"))
     place = f"sse({redacted(url)!r})"
@@ -57,7 +58,7 @@ def sse(
 
 
 class SseSource:
-    """A `Source` of `ServerSentEvent`."""
+    """A `Source` of the `ServerSentEvent` objects of one stream. Made by `sse`."""
 
     name = "sse"
 
@@ -84,8 +85,8 @@ class SseSource:
 
 
 class EventParser:
-    """A parser of the event stream format of the HTML standard, section 9.2.6, from pieces of
-    bytes.
+    """A parser of the event stream format (HTML standard, section 9.2.6). It accepts the stream in
+    pieces of any size.
     """
 
     def __init__(self, last_id: str = "") -> None:
@@ -97,18 +98,20 @@ class EventParser:
         self._first = True
 
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
-        """Yields the events that `data` completes. Raises Broken for an event that is too large."""
+        """Yields the events that `data`, the next piece of the stream, completes. Raises Broken for
+        an event that is too large.
+        """
         may_end = self._rest.endswith(b"\r") or b"\n" in data or b"\r" in data
         self._rest += data
         self._size += len(data)
-        if may_end:  # Otherwise nothing is copied: a line may come byte by byte.
+        if may_end:  # Otherwise nothing is copied, because a line may arrive byte by byte.
             yield from self._events()
         if self._size > EVENT_BYTES_MAX:
             raise Broken(f"an event has more than {EVENT_BYTES_MAX} bytes")
 
     def _events(self) -> Iterator[ServerSentEvent]:
         rest, held = bytes(self._rest), b""
-        if rest.endswith(b"\r"):  # Perhaps the first half of a line end.
+        if rest.endswith(b"\r"):  # This may be the first half of "\r\n".
             rest, held = rest[:-1], b"\r"
         lines = rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._rest = bytearray(lines.pop() + held)

@@ -6,7 +6,7 @@ The position of a split is `(offset, line, header, mark)`:
     offset   byte of the next line in the uncompressed file
     line     number of lines before it; None in a later part of a large file
     header   names of the columns, if the format has them
-    mark     mark of the bytes before the offset
+    mark     length and digest of the last bytes before the offset
 
 The mark shows whether the file was replaced. Earlier releases left it out.
 
@@ -39,7 +39,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Bad(NamedTuple):
-    """A malformed line."""
+    """A malformed line of a block."""
 
     after: int
     """Number of good records of the block before this line."""
@@ -51,7 +51,7 @@ class Bad(NamedTuple):
 
 @dataclass(slots=True)
 class Decoded:
-    """The content of a block."""
+    """The records of a block, and its malformed lines."""
 
     records: list[Any]
     starts: list[int] | None = None
@@ -67,18 +67,20 @@ class Decoded:
 
 
 class Decoder(Protocol):
-    """A decoder of the blocks of one split into records."""
+    """The interface of an object that decodes the blocks of one split into records."""
 
     header: list[str] | None
     """Names of the columns, once known; None in formats without names."""
 
     def decode(self, data: bytes, final: bool) -> Decoded:
-        """Decodes whole lines. `final`: this is the last block."""
+        """Returns the records of `data`, which consists of whole lines. `final` means that this is
+        the last block.
+        """
 
 
 @dataclass(slots=True)
 class _Page:
-    """A block whose records are being emitted."""
+    """A decoded block, some records of which may have been emitted."""
 
     split_id: str
     path: str
@@ -129,8 +131,8 @@ class FileReader:
         block_bytes: int = BLOCK_BYTES,
         columnar: bool = False,
     ) -> None:
-        """`make_decoder(header or None)` returns a Decoder for one split; with `columnar`, one of
-        columns.
+        """Makes a reader. `make_decoder(header or None)` returns a Decoder for one split; with
+        `columnar` it decodes into columns.
         """
         self.columnar = columnar
         self._ctx = ctx
@@ -197,7 +199,7 @@ class FileReader:
         file.close()
 
     async def put(self, split_id: str, path: str, block: Block) -> None:
-        """Adds a block, then waits while enough blocks are buffered."""
+        """Adds `block` to the buffer, then waits while enough blocks are buffered."""
         self._blocks.append((split_id, path, block))
         await self._ahead.added(lambda: len(self._blocks) >= BLOCKS_AHEAD)
 
@@ -237,7 +239,8 @@ class FileReader:
         except (
             TypeError,
             ValueError,
-            # Of the file as a whole, like its header: what is malformed in it is in `decoded`.
+            # This error concerns the whole file, such as its header. Malformed lines are in
+            # `decoded`.
         ) as error:
             error.add_note(f"while reading {path}")
             raise
@@ -264,7 +267,9 @@ class FileReader:
         return records if start == 0 and end == len(records) else records[start:end]
 
     def _report_bad(self, page: _Page, bad: list[Bad], start: int, end: int) -> int:
-        """Reports the malformed lines among the records up to `end`; returns where to stop."""
+        """Reports the malformed lines before record `end`, and returns the record before which the
+        poll has to stop.
+        """
         while page.bad_next < len(bad) and bad[page.bad_next].after <= end:
             one = bad[page.bad_next]
             where = (
@@ -274,7 +279,7 @@ class FileReader:
             )
             message = f"{page.path}, {where}: {one.error}"
             if self._malformed.fails and one.after > start:
-                return one.after  # The good records first.
+                return one.after  # The good records are emitted before the error is raised.
             page.bad_next += 1
             self._malformed.report(one.value, message, one.error)
         return end

@@ -1,7 +1,7 @@
-"""Files as source and sink: the common part of all line-based formats, and the simplest of them,
-`lines`.
+"""Files as source and sink: the code that all line-based formats share, and `lines`, the simplest
+of these formats.
 
-As a source: a file, a glob or a directory. As a sink: a directory of part files.
+A source reads a file, a glob or a directory. A sink writes a directory of part files.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ def lines(
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> Files[str]:
-    """Reads or writes the lines of text files, without line ends.
+    """Returns a connector that reads or writes the lines of text files, without line ends.
 
-    `follow`: read for ever, including new files and new lines, looking once per `every`; one
-    subtask reads all of them. `discover_every`: read for ever, but only new files are added. The
-    source looks for them at this interval and assigns them to all subtasks. Each file is read once,
-    to the end that it has then, so it must be complete when it appears. Write it under a name that
-    begins with a dot, and move it into place. Later additions and replacements are not read, and a
-    warning is logged. Files above `split_bytes` are divided at line ends, for several subtasks.
-    `on_error`: what happens to a line that is not text of `encoding`.
+    With `follow` the source reads for ever, including new files and new lines: it looks once per
+    `every`, and one subtask reads all files. With `discover_every` the source also reads for ever,
+    but only new files are added. It looks for them at this interval and assigns them to all
+    subtasks. Each file is read once, to the end that it has then, so it must be complete when it
+    appears. Write the file under a name that begins with a dot, and then rename it. Later additions
+    and replacements are not read, and a warning is logged. Files above `split_bytes` are divided at
+    line ends, for several subtasks. `on_error` decides what happens to a line that is not text of
+    `encoding`.
 
-    As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` decides when a part is
-    full.
+    As a sink it writes `str(value)`, one a line, to `part-<subtask>-<n>.txt`; `roll` decides when a
+    part is full.
     """
     checked_encoding(encoding, f"lines({str(path)!r})")
     return Files(
@@ -116,11 +117,12 @@ class Files(Generic[T]):
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`column_decoder`: a decoder into columns, if the format has one. `narrows`: it can leave
-        columns out.
+        """Makes the connector of the format that `function` names.
 
-        `no_columns`: the case that has no columns, and the advice for `explain()`. `stands_in`: the
-        fields of records for which `decoder` can make stand-ins, if it can.
+        `column_decoder` is a decoder into columns, if the format has one. `narrows` means that this
+        decoder can leave columns out. `no_columns` describes the case in which there are no
+        columns, and the advice for `explain()`. `stands_in` are the fields of the records, if
+        `decoder` can make simpler objects with the same fields.
         """
         self._path = checked_path(path, function)
         place = f"{function}({str(self._path)!r})"
@@ -161,7 +163,7 @@ class Files(Generic[T]):
         return f"{self._function}({str(self._path)!r})"
 
     def with_columns(self) -> Files[T] | None:
-        """Returns the same source emitting columns, with the same splits and positions.
+        """Returns a copy of this source that emits columns, with the same splits and positions.
 
         Returns None if the format has no columns, or if the source follows its files.
         """
@@ -174,26 +176,28 @@ class Files(Generic[T]):
         return source
 
     def with_fields(self, names: tuple[str, ...]) -> Files[T]:
-        """Returns the same source, which makes only these columns.
+        """Returns a copy of this source that makes only these columns.
 
-        Returns itself if its decoder cannot leave columns out.
+        Returns this source itself if its decoder cannot leave columns out.
         """
         if not self._narrows:
             return self
         return self._changed(lambda made: made.narrow(names))
 
     def with_stand_ins(self) -> tuple[Files[T], tuple[str, ...]] | None:
-        """Returns the same source emitting objects with the fields of its records, and those
-        fields.
+        """Returns a copy of this source that emits cheaper objects with the fields of its records,
+        and those fields.
 
-        Returns None if it cannot, or if that would gain nothing.
+        Returns None if this is not possible, or not faster.
         """
         if self._stands_in is None or self._follow or self.columnar:
             return None
         return self._changed(lambda made: made.stand_in()), self._stands_in
 
     def _changed(self, change: Callable[[Any], None]) -> Files[T]:
-        """Returns the same source, each of whose decoders is changed before it is used."""
+        """Returns a copy of this source that applies `change` to each of its decoders before
+        use.
+        """
         source, make = copy.copy(self), self._decoder
 
         def decoder(header: list[str] | None) -> Decoder:
@@ -282,7 +286,7 @@ class Files(Generic[T]):
 
 
 class LinesDecoder:
-    """A decoder of text, line by line."""
+    """A decoder that makes a text of each line."""
 
     header: list[str] | None = None
 
@@ -296,7 +300,8 @@ class LinesDecoder:
             return self._decode_each(data)
         if "\r" in text:
             text = text.replace("\r\n", "\n")
-        # Not splitlines(): it also cuts at form feeds and other marks that belong to a line.
+        # splitlines() is not used, because it also splits at form feeds and other characters that
+        # belong to a line.
         records = text.split("\n")
         if not records[-1]:
             records.pop()
@@ -318,7 +323,7 @@ class LinesDecoder:
 
 
 class LinesEncoder:
-    """An encoder of a value as `str(value)` and a line end."""
+    """An encoder that writes `str(value)` and a line end for each value."""
 
     head = b""
 
@@ -326,7 +331,7 @@ class LinesEncoder:
         self._encoding = encoding
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """Encodes `values`."""
+        """Returns the lines of `values` as bytes."""
         if not values:
             return b""
         text = "\n".join(map(str, values))

@@ -1,13 +1,13 @@
-"""Lines of flat JSON objects as columns, straight from their bytes: for blocks in which every line
-is spelled like the first one.
+"""Reads lines of flat JSON objects into columns, directly from their bytes. This works for blocks
+in which every line is spelled like the first one.
 
 Programs write their lines in one way: the same fields in the same order, with the same spaces. Only
 the values of such lines differ, and the positions of the quotes determine the positions of the
-values. So arrays read the whole block: no Python object is made for a number or for a text that
-occurred before. The result is exactly that of msgspec. Each literal between two values is compared,
-and each digit is checked. A float has no more digits than one division rounds correctly. In every
-other case (escapes, letters beyond ASCII, nulls, exponents, a line that is spelled differently)
-`read` returns None, and msgspec reads the whole block.
+values. So numpy arrays read the whole block: no Python object is made for a number or for a text
+that occurred before. The result is exactly that of msgspec. Each literal between two values is
+compared, and each digit is checked. A float has no more digits than one division rounds correctly.
+In every other case (escapes, letters beyond ASCII, nulls, exponents, a line that is spelled
+differently) `read` returns None, and msgspec reads the whole block.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _TENS = 10 ** np.arange(_WORD + 1)
 
 
 class FlatLines:
-    """Reads block after block. `hints`: the type of each field of a record: str, int or float."""
+    """A reader of blocks of flat JSON lines. `hints` contains the type of each field of a record:
+    str, int or float.
+    """
 
     def __init__(self, hints: Mapping[str, Any]) -> None:
         self._hints = dict(hints)
@@ -65,7 +67,7 @@ class FlatLines:
         words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, strides=(1,))
         stops = np.flatnonzero(marks == _NEW_LINE)
         if int(np.count_nonzero(marks < 32)) != len(stops) + 2 * _PAD:
-            return None  # Control characters.
+            return None  # A control character is no valid JSON here.
         starts = np.concatenate(([_PAD], stops[:-1] + 1))
         places = _places(marks, words, starts, stops, literals)
         if places is None:
@@ -136,7 +138,7 @@ class FlatLines:
         if not signed:
             return NumberColumn(made)
         made = np.where(negative, -made, made)
-        # "-0" is the int 0, and as a float either zero.
+        # "-0" is the int 0, or a float that is zero with either sign.
         return None if hint is float and (made[negative] == 0).any() else NumberColumn(made)
 
 
@@ -157,7 +159,7 @@ def _places(
     each = sum(literal.count(b'"') for literal in literals)
     if int(np.count_nonzero(are_quotes)) != each * len(starts):
         return None
-    if len(literals) == 2:  # Where one value is follows from where the line is.
+    if len(literals) == 2:  # With one value, the ends of the line determine its position.
         places = [starts, stops - len(literals[1])]
     else:
         places = [starts]
@@ -176,7 +178,7 @@ def _places(
 
 
 def _stands(words: np.ndarray, place: np.ndarray, literal: bytes) -> bool:
-    """Returns whether `literal` is at each position."""
+    """Returns whether `literal` is at each position of `place`."""
     for at in range(0, len(literal), _WORD):
         part = literal[at : at + _WORD]
         found = words[place + at]
@@ -190,7 +192,9 @@ def _stands(words: np.ndarray, place: np.ndarray, literal: bytes) -> bool:
 def _ints(
     marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
 ) -> np.ndarray | None:
-    """Returns the ints from `starts` to `stops`; None if one is no int, or has leading zeros."""
+    """Returns the ints whose digits lie between `starts` and `stops`. Returns None if one is no
+    int, or has leading zeros.
+    """
     lengths = stops - starts
     least, most = int(lengths.min()), int(lengths.max())
     if least < 1 or most > _DIGITS_MAX:
@@ -210,9 +214,10 @@ def _ints(
 
 
 def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-    """Returns the numbers of the up to eight digits before `stops`; None if one is no digit.
+    """Returns the numbers that the digits before `stops` spell, up to eight digits each. Returns
+    None if a character is no digit.
 
-    All eight digits are added up at once.
+    All eight digits are computed at once.
     """
     shifts = ((_WORD - lengths) * 8).astype(np.uint64)
     digits: np.ndarray = words[stops - _WORD]
@@ -235,14 +240,14 @@ def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndar
 def _floats(
     marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
 ) -> np.ndarray | None:
-    """Returns the floats from `starts` to `stops`.
+    """Returns the floats whose digits lie between `starts` and `stops`.
 
     Returns None if one is no float, or needs more than one division of exact floats.
     """
     longest = int((stops - starts).max())
     if longest > _DIGITS_MAX + 1:
         return None
-    behind = np.zeros(len(stops), np.int64)  # Digits behind the dot.
+    behind = np.zeros(len(stops), np.int64)  # The number of digits after the dot.
     for count in range(1, min(longest - 1, _WORD + 1)):
         places = stops - 1 - count
         behind[(marks[places] == _DOT) & (places > starts)] = count
@@ -260,9 +265,9 @@ def _floats(
 
 
 class _Texts:
-    """The texts of one field as codes into one list.
+    """The texts of one field, encoded as codes that are indices into one list.
 
-    Texts of up to eight bytes are looked up by these bytes, as one number.
+    Texts of up to eight bytes are looked up by these bytes, read as one number.
     """
 
     BITS = 17
@@ -300,7 +305,7 @@ class _Texts:
         return CodedColumn(codes, self._of)
 
     def _look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the code of each key, and which of them are unknown."""
+        """Returns the code of each key, and a mask of the keys that are unknown."""
         (known, codes), (more, others) = self._found
         slots = _slots(keys, 0, self.BITS)
         made = codes[slots]
@@ -312,15 +317,15 @@ class _Texts:
         return made, left
 
     def _learn(self, keys: np.ndarray, codes: np.ndarray) -> None:
-        """Puts each key into a free slot. A key without a free slot is looked up by its text each
-        time.
+        """Stores the code of each key in a free slot of the hash table. A key without a free slot
+        is looked up by its text each time.
         """
         for number, (known, held) in enumerate(self._found):
             slots = _slots(keys, number, self.BITS)
             free = known[slots] == 0
             known[slots[free]] = keys[free]
             held[slots[free]] = codes[free]
-            there = known[slots] == keys  # Of several that meet in one slot the last is there.
+            there = known[slots] == keys  # If several keys have one slot, the last one is stored.
             held[slots[there]] = codes[there]
             keys, codes = keys[~there], codes[~there]
 

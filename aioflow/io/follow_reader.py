@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Followed:
-    """The progress in a file, which may be ahead of the polled records."""
+    """The progress of reading one file, which may be ahead of the polled records."""
 
     offset: int = 0
     line: int | None = 0
@@ -58,7 +58,7 @@ class _Followed:
 
 
 class FollowReader(FileReader):
-    """A reader of one split: all files that `path` matches, for ever."""
+    """A reader of one split: all files that `path` matches, read for ever."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class FollowReader(FileReader):
         if not found and not self._is_missed:
             await self._note_missing()
         changed: dict[str, tuple[FilePart, tuple[int, int]]] = {}
-        others: list[str] = []  # Where another file is found than was known, or none was known.
+        others: list[str] = []  # Paths of new files, and paths at which another file was known.
         missing = dict.fromkeys(self._known)
         for part, stat in found:
             seen = (stat.size, stat.modified_ms)
@@ -135,23 +135,23 @@ class FollowReader(FileReader):
             moved = await self._moved(list(missing), [changed[id_] for id_ in others])
             lost = [id_ for id_ in missing if id_ not in moved]
             if lost != self._doubted or self._blocks or self._page is not None:
-                # Seen twice to be believed, since files may have been renamed during this look; and
-                # first all must be polled.
+                # Files may have been renamed during this look, so a missing file counts only after
+                # a second look. All buffered records must be polled before.
                 self._doubted = lost
                 if lost or self._blocks or self._page is not None:
                     return
             self._rename(list(missing), moved, others)
         self._doubted = []
         for part, seen in changed.values():
-            # Minutes may have passed while those before it were read: what is gone, or another
-            # file, is for the next look.
+            # Reading the earlier files may have taken minutes. A file that was removed or replaced
+            # meanwhile is handled at the next look.
             known = self._known.get(part.id)
             if known is None or await self._is_same(known, part, seen[0]):
                 with suppress(FileNotFoundError):
                     await self._read_growth(part, seen)
 
     async def _is_same(self, known: _Followed, part: FilePart, size: int) -> bool:
-        """Returns whether `part` begins with the content that was read."""
+        """Returns whether the file of `part` still begins with the content that was read."""
         if size < known.offset and not is_compressed(part.path):
             return False
         length = len(known.head) if known.restored is None else known.restored[0]
@@ -180,14 +180,16 @@ class FollowReader(FileReader):
                     and known.seen[0] == size
                     and known.seen[1] != modified_ms
                 ):
-                    continue  # A new file of the same content: renaming changes no time.
+                    continue  # A new file with the same content, because renaming keeps the time.
                 if await self._is_same(known, part, size):
                     moved[id_] = part.id
                     break
         return moved
 
     def _rename(self, missing: list[str], moved: dict[str, str], others: list[str]) -> None:
-        """Handles files that are not under their name any more: renamed, replaced, or removed."""
+        """Updates the progress of files that are no longer under their name, because they were
+        renamed, replaced or removed.
+        """
         states = {id_: self._forget(id_) for id_ in missing}
         for id_, state in states.items():
             known = state[0]

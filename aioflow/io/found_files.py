@@ -1,5 +1,5 @@
-"""The files of one source as splits: once, or again and again while the source runs
-(`discover_every`).
+"""Finds the files of one source and divides them into splits: once, or repeatedly while the source
+runs (`discover_every`).
 
 A later look identifies a file by its name and by the parts into which it was first divided. The
 parts reach from its first byte to the end that it has when the last part is read. So a file that
@@ -42,9 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """The content of one split: from `start` to `end`, or to the end of the file.
+    """The interface of the content of one split: a file from `start` to `end`, or to its end if
+    `end` is None.
 
-    The format decides the unit. A named tuple.
+    The format decides the unit of both. A part is a named tuple.
     """
 
     @property
@@ -63,7 +64,7 @@ class Part(Protocol):
 
 @dataclass(slots=True)
 class _Known:
-    """A file that was found."""
+    """The record of a file that was found."""
 
     seen: tuple[int, int]
     """Size and modification time when the file was found."""
@@ -76,7 +77,7 @@ class _Known:
 
 
 class FoundFiles:
-    """The files that match `path`, each in parts."""
+    """The files that match `path`, each divided into parts."""
 
     def __init__(
         self,
@@ -87,9 +88,10 @@ class FoundFiles:
         discover_every: Duration | None,
         follow: bool = False,
     ) -> None:
-        """`cut(host, path, size)` returns the parts of a file; `what` names the source in messages.
+        """Makes a finder. `cut(host, path, size)` returns the parts of a file; `what` names the
+        source in messages.
 
-        `follow`: a reader finds the files, as one split without parts.
+        With `follow` the reader finds the files itself, so there is one split without parts.
         """
         self.path = path
         if discover_every is not None and to_seconds(discover_every, "discover_every") <= 0:
@@ -158,7 +160,8 @@ class FoundFiles:
             parts = _seen(await self._cut(host, path, stat.size), stat)
         except FileNotFoundError:
             parts = None  # Deleted since the listing.
-        # The library that reads the format may raise anything. One bad file must not stop the rest.
+        # The library that reads the format may raise any error. One bad file must not stop the
+        # rest.
         except Exception as error:  # noqa: BLE001
             parts = None
             if before is None or before.seen != seen:
@@ -189,7 +192,7 @@ class FoundFiles:
                 hint,
             )
 
-    # What a checkpoint knows.
+    # The state of a checkpoint.
 
     def fresh(self) -> Self:
         """Returns a copy for another use of the source or another run.
@@ -303,7 +306,7 @@ class FoundFiles:
         if self._spelled.setdefault(self._respelled(path), path) != path:
             return [
                 Split(part.id, None, tuple(part)) for part in parts
-            ]  # Two ways lead there: each has a name of its own.
+            ]  # The file is found under two paths, and each path has ids of its own.
         ids = respelled([part.id for part in parts], str(self.path))
         return [
             Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)
@@ -324,9 +327,10 @@ def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
 
 
 def _seen_of(payload: Any) -> tuple[int, int] | None:
-    """Returns size and modification time of the part's file, if the part has them.
+    """Returns the size and modification time in the part's file, or None if the part does not
+    record them.
 
-    A file that is followed is no part: its reader records them itself.
+    A source that follows its files has no parts: its reader records both itself.
     """
     if payload is None:
         return None
@@ -335,7 +339,9 @@ def _seen_of(payload: Any) -> tuple[int, int] | None:
 
 
 def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]:
-    """Returns the ranges of a file between the ranges `former`, and after them."""
+    """Returns parts for the ranges of a file that `former` does not contain, between those ranges
+    and after the last one.
+    """
     left, reached = [], 0
     for start, end in former:
         if start > reached:

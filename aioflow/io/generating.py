@@ -1,5 +1,5 @@
-"""Elements made by a function of their index, or by expressions of it, as fast as possible or at a
-fixed rate.
+"""A source of elements that a function or expressions compute from their index, as fast as possible
+or at a fixed rate.
 """
 
 from __future__ import annotations
@@ -49,21 +49,23 @@ def datagen(
     *,
     splits: int = 1,
 ) -> DatagenSource[Any]:
-    """Generates `fn(0), fn(1), ...`: `count` elements, or without end.
+    """Returns a source that generates `fn(0), fn(1), ...`: `count` elements, or without end.
 
-    `rate` is the number of elements a second in total; None: as fast as possible. `fn` may be a
-    dict of expressions of `af.col.index`. The elements are then dicts, made column by column if the
-    next steps work on columns: `datagen({"user": af.col.index % 10, "value": af.col.index * 0.5})`.
+    `rate` is the number of elements a second in total; None means as fast as possible. `fn` may be
+    a dict of expressions of `af.col.index`. The elements are then dicts, made column by column if
+    the next steps work on columns: `datagen({"user": af.col.index % 10, "value": af.col.index *
+    0.5})`.
 
-    `splits`: number of splits to which the indices are assigned in turn, for a source with that
-    parallelism. A restart continues with the index after the last one that the checkpoint covers.
+    `splits` is the number of splits to which the indices are assigned in turn, for a source with
+    that parallelism. A restart continues with the index after the last one that the checkpoint
+    covers.
     """
     return DatagenSource(fn, rate, count, splits)
 
 
 class DatagenSource(Generic[T]):
-    """A source that generates elements in splits: split k of n makes the indices k, k + n, k + 2n,
-    ...
+    """A source that generates elements in splits. Of n splits, split k generates the elements with
+    the indices k, k + n, k + 2n, ...
 
     The position of a split is its next index.
     """
@@ -122,7 +124,7 @@ class DatagenSource(Generic[T]):
         return [Split(str(k), k) for k in range(self._splits)]
 
     def with_columns(self) -> DatagenSource[T] | None:
-        """Returns the same source emitting columns, with the same positions.
+        """Returns a copy of this source that emits columns, with the same positions.
 
         Returns None if a function makes its elements.
         """
@@ -146,7 +148,7 @@ class DatagenSource(Generic[T]):
         return _DatagenReader(self._maker(), self.columnar, self._rate, self._count, self._splits)
 
     def _maker(self) -> Callable[[range], Any]:
-        """Makes the elements of some indices."""
+        """Returns the function that makes the elements of a range of indices."""
         fn: Any = self._fn
         if isinstance(fn, Mapping):
             from aioflow.expressions.rows import columns_to_function
@@ -226,7 +228,7 @@ class _DatagenReader:
             self.finished_splits.add(split_id)
 
     def _due(self) -> int:
-        """Returns the number of elements that the rate allows by now, minus those made.
+        """Returns how many elements the reader has to make now to keep the rate.
 
         The number of its splits determines this reader's share of the rate.
         """

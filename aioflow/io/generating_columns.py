@@ -1,4 +1,4 @@
-"""Elements of expressions of their index, as columns."""
+"""Computes generated elements as columns, from expressions of their index."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ __all__ = ["GeneratedColumns"]
 
 
 class GeneratedColumns:
-    """Makes the elements of some indices as columns, or as rows if columns cannot name the faulty
-    element.
+    """A function that makes the elements of a range of indices as columns.
+
+    It makes rows instead if an expression cannot be computed on columns, so that an error names the
+    faulty element.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:

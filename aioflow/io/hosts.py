@@ -1,4 +1,5 @@
-"""The host for work outside of a task: finding splits, committing.
+"""Provides a host (access to files and the executor) for work outside of a task, such as finding
+splits and committing.
 
 The caller of a connector may lend its own host.
 """
@@ -19,7 +20,7 @@ __all__ = ["lent"]
 
 @asynccontextmanager
 async def lent(host: Host | None) -> AsyncIterator[Host]:
-    """Yields `host` and leaves it open, or without one a new `SystemHost` that is closed
+    """Yields `host` and leaves it open. Without one, yields a new `SystemHost` and closes it
     afterwards.
     """
     if host is not None:

@@ -1,5 +1,5 @@
-"""HTTP as a client: a source that requests a URL again and again, a sink that posts. aiohttp is
-imported when a job runs.
+"""HTTP as a client: a source that requests a URL again and again, and a sink that posts records.
+aiohttp is imported only when a job runs.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ def http(
     retries: int = RETRIES,
     on_error: OnError = "fail",
 ) -> HttpConnector:
-    """Requests `url` at an interval; each answer is an element, or each of `items(answer)`.
+    """Returns a connector that requests `url` at an interval. Each answer is an element, or each of
+    `items(answer)`.
 
-    As a sink it posts JSON to `url`. `decode`: "json", "text" or "bytes". `batch`: above 1 the sink
-    posts arrays of up to this many records. Failed requests are retried `retries` times, so a
-    record may arrive twice. After that, and for other answers than 2xx, the job fails.
+    As a sink it posts JSON to `url`. `decode` is "json", "text" or "bytes". With `batch` above 1
+    the sink posts arrays of up to this many records. Failed requests are retried `retries` times,
+    so a record may arrive twice. After that, and for other answers than 2xx, the job fails.
     """
     checked_url(url, "http", ("http", "https"))
     place = f"http({redacted(url)!r})"
@@ -105,7 +106,7 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
         expected = " or ".join(f"{known}://HOST/PATH" for known in schemes)
         shown = (
             redacted(str(url)) if found else redacted(f"://{url}").removeprefix("://")
-        )  # It may have a password all the same.
+        )  # A text without a scheme may contain a password too.
         raise GraphError(f"{connector}: the URL is {shown!r}, expected {expected}")
     check_host_and_port(
         url, f"{connector}({redacted(url)!r})" if connector.isidentifier() else connector
@@ -113,7 +114,11 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
 
 
 class HttpConnector:
-    """A `Source` and a `Sink`. The source is at-most-once: an answer cannot be requested again."""
+    """A `Source` that requests a URL again and again, and a `Sink` that posts to it. Made by
+    `http`.
+
+    The source is at-most-once, because an answer cannot be requested again.
+    """
 
     name = "http"
     bounded = False
@@ -164,7 +169,8 @@ async def client_session(
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Yields a session that is closed after the block.
 
-    `timeout_s` limits a request as a whole; None: only its connecting is limited.
+    `timeout_s` limits the time of a whole request. None means that only the time to connect is
+    limited.
     """
     import aiohttp
 
@@ -182,8 +188,8 @@ def http_error(status: int, url: str, body: bytes) -> Broken:
 
 @contextmanager
 def without_secrets(config: object) -> Iterator[None]:
-    """Raises Broken in place of an error of aiohttp that quotes a URL with a password or a
-    token.
+    """A context manager that raises Broken in place of an error of aiohttp that quotes a URL with a
+    password or a token.
     """
     import aiohttp
 
@@ -197,7 +203,9 @@ def without_secrets(config: object) -> Iterator[None]:
 
 
 def _is_final(error: Exception, status: int) -> bool:
-    """Whether the server has refused the request, so that another try would end alike."""
+    """Returns whether the server has refused the request for good, so that a retry would fail
+    too.
+    """
     return isinstance(error, Broken) and status != 429 and status < 500
 
 

@@ -1,5 +1,5 @@
-"""Reads a user's iterator off the loop: a plain one on a thread of its own, an async one in a task
-of its own.
+"""Reads a user's iterator outside of the event loop's own task: a plain iterator on its own thread,
+an async iterator in its own task.
 
 A plain iterator stays on one thread from its first step to its last, because its resources (a
 database connection) may demand that. Invariant: the thread checks between two steps whether it must
@@ -40,8 +40,9 @@ FINISHED = "finished"
 class FunctionReader(BufferedReader):
     """A reader of the iterator that `function` returns.
 
-    `replayable`: the function takes the position and yields `(value, position)`. `indexed`: it
-    yields the same elements each time, so the position is their count, and a restart skips those.
+    `replayable` means that the function takes the position and yields `(value, position)`.
+    `indexed` means that the iterator yields the same elements each time. Its position is then the
+    number of elements, and a restart skips as many.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class FunctionReader(BufferedReader):
                 await close()
 
     def _fill(self, make: Callable[[], Any] | None, skip: int) -> bool | AsyncIterator[Any]:
-        """Reads on the thread until the end, and returns True; or until the buffer is full.
+        """Reads on the thread until the iterator ends, and returns True.
 
         Returns False if the buffer is full and no other thread can empty it.
         """
@@ -153,7 +154,7 @@ class FunctionReader(BufferedReader):
             if self._stopped:
                 return True
             if replayable:
-                # The position first: a reader that sees the value must find its position.
+                # Append the position before the value: a reader that sees the value must find it.
                 element, position = self._parted(value)
                 put_position(position)
                 put(element)
@@ -163,8 +164,8 @@ class FunctionReader(BufferedReader):
                 self._tell_reader()
             if len(values) >= capacity:
                 if threading.get_ident() == self._loop_thread:
-                    # A simulated host runs this on the loop's own thread. The buffer could not be
-                    # emptied while it waits.
+                    # A simulated host runs this code on the thread of the loop. If it waited here,
+                    # the loop could not empty the buffer.
                     return False
                 self._wait_for_room(values, capacity)
         return True
@@ -174,7 +175,7 @@ class FunctionReader(BufferedReader):
             self._go_on.clear()
             if (
                 len(values) >= capacity and not self._stopped
-            ):  # Again, after clear(): a poll in between has set it in vain.
+            ):  # Checked again: a poll before clear() may have emptied the buffer.
                 self._go_on.wait()
 
     def _tell_reader(self) -> None:
@@ -211,7 +212,7 @@ class FunctionReader(BufferedReader):
         return batch
 
     async def wait(self) -> None:
-        # Before the look at the buffer: an element that comes in after it finds the flag up.
+        # Set before the buffer is checked, so that any later element wakes this reader.
         self._hungry = True
         await super().wait()
 

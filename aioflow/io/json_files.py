@@ -1,5 +1,5 @@
-"""JSON lines: one JSON value a line, decoded into plain values or into a type. The sink encodes
-every type that msgspec supports.
+"""Reads and writes JSON lines, one JSON value a line, decoded into plain values or into a type. The
+sink encodes every type that msgspec supports.
 
 Blocks are decoded into columns if only expressions and other steps that work on columns follow the
 source. The records are the same.
@@ -78,12 +78,13 @@ def jsonl(
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> Files[Any]:
-    """Reads or writes files with one JSON value a line; blank lines are skipped.
+    """Returns a connector that reads or writes files with one JSON value a line; blank lines are
+    skipped.
 
-    `type`: the type that a line is decoded into and checked against: a dataclass, NamedTuple,
-    msgspec.Struct, `dict[str, int]` and the like; plain Python values without it. `follow`,
-    `every`, `discover_every`, `on_error`, `roll` as in `lines`. As a sink:
-    `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
+    `type` is the type that a line is decoded into and checked against: a dataclass, NamedTuple,
+    msgspec.Struct, `dict[str, int]` and the like. Without it the elements are plain Python values.
+    `follow`, `every`, `discover_every`, `on_error` and `roll` work as in `lines`. As a sink it
+    writes `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
     """
     try:
         JsonDecoder(type)
@@ -115,8 +116,8 @@ def jsonl(
 
 
 class JsonDecoder:
-    """A decoder of lines, one by one with msgspec, or all at once if the result is certainly the
-    same.
+    """A decoder of JSON lines. It decodes a block at once if the result is certainly the same,
+    otherwise line by line with msgspec.
     """
 
     header: list[str] | None = None
@@ -126,7 +127,7 @@ class JsonDecoder:
         self._decode_lines: Callable[[bytes], list[Any]] | None = None
         self._struct: Any = None
         if type is not None and is_namedtuple(type):
-            # msgspec reads NamedTuples from arrays; lines have objects more often.
+            # msgspec decodes a NamedTuple from an array, but lines contain objects more often.
             read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
             self._decode = decode = lambda line: make(read(line))
             self._decode_lines = lines = namedtuple_lines(type)
@@ -138,7 +139,9 @@ class JsonDecoder:
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def stand_in(self) -> None:
-        """Makes objects with the same fields, instead of NamedTuples, for lines decoded at once."""
+        """Makes the decoder return simpler objects with the same fields instead of NamedTuples, for
+        blocks that are decoded at once.
+        """
         if self._struct is not None:
             self._decode_lines = msgspec.json.Decoder(self._struct).decode_lines
 
@@ -194,7 +197,9 @@ def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
 
 
 def stand_in_fields(type: Any) -> tuple[str, ...] | None:
-    """Returns the fields of a NamedTuple for which a Struct can stand; None for other types."""
+    """Returns the fields of `type` if it is a NamedTuple that a msgspec.Struct can replace,
+    otherwise None.
+    """
     return (
         tuple(type._fields)
         if type is not None and is_namedtuple(type) and namedtuple_lines(type) is not None
@@ -259,16 +264,16 @@ def _has_columns(type: Any) -> bool:
 
 
 class JsonColumnDecoder:
-    """A decoder of blocks into columns.
+    """A decoder of blocks of JSON lines into columns.
 
-    Flat lines that are spelled alike are read from their bytes, other objects through records, and
-    all other lines through rows.
+    Flat lines that are spelled alike are read from their bytes. Other lines of objects are decoded
+    into records first, and all other lines into rows.
     """
 
     header: list[str] | None = None
 
     def __init__(self, type: Any) -> None:
-        # Here, because a program of rows does not load numpy.
+        # Imported here, so that a program without columns does not load numpy.
         from aioflow.io.flat_json import FlatLines
         from aioflow.io.record_columns import RecordColumns, count_objects
 
@@ -297,14 +302,14 @@ class JsonColumnDecoder:
             and (columns := self._flat.read(data, self._made)) is not None
         ):
             line_ends = len(columns) - (not data.endswith(b"\n"))
-            # They read like a list.
+            # Columns can be read like a list.
             return Decoded(columns, line_ends=line_ends)  # type: ignore[arg-type]
         records = decode_objects(data, self._decode_lines, self._lines_of)
         if records is None:
             decoded = self._rows.decode(data, final)
         else:
             decoded = Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
-        # They read like a list.
+        # Columns can be read like a list.
         decoded.records = self._columns(decoded.records)  # type: ignore[assignment]
         return decoded
 
@@ -325,7 +330,7 @@ def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
 
 
 class JsonEncoder:
-    """An encoder of one JSON value a line."""
+    """An encoder that writes one JSON value a line."""
 
     head = b""
 
@@ -333,14 +338,18 @@ class JsonEncoder:
         self._encode_lines = msgspec.json.Encoder(enc_hook=_encode_other).encode_lines
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """Encodes `values`. Raises TypeError naming a type that JSON does not support."""
+        """Returns the lines of `values` as bytes. Raises TypeError naming a type that JSON does not
+        support.
+        """
         return self._encode_lines(
             [value._asdict() if hasattr(value, "_asdict") else value for value in values]
         )
 
 
 def _encode_other(value: Any) -> Any:
-    """Converts types that msgspec does not support: numpy's arrays and scalars to plain values."""
+    """Converts a value that msgspec does not support: numpy's arrays and scalars become plain
+    values.
+    """
     tolist = getattr(value, "tolist", None)
     if tolist is not None:
         return tolist()

@@ -1,4 +1,4 @@
-"""Connections to Kafka, over aiokafka: connected clients, and the committed offsets of a consumer
+"""Connects to Kafka with aiokafka: connected clients, and the committed offsets of a consumer
 group.
 """
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def client_library() -> Any:
-    """Returns aiokafka. Raises ModuleNotFoundError naming the extra."""
+    """Returns the module aiokafka. Raises ModuleNotFoundError naming the extra to install."""
     try:
         import aiokafka
     except ImportError:
@@ -77,9 +77,9 @@ async def started(
     own: dict[str, Any],
     takes: Callable[[str], bool] = lambda option: True,
 ) -> Any:
-    """Returns a connected client of aiokafka.
+    """Returns a connected client of aiokafka, made by `make`.
 
-    Raises GraphError for unknown options, naming those that it `takes`.
+    Raises GraphError for unknown options, and names the options for which `takes` is true.
     """
     try:
         client = make(
@@ -110,7 +110,7 @@ async def started(
         if not connected:
             await (
                 client.close if hasattr(client, "close") else client.stop
-            )()  # Of the administrator it is called so.
+            )()  # The method of the admin client is called `close`.
     return client
 
 
@@ -127,7 +127,7 @@ async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.shield(task)
-        except Exception as error:  # noqa: BLE001  # What it was for is not wanted any more.
+        except Exception as error:  # noqa: BLE001  # Nobody needs the connection any more.
             logger.debug("a connection to Kafka that was given up: %r", error)
         await cancel_and_wait([task])
         raise
@@ -167,19 +167,19 @@ async def committed_offsets(
     admin = await start_admin(config)
     try:
         answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
-    except (AttributeError, NoError):  # So aiokafka stumbles over an error of one partition.
+    except (AttributeError, NoError):  # aiokafka's errors if one partition has an error.
         raise unknown from None
     finally:
         await admin.close()
     if not all(
         one in answer for one in partitions
-    ):  # No offset is -1. For an answer that is an error aiokafka makes {}.
+    ):  # aiokafka returns -1 for "no offset", and {} for an answer that is an error.
         raise unknown
     return {one: answer[one] for one in partitions if answer[one].offset >= 0}
 
 
 async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
-    """Raises GraphError if the topic does not exist and the brokers do not create it on demand."""
+    """Raises GraphError if the topic does not exist and the brokers do not create it on request."""
     from aiokafka.errors import UnknownTopicOrPartitionError
 
     try:

@@ -29,7 +29,9 @@ ASK_EVERY_S = 0.5
 
 
 class KafkaPartitions:
-    """The `finder` of one source in one job."""
+    """The splits of one Kafka source in one job: finds the partitions and remembers which ones are
+    known.
+    """
 
     def __init__(self) -> None:
         self._begins: dict[str, int] = {}
@@ -48,7 +50,8 @@ class KafkaPartitions:
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
     ) -> tuple[list[str], Sequence[Split]]:
-        """Returns the unchanged ids of `former`, and `found` without them.
+        """Returns the ids of `former`, unchanged, and the splits of `found` that are not in
+        `former`.
 
         A new partition of a topic that was read before starts at its beginning.
         """
@@ -63,7 +66,8 @@ class KafkaPartitions:
     async def discover(self, config: KafkaTopics[Any]) -> list[Split]:
         """Returns one split for each partition.
 
-        Its position is the first offset. Its payload names the partition and the end, or None.
+        Its position is the first offset to read. Its payload is the topic, the number of the
+        partition, and the offset at which to end, or None.
         """
         consumer = await start_consumer(config)
         try:
@@ -71,7 +75,7 @@ class KafkaPartitions:
 
             known = (
                 await consumer.topics()
-            )  # Asked for all of them: to ask for one by name may make it.
+            )  # All topics are requested: a request that names a topic may create it.
             for topic in config.topics:
                 if topic not in known:
                     raise GraphError(
@@ -82,7 +86,7 @@ class KafkaPartitions:
             consumer.assign(firsts)
             await consumer.end_offsets(
                 firsts
-            )  # It asks who has them, and so comes to know the others.
+            )  # This request also loads the numbers of the other partitions.
             partitions = [
                 TopicPartition(one, number)
                 for one in config.topics
@@ -115,14 +119,14 @@ class KafkaPartitions:
 async def _committed(
     config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
 ) -> dict[Any, Any]:
-    """Returns the committed offsets of `group`, once its coordinator is ready.
+    """Returns the committed offsets of `group`. Waits until the group's coordinator is ready.
 
     The coordinator may be loading, or be created for the first group of the cluster.
     """
     for _ in range(ASKS):
         try:
             return await committed_offsets(config, group, partitions)
-        except Exception as error:  # Sorted out here: most are not for another try.
+        except Exception as error:  # Checked here, because most errors justify no retry.
             if not is_away(error):
                 raise
         await asyncio.sleep(ASK_EVERY_S)

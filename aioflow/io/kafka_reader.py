@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class KafkaReader(GroupReader):
-    """Reads all partitions of a subtask over one consumer, which connects again by itself."""
+    """A reader of all partitions of a subtask. It uses one consumer, which reconnects by itself."""
 
     def __init__(self, ctx: SourceContext, config: KafkaTopics[Any]) -> None:
         super().__init__(ctx, _decoder_of(config), config.on_error, config.group)
@@ -60,7 +60,7 @@ class KafkaReader(GroupReader):
                 self._consumer = await start_consumer(config)
                 await self._read(self._consumer)
                 return
-            except Exception as error:  # Sorted out here: most are not for another try.
+            except Exception as error:  # Checked here, because most errors justify no retry.
                 if not is_away(error):
                     raise
                 backoff.failed(config, error)
@@ -101,7 +101,7 @@ class KafkaReader(GroupReader):
                     consumer.seek(one, self._next[split_id])
                 await undisturbed(
                     consumer.end_offsets(list(reads))
-                )  # Its connections are made now.
+                )  # This call opens the connections.
             if self.untold:
                 await self._tell(consumer)
             try:
@@ -117,7 +117,7 @@ class KafkaReader(GroupReader):
             for one, split_id in reads.items():
                 if (
                     self._config.bounded
-                ):  # The end may lie behind the last record: transactions leave marks.
+                ):  # Transactions leave marks, so the end may lie after the last record.
                     self._next[split_id] = max(self._next[split_id], await consumer.position(one))
 
     async def _hand_over(self, split_id: str, records: Sequence[Any]) -> None:
@@ -135,10 +135,12 @@ class KafkaReader(GroupReader):
         self._next[split_id] = records[-1].offset + 1
         await self.put(split_id, messages)
 
-    # The consumer group.
+    # Methods for the consumer group.
 
     async def _tell(self, consumer: Any) -> None:
-        """Commits the offsets of the partitions that are assigned to `consumer`."""
+        """Commits the offsets in `untold` to the group, for the partitions that are assigned to
+        `consumer`.
+        """
         from aiokafka import TopicPartition
 
         offsets = {}
@@ -174,14 +176,16 @@ class KafkaReader(GroupReader):
             consumer.assign(partitions)
             await undisturbed(
                 consumer.end_offsets(partitions)
-            )  # Its connections are made now: none is cut off at birth.
+            )  # This call opens the connections, so no cancellation interrupts that.
             await self._tell(consumer)
         finally:
             await consumer.stop()
 
 
 def _decoder_of(config: KafkaTopics[Any]) -> Callable[[Any], Any]:
-    """Returns a decoder of records. It raises MsgspecError or UnicodeDecodeError."""
+    """Returns a function that decodes a record. The function raises MsgspecError or
+    UnicodeDecodeError.
+    """
     decode = body_decoder(config.format, config.type)
 
     def value_of(record: Any) -> Any:

@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
-    """A committable: a batch for one transaction."""
+    """The committable of this sink: a batch of records for one transaction."""
 
     sink: str
     """Flow and uid of the sink that prepared the batch."""
@@ -71,7 +71,7 @@ class Prepared(NamedTuple):
 
 
 class KafkaWriter:
-    """Writes the records of one subtask."""
+    """A writer of the records of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: KafkaTopics[Any]) -> None:
         self._ctx = ctx
@@ -95,7 +95,7 @@ class KafkaWriter:
         limit = await message_limit(config, config.topics[0])
         if limit is not None and not config.options.get(
             "compression_type"
-        ):  # It is one of what is sent: compressed it may do.
+        ):  # The limit applies to the sent bytes, so a compressed record may be larger.
             self._most = min(self._most, limit - OVERHEAD_BYTES)
 
     async def _start(self) -> Any:
@@ -144,7 +144,7 @@ class KafkaWriter:
                     self._producer = await self._start()
                 pending = await self._send(pending)
                 continue
-            except Exception as error:  # Sorted out here: most are not for another try.
+            except Exception as error:  # Checked here, because most errors justify no retry.
                 if not is_away(error):
                     raise
                 backoff.failed(self._config, error, "trying again")
@@ -175,7 +175,9 @@ class KafkaWriter:
             await producer.stop()
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
-        """Returns the records since the last checkpoint, if they go into a transaction."""
+        """Returns the records since the last checkpoint if transactions are used, otherwise
+        nothing.
+        """
         await self.flush()
         carried, self._carried = self._carried, []
         if not carried:
@@ -199,7 +201,7 @@ class KafkaWriter:
 
 
 class _Transactions:
-    """The transactions under one transactional id."""
+    """The transactions of one writer, under one transactional id."""
 
     def __init__(self, config: KafkaTopics[Any], id_: str) -> None:
         self._config = config
@@ -220,7 +222,7 @@ class _Transactions:
         except BaseException as error:
             await (
                 self.close()
-            )  # The next try ends what this one began, and asks again which batches are committed.
+            )  # The next attempt ends this transaction and reads the committed batches again.
             if not isinstance(error, ProducerFenced):
                 raise
             raise StateError(
@@ -237,7 +239,9 @@ class _Transactions:
 
     @property
     def _marked(self) -> Any:
-        """The partition whose offset names the batches."""
+        """Returns the partition whose committed offset stores the names of the committed
+        batches.
+        """
         return client_library().TopicPartition(self._config.topics[0], 0)
 
     async def _commit(self, prepared: Prepared) -> None:
@@ -261,7 +265,7 @@ class _Transactions:
 
 
 class KafkaCommitter:
-    """The committer, which produces prepared batches.
+    """The committer, which produces each prepared batch in a transaction.
 
     It connects for the first committable; the operator retries failed commits.
     """

@@ -1,9 +1,9 @@
-"""Topics of Kafka: `kafka(bootstrap, topic)` reads the records after the offsets of a checkpoint,
-and produces records.
+"""Reads and writes topics of Kafka: `kafka(bootstrap, topic)` reads the records after the offsets
+of a checkpoint, and produces records.
 
 Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition. Each subtask assigns its
 partitions to a consumer of its own, so no consumer group decides which partitions it reads. Records
-of transactions are read once those are committed. `kafka_sink` produces the records.
+of transactions are read once the transactions are committed. `kafka_sink` produces the records.
 """
 
 from __future__ import annotations
@@ -96,21 +96,21 @@ def kafka(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> KafkaTopics[Any]:
-    """Reads the records of one or several topics from the brokers at "host:port", or writes to a
-    topic.
+    """Returns a connector that reads the records of one or several topics from the brokers at
+    "host:port", or writes to a topic.
 
     Each element is the value of a record, decoded by `format`: "json" (also as a `type`), "text" or
     "bytes". A record without a value becomes None. With `records`, each element is a `KafkaRecord`
     of this value and the record's key, timestamp, headers, topic, partition and offset.
 
-    `start`: "earliest" or "latest"; the offsets in a restored checkpoint take precedence.
-    `until="latest"`: the source ends with the last record that exists when the job begins. `group`:
-    a consumer group to which the offsets of completed checkpoints are committed, for monitoring; a
-    job that starts without a checkpoint begins at the offsets of the group. `discover_every`: the
-    interval of looking for new partitions, which are read from their beginning. `options`: further
-    arguments that both consumers and producers of aiokafka accept, such as `security_protocol`,
-    `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`, `ssl_context` and
-    `request_timeout_ms`.
+    `start` is "earliest" or "latest"; the offsets in a restored checkpoint take precedence. With
+    `until="latest"` the source ends with the last record that exists when the job begins. `group`
+    is a consumer group to which the offsets of completed checkpoints are committed, for monitoring;
+    a job that starts without a checkpoint begins at the offsets of the group. `discover_every` is
+    the interval of looking for new partitions, which are read from their beginning. `options` are
+    further arguments that both consumers and producers of aiokafka accept, such as
+    `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`,
+    `ssl_context` and `request_timeout_ms`.
 
     A sink writes to one topic the values that `format` accepts. `key(record)` decides the partition
     of a record. Delivery is at least once. With `transactions` and checkpoints, delivery is exactly
@@ -180,7 +180,7 @@ def kafka(
 
 
 class KafkaTopics(Generic[T]):
-    """A `Source` and a `Sink`.
+    """A `Source` and a `Sink` of Kafka topics. Made by `kafka`.
 
     A split is a partition; its position is the offset of the next record.
     """
@@ -234,7 +234,8 @@ class KafkaTopics(Generic[T]):
     async def discover(self) -> list[Split]:
         """Returns one split for each partition.
 
-        Its position is the first offset. Its payload names the partition and the end, or None.
+        Its position is the first offset to read. Its payload is the topic, the number of the
+        partition, and the offset at which to end, or None.
         """
         return await self.finder.discover(self)
 

@@ -1,4 +1,6 @@
-"""Handling of input that cannot be read: fail the job, skip it, or send it to a side output."""
+"""Handles input that cannot be decoded: it fails the job, skips the input, or sends it to a side
+output.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def checked_on_error(on_error: Any, connector: str) -> OnError:
 
 
 class Malformed:
-    """The handler of malformed elements of one reader according to `on_error`."""
+    """The handler of the malformed elements of one reader; `on_error` decides what happens to
+    them.
+    """
 
     def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
         self._ctx = ctx
@@ -52,7 +56,7 @@ class Malformed:
         return self._on_error == "fail"
 
     def report(self, value: bytes, message: str, error: Exception) -> None:
-        """Reports an element; `message` names the fault and its location.
+        """Reports a malformed element; `message` names the fault and its location.
 
         Raises MalformedInput if the job is to fail.
         """

@@ -54,7 +54,7 @@ def as_source(what: Any) -> Source[Any]:
     if type(what).__module__.partition(".")[0] in TABLES_OF:
         from aioflow.io.suggestions import hint_of_table, is_table
 
-        if is_table(what):  # It may be iterable, by the names of its columns.
+        if is_table(what):  # Iterating over a table may yield the names of its columns.
             named = f"{type(what).__name__} of {type(what).__module__}"
             raise GraphError(
                 f"flow.source got a {named}: to read its rows write {hint_of_table(what)}"
@@ -89,7 +89,7 @@ def as_source(what: Any) -> Source[Any]:
 
 
 def _to_read(what: object) -> str:
-    """Returns the advice how to read a file, if the object may be the name of a file."""
+    """Returns advice on how to read a file if `what` may be the name of a file."""
     from aioflow.io.suggestions import reader_hint
 
     return (
@@ -98,12 +98,12 @@ def _to_read(what: object) -> str:
 
 
 class IterableSource(Generic[T]):
-    """A source of the elements of a re-iterable, in order. One split; the position is the index of
-    the next element.
+    """A source of the elements of an object that can be iterated again. It has one split, whose
+    position is the index of the next element.
 
     Lists, tuples and ranges are sliced. Sets and mappings are copied at once, because their order
-    must be the same when they are read again. Any other re-iterable is iterated in the executor,
-    since its iterator may block.
+    must be the same when they are read again. Any other iterable is iterated in the executor, since
+    its iterator may block.
     """
 
     bounded = True
@@ -121,7 +121,7 @@ class IterableSource(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The name that the graph shows."""
+        """The name of the source in the graph."""
         return type(self._items).__name__
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class IterableSource(Generic[T]):
 
 
 class _SliceReader(Generic[T]):
-    """A reader of a sequence in memory, by slices."""
+    """A reader of a sequence in memory. Each batch is a slice."""
 
     def __init__(self, items: Sequence[T]) -> None:
         self._items = items
@@ -148,8 +148,8 @@ class _SliceReader(Generic[T]):
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
             self._index = split.position or 0
-            # Fixed here: a list that grows while it is read would make the end, and so the result,
-            # a matter of timing.
+            # The length is fixed here. Otherwise the result would depend on timing if the list
+            # grows while it is read.
             self._end = len(self._items)
 
     def poll_batch(self, max_records: int) -> Sequence[T] | None:
@@ -195,7 +195,7 @@ class FunctionSource(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The name that the graph shows."""
+        """The name of the source in the graph."""
         return "function" if "<lambda>" in self._name else self._name.rpartition(".")[2]
 
     def __repr__(self) -> str:
@@ -223,7 +223,7 @@ def _takes_position(function: Callable[..., Any], name: str) -> bool:
     except (
         TypeError,
         ValueError,
-    ):  # Some callables of C tell nothing: they are called without arguments.
+    ):  # Some C functions have no readable signature: they are called without arguments.
         return False
     if "position" in parameters:
         return True

@@ -1,4 +1,4 @@
-"""Decodes the body of a message into a value, and encodes a value: JSON, text or bytes."""
+"""Decodes the bodies of messages into values, and encodes values as bodies: JSON, text or bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ FORMATS = ("json", "text", "bytes")
 
 
 def one_or_more(given: Any) -> list[Any]:
-    """Returns `given` as a list of one or several items. The caller checks their type."""
+    """Returns the items of the iterable `given` as a list. A text, or an object that is not
+    iterable, is itself the only item. The caller checks the types.
+    """
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
@@ -69,7 +71,9 @@ def checked_format(format: str, type: type[Any] | None, place: str) -> str:
 
 
 def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
-    """Returns a decoder of bodies. It raises MsgspecError or UnicodeDecodeError."""
+    """Returns a function that decodes a body. The function raises MsgspecError or
+    UnicodeDecodeError.
+    """
     if format == "text":
         return bytes.decode
     if format == "bytes":
@@ -77,14 +81,16 @@ def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
     if type is None:
         return msgspec.json.Decoder().decode
     if is_namedtuple(type):
-        # msgspec reads NamedTuples from arrays; messages have objects more often.
+        # msgspec decodes a NamedTuple from an array, but messages contain objects more often.
         read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
         return lambda body: make(read(body))
     return msgspec.json.Decoder(type).decode
 
 
 def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
-    """Returns an encoder of values. It raises TypeError naming `place` and the value."""
+    """Returns a function that encodes a value. The function raises TypeError naming `place` and the
+    value.
+    """
     if format == "json":
         return _JsonBodies(place).encode
     expected = str if format == "text" else bytes
@@ -109,7 +115,9 @@ class _JsonBodies:
         return self._encode(value._asdict() if hasattr(value, "_asdict") else value)
 
     def _other(self, value: Any) -> Any:
-        """Converts types that msgspec does not support: numpy's arrays and scalars."""
+        """Converts a value that msgspec does not support: numpy's arrays and scalars become plain
+        values.
+        """
         tolist = getattr(value, "tolist", None)
         if tolist is not None:
             return tolist()

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
-    """A committable: consecutive messages."""
+    """The committable of this sink: consecutive messages of one batch."""
 
     batch: str
     first: int
@@ -49,7 +49,7 @@ class Prepared(NamedTuple):
 
 
 class NatsWriter:
-    """Writes the messages of one subtask."""
+    """A writer of the messages of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: NatsStream[Any]) -> None:
         self._ctx = ctx
@@ -114,12 +114,12 @@ class NatsWriter:
                 await self._persistently(piece)
 
     async def _persistently(self, piece: Prepared) -> None:
-        """Retries until the server answers."""
+        """Publishes `piece`, and retries until the server answers."""
         backoff = Backoff(self._ctx.host.rng, self._config.backoff)
         while True:
             try:
                 return await self._publisher.publish(piece)
-            except Exception as error:  # Sorted out here: most are not for another try.
+            except Exception as error:  # Checked here, because most errors justify no retry.
                 if not is_away(error):
                     raise
                 backoff.failed(self._config, error, "trying again")
@@ -157,7 +157,7 @@ class NatsCommitter:
 
 
 class _Publisher:
-    """One connection, which is replaced if it was lost."""
+    """A connection for publishing, which is replaced when it is lost."""
 
     def __init__(self, config: NatsStream[Any]) -> None:
         self._config = config
@@ -170,12 +170,12 @@ class _Publisher:
         return self._client
 
     async def publish(self, piece: Prepared) -> None:
-        """Returns when the stream has all messages of `piece`."""
+        """Publishes the messages of `piece`. Returns when the stream has all of them."""
         jetstream = (await self.connected()).jetstream()
         subject = self._config.subject
         for start in range(0, len(piece.bodies), IN_FLIGHT):
             some = enumerate(piece.bodies[start : start + IN_FLIGHT], piece.first + start)
-            # In the order of the list: each is sent in the first step of its task.
+            # The messages are sent in this order, because each task sends in its first step.
             sent = [
                 jetstream.publish(subject, body, headers={"Nats-Msg-Id": f"{piece.batch}:{number}"})
                 for number, body in some

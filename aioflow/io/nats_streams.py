@@ -1,5 +1,5 @@
-"""Streams of NATS JetStream: `nats(servers, subject)` reads the messages after the sequence numbers
-of a checkpoint.
+"""Reads and writes streams of NATS JetStream: `nats(servers, subject)` reads the messages after the
+sequence numbers of a checkpoint.
 
 Needs the extra `aioflow[nats]` (nats-py). A reader fetches messages through a consumer of its own,
 which acknowledges no message and which the server deletes after a while. Only the checkpoint
@@ -92,18 +92,20 @@ def nats(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> NatsStream[Any]:
-    """Reads the messages of a JetStream stream under `subject`, or publishes to `subject`.
+    """Returns a connector that reads the messages of a JetStream stream under `subject`, or
+    publishes to `subject`.
 
     `servers` are one or several "nats://host:port"; `subject` may have wildcards. Each element is
-    the decoded body by `format`: "json" (or a `type` of it), "text" or "bytes". `stream`: needed
-    unless exactly one stream contains the subject. `start`: "earliest", "latest", or the sequence
-    number after which to begin; the position in a checkpoint takes precedence. `until="latest"`:
-    end with the last message that exists when the job begins. `options`: further arguments of
-    `nats.connect`, such as `user`, `password`, `token`, `user_credentials` and `tls`.
+    the body, decoded by `format`: "json" (or a `type` of it), "text" or "bytes". `stream` is needed
+    unless exactly one stream contains the subject. `start` is "earliest", "latest", or the sequence
+    number after which to begin; the position in a checkpoint takes precedence. With
+    `until="latest"` the source ends with the last message that exists when the job begins.
+    `options` are further arguments of `nats.connect`, such as `user`, `password`, `token`,
+    `user_credentials` and `tls`.
 
-    As a sink: publishes to `subject`; with checkpoints once they are complete. The server
-    recognises a repeated publication by its `Nats-Msg-Id`. So messages are written exactly once if
-    the repetition comes within the stream's window for duplicates (two minutes by default),
+    As a sink it publishes to `subject`; with checkpoints, it publishes once they are complete. The
+    server recognises a repeated publication by its `Nats-Msg-Id`. So messages are written exactly
+    once if the repetition comes within the stream's window for duplicates (two minutes by default),
     otherwise at least once. Without checkpoints they are written at least once.
     """
     urls = one_or_more_places(servers)
@@ -140,11 +142,11 @@ def nats(
 
 
 class NatsStream(Generic[T]):
-    """A `Source` and a `Sink`. One split; its position is the sequence number of the last message
-    read.
+    """A `Source` and a `Sink` of a JetStream stream. Made by `nats`.
 
-    Its payload is the last number to read, or None, and the time of creation of the stream: another
-    stream of the same name has other numbers.
+    The source has one split. Its position is the sequence number of the last message read. Its
+    payload is the last number to read, or None, and the creation time of the stream: another stream
+    of the same name has other numbers.
     """
 
     name = "nats"
@@ -210,7 +212,8 @@ class NatsStream(Generic[T]):
 
 
 async def heeded(call: Coroutine[Any, Any, R]) -> R:
-    """Returns the result of `call`, a coroutine of nats-py. A cancellation takes effect after it.
+    """Returns the result of `call`, a coroutine of nats-py. A cancellation takes effect after the
+    call has ended.
 
     nats-py waits with asyncio.wait_for. In Python 3.11 that loses a cancellation which arrives in
     the same turn as the result.
@@ -224,7 +227,7 @@ async def heeded(call: Coroutine[Any, Any, R]) -> R:
 
 
 async def connect(config: NatsStream[Any]) -> Any:
-    """Returns a connection, which ends when it breaks.
+    """Returns a connection to a server. The connection does not reconnect when it breaks.
 
     Raises ModuleNotFoundError naming the extra, GraphError if the server refuses, and Broken naming
     the servers if none answers.
@@ -279,9 +282,9 @@ async def connect(config: NatsStream[Any]) -> Any:
     finally:
         if not connected:
             try:
-                await client.close()  # Of a server that refused it keeps the socket.
+                await client.close()  # Otherwise the socket stays open after a refusal.
             except AssertionError:
-                pass  # It had not begun.
+                pass  # The client had not begun to connect.
 
 
 def is_away(error: BaseException) -> bool:
@@ -345,7 +348,9 @@ async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
 
 
 def _made(info: Any) -> str | None:
-    """Returns the stream's time of creation, which identifies it together with its name."""
+    """Returns the creation time of the stream. Name and creation time together identify a
+    stream.
+    """
     return None if info.created is None else str(info.created.isoformat())
 
 
@@ -371,7 +376,7 @@ class _NatsReader(StreamReader):
         payload = split.payload
         end, self._made = (
             payload if isinstance(payload, (list, tuple)) else (payload, None)
-        )  # So checkpoints of before have it.
+        )  # Older checkpoints contain only the end.
         backoff = Backoff(self.ctx.host.rng, config.backoff)
         while True:
             try:
@@ -381,14 +386,14 @@ class _NatsReader(StreamReader):
                     return
                 finally:
                     await client.close()
-            except Exception as error:  # Sorted out here: most are not for another try.
+            except Exception as error:  # Checked here, because most errors justify no retry.
                 if not is_away(error):
                     raise
                 backoff.failed(config, error)
             await backoff.sleep()
 
     async def _read(self, client: Any, split: Split, end: int | None, backoff: Backoff) -> None:
-        """Reads until `end`, if there is one."""
+        """Reads the stream up to the number `end`, or without end if it is None."""
         from nats.js.errors import NotFoundError
 
         config = self._config
@@ -408,8 +413,8 @@ class _NatsReader(StreamReader):
                 except TimeoutError:
                     if not client.is_connected:
                         raise Broken("the connection broke") from None
-                    # Nothing came. Or the consumer is gone, which a server that was restarted does
-                    # not say.
+                    # No message arrived, or the consumer does not exist any more: a restarted
+                    # server does not report that.
                     info = await heeded(jetstream.consumer_info(split.id, made.name))
                     if (
                         end is not None
@@ -418,7 +423,7 @@ class _NatsReader(StreamReader):
                     ):
                         await self.put(
                             split.id, [], last=True
-                        )  # What was left of it was removed meanwhile.
+                        )  # The remaining messages were removed from the stream meanwhile.
                         return
                     continue
                 backoff.reset()
@@ -443,7 +448,7 @@ class _NatsReader(StreamReader):
                     return
                 if lost:
                     raise Broken(f"message {expected} of the consumer was lost on the way")
-        except NotFoundError:  # Whether the stream went with it is looked at when this goes on.
+        except NotFoundError:  # The next attempt checks whether the stream still exists.
             raise Broken(
                 f"{config!r}: the server has forgotten the consumer of {split.id!r}"
             ) from None
@@ -482,10 +487,12 @@ class _NatsReader(StreamReader):
         try:
             await heeded(jetstream.delete_consumer(split.id, consumer))
         except NotFoundError:
-            pass  # It is gone already.
+            pass  # The server has already deleted the consumer.
 
     async def _check(self, client: Any, split: Split) -> None:
-        """Checks that the stream is that of the position, and still holds the next messages."""
+        """Raises an error unless the stream is the one that the position belongs to, and still has
+        the next messages.
+        """
         from nats.js.errors import NotFoundError
 
         config, behind = self._config, self._behind
@@ -508,7 +515,7 @@ class _NatsReader(StreamReader):
             )
         if (
             behind > state.last_seq and behind != config.start
-        ):  # A beginning that was asked for may be to come.
+        ):  # The user may have given a start number that the stream has not reached yet.
             raise StateError(
                 f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is "
                 f"{state.last_seq}: it was recreated or "

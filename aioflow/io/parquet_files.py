@@ -1,4 +1,4 @@
-"""Parquet files as source and sink: batches of columns, row group by row group."""
+"""Reads and writes Parquet files as batches of columns, row group by row group."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def parquet(
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> ParquetFiles:
-    """Reads or writes Parquet files. Records are dicts.
+    """Returns a connector that reads or writes Parquet files. Records are dicts.
 
     The path is a file, a glob or a directory to read, or a directory of part files to write.
     Records are emitted as columns, so that expressions work on whole arrays, and rows are made only
-    for steps that need them. `columns`: the fields to read; None: all. Files above `split_bytes`
-    are divided between row groups. `discover_every` as in `lines`. As a sink:
-    `part-<subtask>-<n>.parquet`, a row group at each flush. Needs the extra `[columns]`.
+    for steps that need them. `columns` are the fields to read; None means all. Files above
+    `split_bytes` are divided between row groups. `discover_every` works as in `lines`. As a sink it
+    writes `part-<subtask>-<n>.parquet`, one row group at each flush. Needs the extra `[columns]`.
     """
     place = f"parquet({str(path)!r})"
     require_columns(place)
@@ -52,7 +52,7 @@ def parquet(
 
 
 class ParquetFiles(ColumnFiles):
-    """Parquet files; their pages are row groups."""
+    """A `Source` and a `Sink` of Parquet files. A file is read one row group at a time."""
 
     name = "parquet"
 
@@ -64,15 +64,18 @@ class ParquetFiles(ColumnFiles):
         split_bytes: int,
         roll: RollPolicy,
     ) -> None:
-        """`columns` have to exist in each file; None: all columns of the file."""
+        """Makes the connector. All `columns` must exist in each file; None means all columns of the
+        file.
+        """
         super().__init__(path, discover_every, roll)
         self._columns = columns
         self._split_bytes = split_bytes
 
     def with_fields(self, names: tuple[str, ...]) -> Self:
-        """Returns the same source, which reads only these columns of files that have all of them.
+        """Returns a copy of this source that reads only the columns `names`, of files that have all
+        of them.
 
-        Returns itself if its own columns do not include all of them.
+        Returns this source itself if its own columns do not include all of them.
         """
         return (
             self
@@ -93,12 +96,12 @@ class ParquetFiles(ColumnFiles):
 
 
 class _ParquetFile:
-    """One open file; its pages are its row groups."""
+    """An open Parquet file, read one row group at a time."""
 
     def __init__(
         self, file: BinaryIO, path: str, columns: list[str] | None, fields: tuple[str, ...] | None
     ) -> None:
-        """`columns` have to exist; of them, only the existing `fields` are read."""
+        """Opens the file. All `columns` must exist; of them, only those in `fields` are read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -116,7 +119,7 @@ class _ParquetFile:
             for field in found
             if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
         ]
-        # Text is mostly stored as a dictionary and its codes, which is what columns want.
+        # Parquet mostly stores texts as a dictionary and codes, which is also the form of columns.
         with named(path):
             self._file = pq.ParquetFile(file, read_dictionary=texts)
         self._path = path

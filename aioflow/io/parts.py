@@ -75,14 +75,14 @@ logger = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """An encoder of records into the bytes of a file."""
+    """The interface of an object that encodes records into the bytes of a file."""
 
     @property
     def head(self) -> bytes:
-        """Returns the beginning of each part; called after the first `encode`."""
+        """The bytes at the beginning of each part; read after the first `encode`."""
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """Encodes whole records, one after the other."""
+        """Returns `values` as bytes: whole records, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class RollPolicy:
 
 
 def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
-    """Returns `roll`, or the default policy. Raises GraphError."""
+    """Returns `roll`, or the default policy if it is None. Raises GraphError for any other type."""
     if roll is None:
         return RollPolicy()
     if not isinstance(roll, RollPolicy):
@@ -111,7 +111,7 @@ def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
 
 
 class PartWriter:
-    """Writes the parts of one subtask."""
+    """A writer of the part files of one subtask."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class PartWriter:
         self._extension = extension
         self._encoder = encoder
         self._roll = roll
-        # The checkpoint commits parts. Without checkpoints the writer commits what it rolls.
+        # The checkpoint commits parts. Without checkpoints the writer itself commits full parts.
         self._self_commit = not ctx.checkpointing
         self._restored = 0
         self._since = 0
@@ -154,9 +154,8 @@ class PartWriter:
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
-        """Makes the directory, and removes the parts that will never be committed.
-
-        Continues the numbers of earlier runs.
+        """Creates the directory, removes the parts that will never be committed, and continues the
+        numbers of earlier runs.
         """
         await self._make_directory()
         names = await self._fs.list(self._directory)
@@ -168,7 +167,9 @@ class PartWriter:
                 await self._fs.delete(posixpath.join(self._directory, name))
 
     async def _make_directory(self) -> None:
-        """Makes the directory durable: fsync the parent of each new directory, upwards."""
+        """Creates the directory so that it survives a power loss: fsyncs the parent of each new
+        directory, upwards.
+        """
         missing = []
         path = self._directory
         while path and not await self._fs.exists(path):
@@ -203,7 +204,7 @@ class PartWriter:
             return False
         if (
             subtask % runtime.parallelism != runtime.subtask_index
-        ):  # Subtasks that there are no more have one heir each.
+        ):  # After a rescaling, exactly one subtask handles the files of a former subtask.
             return False
         if job == self._job and attempt > runtime.attempt:
             return False
@@ -214,7 +215,7 @@ class PartWriter:
         return not self._self_commit and int(match[3]) >= self._restored
 
     async def _is_abandoned(self, name: str) -> bool:
-        """Returns whether the writer of an orphan has ended."""
+        """Returns whether the writer of the hidden file `name` has certainly ended."""
         match = _HIDDEN.fullmatch(name)
         assert match is not None, "an orphan has such a name"
         if match[3] != UNCHECKED or match[5] == self._job:
@@ -268,7 +269,7 @@ class PartWriter:
         self._part_bytes += len(data)
 
     async def _end_part(self) -> None:
-        """Closes the part: it is durable afterwards, and waits to be committed."""
+        """Closes the current part. The part is then durable, and waits to be committed."""
         if self._part is None:
             return
         part, self._part = self._part, None
@@ -276,7 +277,7 @@ class PartWriter:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        if self._buffer:  # Written since the flush: it begins the next part.
+        if self._buffer:  # These records were written after the flush: they begin the next part.
             self._start_age()
         self._rolled.append(part)
         await self._fs.fsync(part[0])
@@ -305,7 +306,9 @@ class PartWriter:
             return rolled
 
     async def close(self) -> None:
-        """Drops records that were not prepared: they will be written again, or are not needed."""
+        """Drops records that were not prepared: a restart writes them again, or they are not
+        needed.
+        """
         if self._timer is not None:
             self._timer.cancel()
         async with self._lock:
@@ -379,8 +382,8 @@ class PartCommitter:
                             hidden,
                         )
                         continue
-                # Also for a part that was visible already: the process that renamed it may have
-                # been killed before the name was durable.
+                # This includes parts that were visible already: the process that renamed them may
+                # have been killed before the name was durable.
                 directories[posixpath.dirname(final) or "."] = None
             for directory in directories:
                 await host.fs.fsync_dir(directory)

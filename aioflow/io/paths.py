@@ -1,5 +1,5 @@
-"""The files that a path stands for: a file, the files of a directory, or those that a glob matches;
-and how they are divided into splits.
+"""Finds the files that a path stands for (a file, the files of a directory, or those that a glob
+matches), and divides them into splits.
 
 Names that begin with a dot or an underscore are ignored: they are unfinished parts and markers.
 They count only if a pattern contains the dot or underscore.
@@ -58,8 +58,8 @@ def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
 
 
 class FilePart(NamedTuple):
-    """The content of one split: lines that begin in `[start, end)`; `end` None is the end of the
-    file.
+    """The content of one split: the lines that begin from byte `start` up to `end` (exclusive).
+    `end` None means the end of the file.
 
     `member` names a file in a zip archive.
     """
@@ -78,12 +78,14 @@ class FilePart(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int | None, str | None]:
-        """Identifies the part within its file."""
+        """The values that identify the part within its file."""
         return self.start, self.end, self.member
 
     @property
     def id(self) -> str:
-        """The id of the part: stable over restarts, unique among the parts of a source."""
+        """The id of the part. It is stable over restarts, and unique among the parts of a
+        source.
+        """
         if self.member is not None:
             return f"{self.path}!{self.member}"
         return self.path if self.start == 0 and self.end is None else f"{self.path}@{self.start}"
@@ -144,7 +146,7 @@ def fixed_part(path: str | PurePath) -> str:
 async def _names(host: Host, directory: str) -> list[str]:
     try:
         return await host.fs.list(directory)
-    except (NotADirectoryError, FileNotFoundError):  # Deleted since the last look.
+    except (NotADirectoryError, FileNotFoundError):  # The directory was deleted meanwhile.
         return []
 
 
@@ -226,8 +228,8 @@ async def cut(
 ) -> list[FilePart]:
     """Returns the parts of a file of `size` bytes.
 
-    These are the members of an archive, ranges of a large file if it is `divisible`, else the
-    whole.
+    The parts are the members of an archive, or ranges of a large file if it is `divisible`,
+    otherwise the whole file.
     """
     if path.endswith(".zip"):
         return [
@@ -256,7 +258,7 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
     An id whose new spelling is in use stays as it is.
     """
     spell: Callable[[str], str] = os.path.abspath if os.path.isabs(path) else os.path.relpath
-    # Once a directory: this is asked of thousands of files at every look.
+    # The result is cached for each directory, because each look asks for thousands of files.
     spelled = lru_cache(maxsize=64)(spell)
     taken = set(ids)
     made = []

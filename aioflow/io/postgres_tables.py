@@ -1,5 +1,5 @@
-"""Tables of PostgreSQL: `postgres(dsn, table)` reads one to its end, and writes rows exactly once
-under checkpoints.
+"""Reads and writes tables of PostgreSQL: `postgres(dsn, table)` reads a table to its end, and
+writes rows exactly once under checkpoints.
 
 Needs the extra `aioflow[postgres]` (asyncpg). Its documentation lists the Python type for each
 column type; for json and jsonb columns these are the values themselves. Each writer, committer and
@@ -80,8 +80,8 @@ def postgres(
     key: str | None = None,
     query: str | None = None,
 ) -> PostgresTable[Any]:
-    """Reads the rows of `table` ("name" or "schema.name") in the order of `key`, or writes rows to
-    it.
+    """Returns a connector that reads the rows of `table` ("name" or "schema.name") in the order of
+    `key`, or writes rows to it.
 
     `key` is a unique column, by default the primary key. Each row is a dict or a `type`. The source
     reads the rows up to the largest key that exists when it begins. It reads `columns`, by default
@@ -89,8 +89,8 @@ def postgres(
 
     As a sink it accepts dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by
     index. They are written to `columns`, by default the fields of the first record; the table must
-    exist. Exactly once with checkpoints, at least once without. The sink keeps two small tables of
-    its own in the database, `aioflow_staged` and `aioflow_sinks`.
+    exist. Delivery is exactly once with checkpoints, at least once without. The sink keeps two
+    small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
     """
     place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
     if not isinstance(table, str):
@@ -100,7 +100,7 @@ def postgres(
         raise GraphError(
             f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         )
-    if "," not in dsn:  # Several hosts are written with commas.
+    if "," not in dsn:  # A dsn with several hosts separates them by commas.
         check_host_and_port(dsn, place, needs_host=False)
     if query is not None and key is None:
         raise GraphError(
@@ -117,7 +117,10 @@ def postgres(
 
 
 class PostgresTable(Generic[T]):
-    """A `Source` and a `Sink`. One split; its position is the key of the last row read."""
+    """A `Source` and a `Sink` of the rows of one table. Made by `postgres`.
+
+    The source has one split, whose position is the key of the last row read.
+    """
 
     name = "postgres"
     bounded = True
@@ -147,11 +150,13 @@ class PostgresTable(Generic[T]):
 
     @property
     def rows_from(self) -> str:
-        """The text after FROM in a read."""
+        """The SQL text after FROM when rows are read."""
         return self.quoted_table if self.query is None else f"({self.query}) AS aioflow_query"
 
     async def discover(self) -> list[Split]:
-        """Returns one split: its payload is the name of the key, and the largest present key."""
+        """Returns one split. Its payload is the name of the key, and the largest key that exists
+        now.
+        """
         connection = await connect(self)
         try:
             key = self.key or await self._primary_key(connection)
@@ -159,7 +164,7 @@ class PostgresTable(Generic[T]):
             nulls = await connection.fetchval(
                 f"SELECT count(*) FROM {self.rows_from} WHERE {name} IS NULL"
             )
-            # Not max(): not every type that has an order has it.
+            # max() is not used, because PostgreSQL does not define it for every ordered type.
             last = await connection.fetchval(
                 f"SELECT {name} FROM {self.rows_from} WHERE {name} IS NOT NULL ORDER BY {name} "
                 "DESC LIMIT 1"
@@ -204,7 +209,7 @@ def _as_it_is(value: Any, column: str) -> Any:
 
 
 async def connect(config: PostgresTable[Any]) -> Any:
-    """Returns a connection. Raises ModuleNotFoundError naming the extra."""
+    """Returns a connection to the database. Raises ModuleNotFoundError naming the extra."""
     try:
         import asyncpg
     except ImportError:
@@ -242,7 +247,7 @@ async def connect(config: PostgresTable[Any]) -> Any:
 
 
 def _place(dsn: str) -> str:
-    """Returns host and port, without the password."""
+    """Returns the host and port of `dsn`, without the password."""
     return (
         dsn.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
         or "of this machine"
@@ -250,7 +255,7 @@ def _place(dsn: str) -> str:
 
 
 async def disconnect(connection: Any) -> None:
-    """Closes the connection, or aborts it if that takes too long."""
+    """Closes the connection. Aborts it if closing takes too long."""
     try:
         await connection.close(timeout=CLOSE_TIMEOUT_S)
     except (OSError, TimeoutError):
@@ -258,7 +263,9 @@ async def disconnect(connection: Any) -> None:
 
 
 async def table_columns(connection: Any, config: PostgresTable[Any]) -> list[str]:
-    """Returns the writable columns. Raises GraphError if there is no such table."""
+    """Returns the names of the table's columns that can be written. Raises GraphError if there is
+    no such table.
+    """
     rows = await connection.fetch(
         "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT "
         "attisdropped ORDER BY attnum",
@@ -272,7 +279,7 @@ async def table_columns(connection: Any, config: PostgresTable[Any]) -> list[str
 
 
 class PostgresStore:
-    """The `TableStore` of PostgreSQL."""
+    """The `TableStore` for a PostgreSQL database."""
 
     def __init__(self, config: PostgresTable[Any]) -> None:
         self._config = config
@@ -316,7 +323,7 @@ class PostgresStore:
         content = piece.content(self._place)
         connection = await self._connected()
         async with connection.transaction():
-            tried = connection.transaction()  # Within the other: a savepoint.
+            tried = connection.transaction()  # A transaction within another one is a savepoint.
             await tried.start()
             await self._insert(connection, piece.columns, piece.rows)
             await tried.rollback()
@@ -352,8 +359,8 @@ class PostgresStore:
         connection = await self._connected()
         async with connection.transaction():
             await _make_tables(connection)
-            # Locks the writer's row: a copy of this very commit that comes late waits, and finds
-            # nothing to do.
+            # Locks the row of the writer: a late duplicate of this commit waits for the lock, and
+            # then finds nothing to do.
             await connection.execute(
                 "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES ($1, "
                 "$2, 0, 0) ON CONFLICT DO NOTHING",
@@ -410,7 +417,7 @@ async def _make_tables(connection: Any) -> None:
 
 
 class _TableReader(BufferedReader):
-    """Reads page after page in the order of the key."""
+    """A reader that reads the table page by page, in the order of the key."""
 
     def __init__(self, ctx: SourceContext, config: PostgresTable[Any]) -> None:
         super().__init__(ctx)
@@ -433,8 +440,8 @@ class _TableReader(BufferedReader):
         connection = await connect(config)
         try:
             while True:
-                # One row more than a page: by it the page is known not to be cut between two rows
-                # with the same key.
+                # One row more than a page is read, to see whether two rows at the border of the
+                # pages have the same key.
                 if last is None:
                     rows = await connection.fetch(f"{select} {order}", end)
                 else:

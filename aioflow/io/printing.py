@@ -1,4 +1,4 @@
-"""The sink that prints one line a record to `sys.stdout`.
+"""A sink that prints one line a record to `sys.stdout`.
 
 The executor writes, with one call a batch: a pipe with a slow reader blocks this sink and never the
 loop.
@@ -28,11 +28,13 @@ def stdout(prefix: str = "") -> StdoutSink:
 
 
 class ReaderGone(BrokenPipeError):
-    """The reader of standard output has ended (`| head`): a retry is useless."""
+    """The error when the reader of standard output has ended (as after `| head`), so a retry is
+    useless.
+    """
 
 
 class StdoutSink:
-    """A sink that writes to the `sys.stdout` of the job's start."""
+    """A sink that writes to the object that was `sys.stdout` when the job started."""
 
     name = "stdout"
 

@@ -1,12 +1,14 @@
-"""The source that a program pushes into: `await job.input(stream).put(value)`.
+"""A source into which a program puts elements itself: `await job.input(stream).put(value)`.
 
-A flow may run several times at once, so each run has an inlet of its own. The code that starts a
-run replaces the source by `source.for_run()` and keeps `.inlet` for the job handle.
+A flow may run several times at once, so each run has an inlet of its own: the object that accepts
+the elements. The code that starts a run replaces the source by `source.for_run()` and keeps
+`.inlet` for the job handle.
 
-Invariant: the inlet numbers what it accepts. If the job may restart, the inlet keeps the elements
-that no completed checkpoint covers, and a restarted reader replays them. Without checkpoints that
-is every element of the run. Otherwise an element is forgotten once it was polled. With checkpoints
-at most `uncovered` elements are kept. At that bound `put` waits until a checkpoint completes.
+Invariant: the inlet numbers the elements that it accepts. If the job may restart, the inlet keeps
+the elements that no completed checkpoint covers, and a restarted reader replays them. Without
+checkpoints that is every element of the run. If the job may not restart, an element is forgotten
+once it was polled. With checkpoints at most `uncovered` elements are kept. At that bound `put`
+waits until a checkpoint completes.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ NOT_DURABLE = (
 
 @explained
 def push(capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> PushSource[Any]:
-    """Returns a source for `job.input(stream)`.
+    """Returns a source whose elements the program puts through `job.input(stream)`.
 
     `put` waits while `capacity` accepted elements have not been read. A job with checkpoints that
     may restart keeps each element until a completed checkpoint covers it. `put` also waits while
@@ -59,9 +61,9 @@ def push(capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> PushSource[Any
 
 
 class PushSource(Generic[T]):
-    """A source of pushed elements, unbounded until its inlet is closed.
+    """A source of the elements that a program puts. It is unbounded until its inlet is closed.
 
-    One split; the position is the number of the next element.
+    It has one split, whose position is the number of the next element.
     """
 
     name = "push"
@@ -100,17 +102,18 @@ class PushSource(Generic[T]):
 
 
 class PushInlet(Generic[T]):
-    """The producer's end of one run.
+    """The end of a `PushSource` into which the program puts the elements of one run.
 
-    Any number of tasks of one loop may put; elements keep the order in which puts were accepted.
+    Any number of tasks of one loop may put. Elements keep the order in which the calls of `put`
+    were accepted.
     """
 
     def __init__(self, capacity: int, uncovered: int = UNCOVERED) -> None:
         self._capacity = capacity
         self._uncovered = uncovered
         self._warned = False
-        # Elements from number `_base` on; those before `_read` were polled and are kept for a
-        # restart.
+        # The kept elements, the first of which has the number `_base`. Those with numbers below
+        # `_read` were polled and are kept for a restart.
         self._values: list[T] = []
         self._timestamps: list[int] = []
         self._base = 0
@@ -128,7 +131,7 @@ class PushInlet(Generic[T]):
         self._unread: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    if not TYPE_CHECKING:  # A checker knows that it is not there.
+    if not TYPE_CHECKING:  # Hidden from type checkers, so that they report a wrong `await`.
 
         def __await__(self) -> Never:
             raise TypeError(
@@ -187,7 +190,9 @@ class PushInlet(Generic[T]):
         return DONE
 
     async def caught_up(self) -> None:
-        """Returns when all elements accepted before the call have been read, or the job is over."""
+        """Waits until all elements accepted before the call have been read, or until the job has
+        ended.
+        """
         if self._over is not None or not self.pending:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -195,8 +200,10 @@ class PushInlet(Generic[T]):
         await future
 
     def end(self, reason: str) -> None:
-        """Ends the inlet with the job: pending and later puts and waits raise JobNotRunning with
-        `reason`.
+        """Ends the inlet because the job has ended.
+
+        Pending and later calls of `put`, and calls that wait for a checkpoint, raise JobNotRunning
+        with `reason`.
         """
         self._over = JobNotRunning(reason)
         self._give_room()
@@ -216,9 +223,9 @@ class PushInlet(Generic[T]):
 
     @property
     def _space(self) -> int:
-        """Returns the number of elements that may be accepted."""
+        """Returns the number of elements that may be accepted now."""
         unread = self._capacity - (self._end - self._read)
-        if not self._checkpointing:  # Nothing will ever cover an element, or it is not known yet.
+        if not self._checkpointing:  # There are no checkpoints, or that is not known yet.
             return unread
         kept = len(self._values)
         if not self._warned and kept >= NEAR * self._uncovered and self._keep:
@@ -278,14 +285,14 @@ class PushInlet(Generic[T]):
             )
         self._loop = loop
 
-    # The reader's end.
+    # Methods that the reader calls.
 
     def attach(self, position: int | None, keep: bool, checkpointing: bool) -> None:
         """Attaches a reader at `position`: the first one of a run, or the next after a restart."""
         self._check_loop()
         start = position or 0
         if not self._attached:
-            # What came in before the first reader follows what an earlier run had read.
+            # Elements put before the first reader get the numbers after those of an earlier run.
             self._attached = True
             self._base = self._read = start
             self._durable = [(number + start, future) for number, future in self._durable]
@@ -338,7 +345,7 @@ class PushInlet(Generic[T]):
 
     @property
     def read(self) -> int:
-        """Number of the next element to poll."""
+        """The number of the next element to poll."""
         return self._read
 
     @property
@@ -347,7 +354,7 @@ class PushInlet(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Number of elements that were not polled yet."""
+        """How many elements were not polled yet."""
         return max(self._end - self._read, 0)
 
     @property
@@ -356,7 +363,7 @@ class PushInlet(Generic[T]):
         return self._closed and not self.pending
 
     async def news(self) -> None:
-        """Returns when there is an element to poll, or when no element will follow."""
+        """Waits until there is an element to poll, or until no element will follow."""
         while not self.pending and not self._closed:
             if self._news is None:
                 self._news = asyncio.get_running_loop().create_future()
@@ -376,7 +383,7 @@ class PushInlet(Generic[T]):
 def _without_reached(
     waiting: list[tuple[int, asyncio.Future[None]]], position: int
 ) -> list[tuple[int, asyncio.Future[None]]]:
-    """Returns the waiters for a number beyond `position`, and resolves the others."""
+    """Returns the waiters that wait for a number beyond `position`, and wakes the others."""
     still = []
     for number, future in waiting:
         if number > position:
@@ -391,7 +398,7 @@ class _PushReader:
         self._inlet = inlet
         self._keep = ctx.replays
         self._checkpointing = ctx.checkpointing
-        # Position by checkpoint, of those that may still complete.
+        # The position at each checkpoint that may still complete.
         self._taken: dict[int, int] = {}
         self._open = False
         self.timestamps: list[int] | None = None

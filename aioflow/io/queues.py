@@ -1,4 +1,4 @@
-"""An `asyncio.Queue` of the program as source and as sink, within one loop.
+"""Uses an `asyncio.Queue` of the program as source or sink, within one event loop.
 
 As a source it is at-most-once over a restart: elements removed from the queue exist only in the
 job. It removes one element more than it emits, and only while it waits.
@@ -33,8 +33,10 @@ _SHUT_DOWN: tuple[type[BaseException], ...] = tuple(
 
 @explained
 def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnector[T]:
-    """Reads `asyncio_queue` until it is shut down or yields `end` (compared by identity), or for
-    ever; as a sink awaits `put`.
+    """Returns a connector that reads `asyncio_queue`, or puts records into it.
+
+    The source ends when the queue is shut down, or when it yields the object `end` (compared by
+    identity). The sink awaits `put` for each record.
     """
     if not isinstance(asyncio_queue, asyncio.Queue):
         raise GraphError(
@@ -45,7 +47,9 @@ def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnec
 
 
 class QueueConnector(Generic[T]):
-    """A `Source` and a `Sink`. Flows that use it run in the loop that uses the queue."""
+    """A `Source` and a `Sink` of an `asyncio.Queue`. Made by `queue`. The flow must run in the loop
+    that uses the queue.
+    """
 
     name = "queue"
     bounded = False
@@ -128,7 +132,7 @@ class _QueueReader:
 
 
 class QueueWriter:
-    """A writer that puts records one by one: a full queue blocks the job."""
+    """A writer that puts records into the queue one by one. A full queue blocks the job."""
 
     def __init__(self, target: asyncio.Queue[Any]) -> None:
         self._queue = target

@@ -26,7 +26,7 @@ Args = TypeVarTuple("Args")
 
 
 class ReadAhead:
-    """The owner of the reading task; `name` is that of the task."""
+    """The owner of a task that reads ahead; `name` is the name of the task."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.error: BaseException | None = None
@@ -55,18 +55,18 @@ class ReadAhead:
         try:
             await read()
             check_own_task()
-        # Raised by the poll that finds nothing before it.
+        # A later poll raises this error, once all data before it was polled.
         except BaseException as error:  # noqa: BLE001
             self.error = user_error(error)
         finally:
             self._wake()
 
-    # The task.
+    # Methods that the task calls.
 
     async def blocking(self, call: Callable[[*Args], T], *args: *Args) -> T:
-        """Runs `call(*args)`, which reads, in the executor."""
+        """Returns the result of `call(*args)`, a call that reads, run in the executor."""
         reading = self._reading = self._host.blocking(call, *args)
-        # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
+        # Shielded, because a running read continues after a cancellation, and close() waits for it.
         return await asyncio.shield(reading)
 
     async def added(self, is_full: Callable[[], bool]) -> None:
@@ -76,7 +76,7 @@ class ReadAhead:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
 
-    # The reader.
+    # Methods that the reader calls.
 
     def taken(self) -> None:
         """Notes that data was polled, so there may be room again."""
@@ -100,7 +100,7 @@ class ReadAhead:
         if self._reading is not None:
             await wait_all([self._reading])
             if not self._reading.cancelled():
-                self._reading.exception()  # Retrieved here, else asyncio logs it.
+                self._reading.exception()  # Otherwise asyncio logs the error as never retrieved.
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

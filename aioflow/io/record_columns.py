@@ -26,9 +26,9 @@ _NUMBERS: dict[Any, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 class FieldColumns:
-    """The columns of one field, batch after batch.
+    """A converter of the values of one field to columns, for one batch after the other.
 
-    `hint`: the type of all values, as far as it is known.
+    `hint` is the type of all values, as far as it is known.
     """
 
     def __init__(self, hint: Any = None) -> None:
@@ -68,7 +68,7 @@ def count_objects(data: bytes) -> int | None:
 class RecordColumns:
     """A converter of lists of records to batches of columns.
 
-    `type`: the type of the records; None: dicts, if they can be converted.
+    `type` is the type of the records. None means dicts, which are converted if possible.
     """
 
     def __init__(self, type: type[Any] | None) -> None:
@@ -78,9 +78,9 @@ class RecordColumns:
         self._wanted: frozenset[str] | None = None
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Limits the columns to these fields, in dicts instead of records of the type.
+        """Limits the columns to these fields, and makes dicts instead of records of the type.
 
-        Records that lack one of the fields become all columns.
+        Records that lack one of the fields still become all their columns.
         """
         if self._type is None:
             self._wanted = frozenset(names)
@@ -98,14 +98,18 @@ class RecordColumns:
         return ColumnBatch(columns, count, self._type)
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
-        """Converts instances of the type, or of a type with its fields."""
+        """Returns the columns of `records`, which are instances of the type, or of a type with the
+        same fields.
+        """
         columns = {
             name: make(list(map(attrgetter(name), records))) for name, make in self._fields.items()
         }
         return ColumnBatch(columns, len(records), self._type)
 
     def of_dicts(self, records: list[Any]) -> ColumnBatch | list[Any]:
-        """Converts `records`; returns them unchanged unless they are dicts of the same fields."""
+        """Returns the columns of `records`, or `records` unchanged unless they are dicts of the
+        same fields.
+        """
         if not records or set(map(type, records)) != {dict}:
             return records
         names = tuple(records[0])

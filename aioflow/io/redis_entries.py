@@ -23,7 +23,9 @@ Entry = dict[bytes, bytes]
 
 
 def decoder_of(config: RedisStreams[Any]) -> Callable[[Entry], Any]:
-    """Returns a decoder of entries. It raises MsgspecError or UnicodeDecodeError."""
+    """Returns a function that decodes an entry. The function raises MsgspecError or
+    UnicodeDecodeError.
+    """
     if config.field is None:
         return entry_decoder(config.type)
     field, decode = config.field.encode(), body_decoder(config.format, config.type)
@@ -40,7 +42,8 @@ def decoder_of(config: RedisStreams[Any]) -> Callable[[Entry], Any]:
 
 
 def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
-    """Returns a decoder of entries into dicts of texts, or into `type`, whose fields are converted.
+    """Returns a function that decodes an entry into a dict of texts, or into a `type`, whose fields
+    are converted.
 
     Raises TypeError for a type without fields.
     """
@@ -59,7 +62,7 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
                 )
             except TypeError as error:
                 raise msgspec.ValidationError(str(error)) from None
-            if len(converters) < 100:  # Entries may have other fields each, for ever.
+            if len(converters) < 100:  # Bounded, because each entry may have other fields.
                 converters[names] = convert
         return convert([value.decode() for value in entry.values()])
 
@@ -67,9 +70,10 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
 
 
 def encoder_of(config: RedisStreams[Any]) -> Callable[[Any], list[bytes]]:
-    """Returns an encoder of values into the names and values of an entry, alternating.
+    """Returns a function that encodes a value into the field names and field values of an entry,
+    alternating.
 
-    It raises TypeError naming the value.
+    The function raises TypeError naming the value.
     """
     if config.field is not None:
         field, encode = config.field.encode(), body_encoder(config.format, repr(config))
@@ -96,7 +100,7 @@ def encoder_of(config: RedisStreams[Any]) -> Callable[[Any], list[bytes]]:
 
 
 def _text(cell: Any, name: str, value: Any, place: str) -> bytes:
-    """Encodes the value of one field, spelled as `row_converter` reads it."""
+    """Returns the value of one field as bytes, spelled as `row_converter` reads it."""
     if isinstance(cell, str):
         return cell.encode()
     if isinstance(cell, bytes):

@@ -1,4 +1,5 @@
-"""Adds entries to a stream of Redis: staged in a stream beside it, moved by the commit.
+"""Adds entries to a stream of Redis exactly once: entries are first staged in another stream, and
+the commit moves them.
 
     flush        entries -> the staged stream of the next checkpoint's batch, numbered 0-1, 0-2 ...
     prepare(n)   the batch of n is complete; its committable is its name and its number of entries
@@ -11,8 +12,9 @@ there. A missing batch must be recorded as committed. Otherwise the database was
 is an error. Every writer that opens gets a number, its generation. It removes batches that earlier
 writers began after the checkpoint that it was restored from.
 
-The keys of a stream "orders" are `aioflow:{orders}:sinks` and `aioflow:{orders}:staged:...`: in one
-slot of a cluster. All of it is as durable as the server is set up to be (`appendfsync`).
+The keys of a stream "orders" are `aioflow:{orders}:sinks` and `aioflow:{orders}:staged:...`, which
+lie in one slot of a cluster. The data is as durable as the configuration of the server makes it
+(`appendfsync`).
 
 Without checkpoints entries are added to the stream at once (at-least-once).
 """
@@ -110,7 +112,7 @@ return left
 
 
 class Prepared(NamedTuple):
-    """A committable: a complete batch."""
+    """The committable of this sink: the name and size of a complete staged batch."""
 
     sink: str
     """Flow and uid of the sink that prepared the batch."""
@@ -121,7 +123,7 @@ class Prepared(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """The keys of a sink besides its stream."""
+    """The names of all Redis keys that a sink uses."""
 
     stream: str
     sinks: str
@@ -133,7 +135,7 @@ class _Keys(NamedTuple):
         end = stream.find("}", begin + 1)
         tag = (
             stream[begin + 1 : end] if 0 <= begin < end - 1 else stream
-        )  # By which a cluster tells the slot.
+        )  # The part of the key from which a cluster computes the slot.
         return cls(stream, f"aioflow:{{{tag}}}:sinks", f"aioflow:{{{tag}}}:staged:{sink}")
 
     def batch(self, name: str) -> str:
@@ -141,7 +143,7 @@ class _Keys(NamedTuple):
 
 
 class RedisWriter:
-    """Writes the entries of one subtask."""
+    """A writer of the entries of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: RedisStreams[Any]) -> None:
         self._ctx = ctx
@@ -159,9 +161,8 @@ class RedisWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Notes that batches staged up to `checkpoint_id` are committed, or will be.
-
-        The holder of their committables commits them.
+        """Notes that the batches staged up to `checkpoint_id` are committed, or will be, so they
+        must not be removed.
         """
         self._restored = self._since = checkpoint_id
 
@@ -206,13 +207,13 @@ class RedisWriter:
     async def _persistently(
         self, call: Callable[[list[list[bytes]]], Awaitable[None]], entries: list[list[bytes]]
     ) -> None:
-        """Retries until the server answers."""
+        """Runs `call` for `entries`, and retries until the server answers."""
         config = self._config
         backoff = Backoff(self._ctx.host.rng, config.backoff)
         while True:
             try:
                 return await call(entries)
-            # Sorted out here: most are not for another try.
+            # Checked here, because most errors justify no retry.
             except Exception as error:  # noqa: BLE001
                 if not is_away(error):
                     raise refusal(config, error) or error from None
@@ -250,7 +251,7 @@ class RedisWriter:
         self._staged = have
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """Returns the batch since the last checkpoint, if any record was written."""
+        """Returns the batch since the last checkpoint, or nothing if no record was written."""
         await self.flush()
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, ""

@@ -1,5 +1,5 @@
-"""Streams of Redis: `redis(url, stream)` reads the entries after the ids of a checkpoint, and adds
-entries exactly once.
+"""Reads and writes streams of Redis: `redis(url, stream)` reads the entries after the ids of a
+checkpoint, and adds entries exactly once.
 
 Needs the extra `aioflow[redis]` (redis-py). Each reader, writer and committer has one connection.
 `redis_sink` adds the entries.
@@ -101,21 +101,22 @@ def redis(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> RedisStreams[Any]:
-    """Reads the entries of one or several streams, or adds entries to one stream.
+    """Returns a connector that reads the entries of one or several streams, or adds entries to one
+    stream.
 
     `url` is "redis://[user:password@]host:port/db"; "rediss" and "unix" as in redis-py. Each
     element is a dict of the entry's fields as texts, or a `type` (dataclass, NamedTuple, Struct)
     into whose fields they are converted. With `field` the element is the decoded value of that
-    field, by `format`: "json" (or a `type` of it), "text" or "bytes". `start`: "earliest",
-    "latest", or the id after which to begin; the ids in a checkpoint take precedence.
-    `until="latest"`: end with the last entry that exists when the job begins. `group`: a consumer
-    group that records the progress of completed checkpoints, for monitoring; a job that starts
-    without a checkpoint begins at its position. `must_exist=False`: wait for a stream that does not
-    exist yet.
+    field, by `format`: "json" (or a `type` of it), "text" or "bytes". `start` is "earliest",
+    "latest", or the id after which to begin; the ids in a checkpoint take precedence. With
+    `until="latest"` the source ends with the last entry that exists when the job begins. `group` is
+    a consumer group that records the progress of completed checkpoints, for monitoring; a job that
+    starts without a checkpoint begins at its position. With `must_exist=False` the source waits for
+    a stream that does not exist yet.
 
     A sink writes to one stream: dicts, or objects with fields, of texts, bytes and numbers; with
-    `field` the values that `format` accepts. Exactly once under checkpoints, at least once without.
-    `maxlen`: trim the stream to about this many entries.
+    `field` the values that `format` accepts. Delivery is exactly once under checkpoints, at least
+    once without. With `maxlen` the sink trims the stream to about this many entries.
     """
     streams = one_or_more(stream)
     place = (
@@ -182,7 +183,7 @@ def redis(
 
 
 class RedisStreams(Generic[T]):
-    """A `Source` and a `Sink`.
+    """A `Source` and a `Sink` of Redis streams. Made by `redis`.
 
     A split is a stream; its position is the id of the last entry read.
     """
@@ -227,7 +228,8 @@ class RedisStreams(Generic[T]):
     async def discover(self) -> list[Split]:
         """Returns one split for each stream.
 
-        Its position is the start; its payload is the last entry to read, or None.
+        Its position is the id after which to begin. Its payload is the id of the last entry to
+        read, or None.
         """
         client = open_client(self)
         try:
@@ -270,7 +272,7 @@ class RedisStreams(Generic[T]):
 
 
 def open_client(config: RedisStreams[Any]) -> Any:
-    """Returns a client. It connects at the first command and never retries.
+    """Returns a client, which connects at its first command and never retries.
 
     Raises ModuleNotFoundError naming the extra.
     """
@@ -284,11 +286,11 @@ def open_client(config: RedisStreams[Any]) -> Any:
         ) from None
 
     class Bounded(Redis):
-        """Raises TimeoutError for any command that is not answered in time."""
+        """A client that raises TimeoutError for any command that is not answered in time."""
 
         async def execute_command(self, *args: Any, **options: Any) -> Any:
             async with answered(config):
-                # redis-py has no types there.
+                # redis-py has no type annotations here.
                 return await super().execute_command(  # type: ignore[no-untyped-call]
                     *args, **options
                 )
@@ -296,17 +298,17 @@ def open_client(config: RedisStreams[Any]) -> Any:
     try:
         client = Bounded.from_url(
             config.url,
-            protocol=2,  # The shape of answers is that of the version of the protocol.
+            protocol=2,  # The version of the protocol determines the form of the answers.
             decode_responses=False,
             single_connection_client=False,
-            # With one it calls asyncio.wait_for, which loses cancellations in Python 3.11.
+            # With a timeout, redis-py calls asyncio.wait_for, which loses cancellations in 3.11.
             socket_timeout=None,
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
         client.connection_pool.connection_class(
             **client.connection_pool.connection_kwargs
-        )  # It connects nothing yet.
+        )  # This checks the arguments, and does not connect yet.
         return client
     except TypeError as error:
         unknown = str(error).rpartition(" ")[2]
@@ -314,7 +316,7 @@ def open_client(config: RedisStreams[Any]) -> Any:
             f"{config!r}: redis-py knows no option {unknown} of a URL: take it out of what "
             "follows the ?"
         ) from None
-    except ValueError:  # Its words may have a part of the password in them.
+    except ValueError:  # The message may contain a part of the password.
         raise GraphError(
             f"{config!r}: the URL cannot be read, expected redis://USER:PASSWORD@HOST:PORT/DB, "
             "with %40 for @ and the like in a password"
@@ -349,8 +351,8 @@ def is_away(error: BaseException) -> bool:
 
 
 def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
-    """Returns the GraphError for an answer that no retry changes; None if the answer explains
-    itself.
+    """Returns the GraphError for a server's answer that no retry changes. Returns None for any
+    other error.
     """
     from redis import exceptions
 
@@ -378,13 +380,13 @@ async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
 
 
 def order_of(entry_id: str) -> tuple[int, int]:
-    """Returns the sort key of an entry id."""
+    """Returns the sort key of an entry id: its two numbers."""
     milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds), int(number or 0)
 
 
 class _StreamsReader(GroupReader):
-    """Reads all streams of a subtask over one connection."""
+    """A reader of all streams of a subtask over one connection."""
 
     def __init__(self, ctx: SourceContext, config: RedisStreams[Any]) -> None:
         super().__init__(ctx, decoder_of(config), config.on_error, config.group)
@@ -409,7 +411,7 @@ class _StreamsReader(GroupReader):
             try:
                 await self._read(client, backoff)
                 return
-            # Sorted out here: most are not for another try.
+            # Checked here, because most errors justify no retry.
             except Exception as error:  # noqa: BLE001
                 if not is_away(error):
                     raise refusal(config, error) or error from None
@@ -470,7 +472,9 @@ class _StreamsReader(GroupReader):
         await self.put(stream, messages, last=last)
 
     async def _check(self, client: Any, stream: str, behind: str) -> None:
-        """Checks that the stream may have had an entry with the id `behind`."""
+        """Raises an error if the stream can never have had an entry with the id `behind`, because
+        it was replaced.
+        """
         if behind == BEGINNING or not await exists(client, self._config, stream):
             return
         found = await client.xinfo_stream(stream)
@@ -483,7 +487,7 @@ class _StreamsReader(GroupReader):
                 "restore=None, fresh=True"
             )
 
-    # The consumer group.
+    # Methods for the consumer group.
 
     async def _tell(self, client: Any) -> None:
         from redis.exceptions import ResponseError
@@ -491,7 +495,7 @@ class _StreamsReader(GroupReader):
         told, self.untold = self.untold, {}
         for stream, position in told.items():
             if not await exists(client, self._config, stream):
-                continue  # It may come later; groups are of streams that there are.
+                continue  # The stream may be created later. A group needs an existing stream.
             try:
                 await client.xgroup_create(stream, self._config.group, position)
             except ResponseError as error:

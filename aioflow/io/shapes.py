@@ -1,5 +1,5 @@
-"""Rows of texts and values of types: the fields of a type, and the conversion of a row of texts to
-a value of the type.
+"""Finds the fields of a user's type (dataclass, NamedTuple, Struct), and converts rows of texts to
+values of the type.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def field_names(type_: Any) -> list[str]:
 
 
 def fields_of_value(value: Any) -> list[str] | None:
-    """Returns the names of a value's fields; None if it has none."""
+    """Returns the names of a value's fields; None if the value has no fields."""
     if isinstance(value, dict):
         return [str(key) for key in value]
     try:
@@ -102,13 +102,13 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
             else (name, hint)
             for name, hint in hints.items()
         ]
-        # Decoded values have no cycles, and live only until their fields are read: the garbage
-        # collector need not track them.
+        # The garbage collector need not track decoded values: they have no cycles, and live only
+        # until their fields are read.
         made = msgspec.defstruct(type_.__name__, fields, gc=False, namespace={STANDS_FOR: type_})
         msgspec.json.Decoder(made)
     except (TypeError, NameError, msgspec.ValidationError):
-        # No type with fields, or with annotations that say nothing to msgspec, or not what its
-        # defaults are.
+        # The type has no fields, annotations that msgspec does not support, or defaults that do not
+        # match the annotations.
         return None
     return made
 
@@ -118,7 +118,9 @@ def _is_struct(type_: Any) -> bool:
 
 
 def _defaults(type_: Any) -> dict[str, Any]:
-    """Returns the default of each field that has one. For a default factory, the factory."""
+    """Returns the default of each field that has one, or the factory of a field with a default
+    factory.
+    """
     fields: Any = msgspec.structs.fields(type_) if _is_struct(type_) else dataclasses.fields(type_)
     missing = msgspec.NODEFAULT if _is_struct(type_) else dataclasses.MISSING
     found = {
@@ -129,7 +131,7 @@ def _defaults(type_: Any) -> dict[str, Any]:
 
 
 def _default_factories(type_: Any) -> dict[str, Callable[[], Any]]:
-    """Returns factories for the values of missing fields.
+    """Returns, for each field with a default, a function that makes the value of a missing field.
 
     Raises ValidationError for a default that `namedtuple_from` refuses.
     """
@@ -171,8 +173,8 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
                 [value[name] if name in value else defaults[name] for name in names], type_
             )
         except msgspec.ValidationError as error:
-            # The values were given by place, so the message names a place. The author of the
-            # object knows the name.
+            # The values were passed by position, so the message names a position. The name of the
+            # field is clearer to the user.
             told = re.sub(
                 r"`\$\[(\d+)\]", lambda found: f"`$.{names[int(found[1])]}", str(error), count=1
             )
@@ -182,7 +184,8 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
 
 
 def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
-    """Returns a function that makes a value of `type_` from a dict of its fields; None for dicts.
+    """Returns a function that makes a value of `type_` from a dict of its fields. Returns None if
+    `type_` is None or dict.
 
     Raises TypeError for a type without fields.
     """
@@ -232,7 +235,7 @@ def row_converter(
             elif may_be_none:
                 values[name] = None
             elif name not in defaulted:
-                values[name] = text  # Fails below, and the error names the field.
+                values[name] = text  # This fails below with an error that names the field.
         return values
 
     if not is_namedtuple(type_):
@@ -246,7 +249,7 @@ def row_converter(
             try:
                 made[name] = convert({name: value}, field_types[name], strict=False)[name]
             except msgspec.ValidationError as error:
-                # msgspec says of a dict that it was some value of it.
+                # For a dict, msgspec does not say which value was wrong.
                 raise msgspec.ValidationError(str(error).replace("`$[...]", f"`$.{name}")) from None
         return type_(**made)
 

@@ -1,5 +1,5 @@
-"""Lines of text over TCP: a source that connects and reads, a sink that connects and writes. For
-tests and simple feeds.
+"""Lines of text over TCP: a source that connects and reads, and a sink that connects and writes.
+Meant for tests and simple feeds.
 
 TCP does not report what the peer processed. So the source is at-most-once. After a broken
 connection, the sink sends its buffered lines again, and lines in transit may be lost or repeated.
@@ -53,11 +53,11 @@ def socket(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> SocketConnector:
-    """Reads lines from, or writes lines to, the TCP server at `host:port`.
+    """Returns a connector that reads lines from, or writes lines to, the TCP server at `host:port`.
 
-    `reconnect`: connect again, for ever, when the connection ends or is refused. Otherwise the end
-    of the connection ends the source, and a refusal is an error. As a sink: `str(value)`, one a
-    line.
+    With `reconnect` it connects again, for ever, when the connection ends or is refused. Otherwise
+    the end of the connection ends the source, and a refusal is an error. As a sink it writes
+    `str(value)`, one a line.
     """
     place = f"socket({host!r}, {port})"
     checked_text(host, "host", place)
@@ -70,7 +70,7 @@ def socket(
 
 
 class SocketConnector:
-    """A `Source` and a `Sink`."""
+    """A `Source` and a `Sink` of lines over TCP. Made by `socket`."""
 
     name = "socket"
 
@@ -159,7 +159,9 @@ class _SocketReader(BufferedReader):
 
 
 class _Lines(asyncio.Protocol):
-    """One connection: divides received data into lines, and stops reading while many are held."""
+    """A connection that divides the received data into lines, and stops reading while many lines
+    wait.
+    """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -178,7 +180,7 @@ class _Lines(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
         self._rest += data
-        if b"\n" in data:  # Otherwise nothing is copied: a line may come byte by byte.
+        if b"\n" in data:  # Otherwise nothing is copied, because a line may arrive byte by byte.
             *lines, rest = bytes(self._rest).split(b"\n")
             self._rest = bytearray(rest)
             self._lines.extend([line.removesuffix(b"\r") for line in lines])
@@ -213,7 +215,8 @@ class _Lines(asyncio.Protocol):
             news.set_result(None)
 
     async def take(self) -> list[bytes] | None:
-        """Returns the received lines, at least one, or None at the end of the stream.
+        """Waits for lines. Returns the received lines, at least one, or None at the end of the
+        stream.
 
         Raises Broken if the connection ended otherwise.
         """
@@ -241,7 +244,9 @@ class _Lines(asyncio.Protocol):
             writable.set_result(None)
 
     async def write(self, data: bytes) -> None:
-        """Returns when the transport accepts more. Raises Broken when the connection has ended."""
+        """Writes `data`, and returns when the transport accepts more. Raises Broken if the
+        connection has ended.
+        """
         if not self._ended:
             assert self._transport is not None
             self._transport.write(data)
@@ -251,14 +256,14 @@ class _Lines(asyncio.Protocol):
             raise self._error or Broken("the peer closed the connection")
 
     async def close(self) -> None:
-        """Sends the buffered data, then closes."""
+        """Sends the buffered data, then closes the connection."""
         assert self._transport is not None
         self._transport.close()
         await self.lost
 
 
 class SocketWriter:
-    """Sends the lines of one subtask."""
+    """A writer that sends the lines of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: SocketConnector) -> None:
         self._ctx = ctx

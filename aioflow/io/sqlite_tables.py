@@ -1,5 +1,5 @@
-"""Tables of SQLite: `sqlite(path, table)` reads one to its end, and writes rows exactly once under
-checkpoints.
+"""Reads and writes tables of SQLite: `sqlite(path, table)` reads a table to its end, and writes
+rows exactly once under checkpoints.
 
 All calls of one connection run in the executor, one after the other. Several subtasks write to one
 file in turn: SQLite allows one writer at a time.
@@ -87,17 +87,17 @@ def sqlite(
     columns: Sequence[str] | None = None,
     key: str = "rowid",
 ) -> SqliteTable[Any]:
-    """Reads the rows of `table` in the SQLite file at `path`, in the order of `key`, or writes
-    rows.
+    """Returns a connector that reads the rows of `table` in the SQLite file at `path`, in the order
+    of `key`, or writes rows.
 
     The key is unique and not null. Each row is a dict, or a `type`. The source reads the rows that
     exist when it begins, with `columns`, by default all.
 
     As a sink it accepts dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by
     index. They are written to `columns`, by default the fields of the first record; the table must
-    exist. Exactly once with checkpoints, at least once without. bool is stored as int; datetime,
-    date, time, Decimal and UUID as text, NaN as NULL. The sink keeps two small tables of its own in
-    the file, `aioflow_staged` and `aioflow_sinks`.
+    exist. Delivery is exactly once with checkpoints, at least once without. bool is stored as int;
+    datetime, date, time, Decimal and UUID as text, NaN as NULL. The sink keeps two small tables of
+    its own in the file, `aioflow_staged` and `aioflow_sinks`.
     """
     place = f"sqlite({str(path)!r}, {table!r})"
     checked_columns(columns, place)
@@ -117,7 +117,10 @@ def sqlite(
 
 
 class SqliteTable(Generic[T]):
-    """A `Source` and a `Sink`. One split; its position is the key of the last row read."""
+    """A `Source` and a `Sink` of the rows of one table. Made by `sqlite`.
+
+    The source has one split, whose position is the key of the last row read.
+    """
 
     name = "sqlite"
     bounded = True
@@ -141,7 +144,7 @@ class SqliteTable(Generic[T]):
         return f"sqlite({self.path!r}, {self.table!r})"
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """Returns one split, up to the last present key."""
+        """Returns one split, which ends at the largest key that exists now."""
         async with lent(host) as machine:
             connection = _Connection(machine, self.path)
             try:
@@ -184,7 +187,7 @@ def adapted(value: Any, column: str) -> Any:
                 "text before the sink"
             )
         return int(value)
-    if isinstance(value, (datetime.date, datetime.time)):  # A datetime is a date.
+    if isinstance(value, (datetime.date, datetime.time)):  # This includes datetime.
         return value.isoformat()
     if isinstance(value, (decimal.Decimal, uuid.UUID)):
         return str(value)
@@ -198,7 +201,9 @@ def adapted(value: Any, column: str) -> Any:
 
 
 class _Connection:
-    """One connection. A cancelled call continues in its thread, and `close` waits for it."""
+    """A connection to a SQLite file. A cancelled call continues in its thread, and `close` waits
+    for it.
+    """
 
     def __init__(self, host: Host, path: str) -> None:
         self._host = host
@@ -227,7 +232,7 @@ class _Connection:
             raise
 
     async def run(self, function: Callable[[sqlite3.Connection, *Args], T], *args: *Args) -> T:
-        """Runs `function(connection, *args)` in the executor."""
+        """Returns the result of `function(connection, *args)`, run in the executor."""
         connection = self._connection
         if connection is None:
             raise Closed(f"the connection to SQLite file {self._path!r} is closed")
@@ -239,14 +244,14 @@ class _Connection:
         if self._running is not None:
             await wait_all([self._running])
             if not self._running.cancelled():
-                self._running.exception()  # Retrieved here, else asyncio logs it.
+                self._running.exception()  # Otherwise asyncio logs the error as never retrieved.
         connection, self._connection = self._connection, None
         if connection is not None:
             await self._host.blocking(connection.close)
 
 
 class SqliteStore:
-    """The `TableStore` of SQLite."""
+    """The `TableStore` for a SQLite file."""
 
     def __init__(self, host: Host, config: SqliteTable[Any]) -> None:
         self._connection = _Connection(host, config.path)
@@ -307,7 +312,8 @@ class SqliteStore:
         statement = f"INSERT INTO {quoted(self._table, 'the table')} ({names}) VALUES ({places})"
         inserted = -1
         try:
-            # Told below. One by one costs 0.3 us more a row than executemany.
+            # Inserted one by one, so that the error below can name the row. This costs 0.3 us
+            # more a row than executemany.
             for inserted, row in enumerate(rows):  # noqa: B007
                 connection.execute(statement, row)
         except sqlite3.Error as error:
@@ -358,7 +364,7 @@ class SqliteStore:
 
 
 class _Transaction:
-    """A transaction that takes the write lock at its beginning.
+    """A context manager for a transaction that takes the write lock at its beginning.
 
     A transaction that reads first and writes later may find that another one has written in
     between.
@@ -373,7 +379,7 @@ class _Transaction:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self._connection.execute("COMMIT")
-        elif self._connection.in_transaction:  # A full disk has rolled it back already.
+        elif self._connection.in_transaction:  # SQLite itself rolls back when the disk is full.
             self._connection.execute("ROLLBACK")
 
 
@@ -416,7 +422,7 @@ def _last_key(connection: sqlite3.Connection, table: str, key: str) -> Any:
     name = quoted(key, "the key")
     if key == "rowid":
         try:
-            # Without quotes: a quoted name that is no column is a text to SQLite.
+            # No quotes here, because SQLite reads a quoted name that is no column as a text.
             connection.execute(f"SELECT rowid FROM {quoted(table, 'the table')} LIMIT 0")
         except sqlite3.OperationalError:
             raise GraphError(
@@ -439,7 +445,7 @@ def _last_key(connection: sqlite3.Connection, table: str, key: str) -> Any:
 
 
 class _TableReader(BufferedReader):
-    """Reads page after page in the order of the key."""
+    """A reader that reads the table page by page, in the order of the key."""
 
     def __init__(self, ctx: SourceContext, config: SqliteTable[Any]) -> None:
         super().__init__(ctx)

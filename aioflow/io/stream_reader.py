@@ -1,10 +1,10 @@
-"""Reader of external logs: messages arrive in chunks of a split, and are decoded when they are
-polled.
+"""The base classes of readers of external logs, such as Kafka topics. Messages arrive in chunks of
+a split, and are decoded when they are polled.
 
 A subclass defines `run`, one task that reads all splits side by side from their positions and
 awaits `put` for each chunk.
 
-Invariants: the pump waits while the buffer is full, so a reader never holds more than its capacity
+Invariants: the task waits while the buffer is full, so a reader never holds more than its capacity
 and one chunk. A malformed message is reported exactly when those before it have been polled, so it
 also counts exactly once.
 """
@@ -56,7 +56,7 @@ class _Chunk:
 
 
 class StreamReader:
-    """A reader of several splits side by side.
+    """A reader of several splits of a log, side by side.
 
     `timestamps` of a batch are the timestamps of its messages in the log.
     """
@@ -86,9 +86,9 @@ class StreamReader:
         self._pump = ReadAhead(ctx.host, type(self).__name__)
 
     async def run(self) -> None:
-        """Reads `splits`.
+        """Reads all of `splits` from their positions. Returns when all were read to their end.
 
-        `poll_batch` raises its error. If it returns, the splits were read to their end.
+        `poll_batch` raises the error of this method.
         """
         raise TypeError(f"{type(self).__name__} must define run(self)")
 
@@ -110,7 +110,7 @@ class StreamReader:
         for split in splits:
             self.splits[split.id] = split
             self._positions[split.id] = split.position
-        if begins and splits:  # One run finds those that come later.
+        if begins and splits:  # The running task finds the splits that are added later.
             self._pump.start(self.run)
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
@@ -139,7 +139,7 @@ class StreamReader:
                 values.append(decode(message.content))
             except MALFORMED as error:
                 if self._malformed.fails and values:
-                    end = i  # The good ones first.
+                    end = i  # The good messages are emitted before the error is raised.
                     break
                 self._malformed.report(
                     self.content_of(message.content), f"{message.where}: {error}", error
@@ -179,9 +179,9 @@ class StreamReader:
 
 
 class GroupReader(StreamReader):
-    """A reader that commits the positions of completed checkpoints to a group of the log.
+    """A reader that commits the positions of completed checkpoints to a consumer group of the log.
 
-    A subclass commits `untold` when it has a connection.
+    A subclass commits the positions in `untold` when it has a connection.
     """
 
     def __init__(
@@ -195,7 +195,9 @@ class GroupReader(StreamReader):
         """Positions of the last completed checkpoint that were not committed to the group yet."""
 
     async def tell_at_end(self) -> None:
-        """Commits the positions in `untold`, over a connection of its own."""
+        """Commits the positions in `untold` to the group when the reader closes, over a new
+        connection.
+        """
         raise TypeError(f"{type(self).__name__} must define tell_at_end(self)")
 
     def checkpoint(self, checkpoint_id: int) -> None:

@@ -1,5 +1,5 @@
-"""Advice for errors: the connector to use if a path or a table of another library was passed
-instead. Imported only for errors.
+"""Advice for error messages: the connector to use if a path or a table of another library was
+passed instead. Imported only for errors.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Iterating over such a table would yield names of columns, or nothing.
 
 
 def is_table(what: object) -> bool:
-    """Returns whether `what` is a table of a library in `TABLES`."""
+    """Returns whether `what` is a table of one of the libraries in `TABLES`."""
     return _named(what) in TABLES
 
 
 def hint_of_table(what: object) -> str:
-    """Returns the call that reads the rows of a table."""
+    """Returns the call, as text, that reads the rows of a table."""
     return TABLES[_named(what)]
 
 
@@ -54,7 +54,7 @@ def _named(what: object) -> tuple[str, str]:
 
 
 def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
-    """Returns the call that reads, or writes, files of this name."""
+    """Returns the call, as text, that reads or writes files with the name `path`."""
     text = os.fsdecode(path)
     stem, suffix = os.path.splitext(text.lower())
     if suffix in COMPRESSED:
@@ -64,7 +64,9 @@ def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
 
 
 def place_hint(given: object) -> str:
-    """Returns the argument for `sink` in place of `given`; empty if there is no good guess."""
+    """Returns the argument, as text, to pass to `sink` instead of `given`; empty if there is no
+    good guess.
+    """
     if isinstance(given, (str, os.PathLike)):
         return (
             f"; to write part files into a directory of that name write sink({reader_hint(given)})"

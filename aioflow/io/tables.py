@@ -1,4 +1,4 @@
-"""Tables of a database as a sink: rows are staged in the database at the barrier, and moved to
+"""The sink for tables of a database: rows are staged in the database at the barrier, and moved to
 their table by the commit.
 
     flush        rows -> `aioflow_staged`, as pieces of the next checkpoint's batch; tried on the
@@ -90,7 +90,7 @@ def quoted(name: str, what: str) -> str:
 
 
 class Prepared(NamedTuple):
-    """A committable: a complete batch."""
+    """The committable of this sink: the name of a complete staged batch."""
 
     sink: str
     """Flow and uid of the sink that prepared the batch."""
@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The rows that are staged between two barriers."""
+    """The description of the rows that one writer stages between two barriers."""
 
     sink: str
     subtask: int
@@ -112,7 +112,7 @@ class Batch(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows of a batch in their staged form."""
+    """Some rows of a batch, staged together."""
 
     number: int
     columns: list[str]
@@ -123,17 +123,17 @@ class Piece(NamedTuple):
 
 
 def decode_piece(number: int, content: bytes) -> Piece:
-    """Decodes the bytes of `Piece.content`."""
+    """Returns piece `number`, decoded from the bytes that `Piece.content` returned."""
     columns, *rows = _CODEC.decode_batch(content)
     return Piece(number, columns, rows)
 
 
 class TableStore(Protocol):
-    """One connection to the database of a sink. Calls are made one after the other."""
+    """The interface of a sink's connection to its database. Calls are made one after the other."""
 
     async def open(self) -> list[str]:
-        """Connects, and returns the columns of the table. Raises GraphError if there is no such
-        table.
+        """Connects, and returns the names of the table's columns. Raises GraphError if there is no
+        such table.
         """
 
     async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
@@ -143,13 +143,13 @@ class TableStore(Protocol):
         """
 
     async def stage(self, batch: Batch, piece: Piece) -> None:
-        """Tries the rows on the table, then stages them."""
+        """Stages the rows of `piece`, after a trial insert into the table that is rolled back."""
 
     async def insert(self, columns: list[str], rows: list[Row]) -> None:
-        """Inserts rows into the table directly, without checkpoints."""
+        """Inserts rows directly into the table; used without checkpoints."""
 
     async def commit(self, prepared: Prepared) -> None:
-        """Moves a batch into the table.
+        """Moves the rows of a staged batch into the table.
 
         Raises StateError if the batch is missing and was not committed.
         """
@@ -163,7 +163,8 @@ class TableStore(Protocol):
 def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
     """Returns whether the batch was committed before.
 
-    `found`: its number of staged pieces; `last`: the last committed checkpoint of its writer.
+    `found` is the number of its staged pieces. `last` is the last committed checkpoint of its
+    writer.
     """
     if found == prepared.pieces:
         return False
@@ -180,8 +181,8 @@ def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
 
 
 class RowShape:
-    """The conversion of records to rows: dicts, dataclasses, NamedTuples and Structs by field,
-    lists and tuples by index.
+    """A converter of records to rows: dicts, dataclasses, NamedTuples and Structs by field, lists
+    and tuples by index.
     """
 
     def __init__(
@@ -191,7 +192,8 @@ class RowShape:
         columns: Sequence[str] | None,
         adapt: Callable[[Any, str], Any],
     ) -> None:
-        """`columns`: the columns to write; None: the fields of the first record.
+        """Makes a converter. `columns` are the columns to write; None means the fields of the first
+        record.
 
         `adapt(value, column)` converts a value for the database.
         """
@@ -244,7 +246,7 @@ class RowShape:
 
 
 class TableWriter:
-    """Writes the rows of one subtask."""
+    """A writer of the rows of one subtask."""
 
     def __init__(
         self,
@@ -270,9 +272,8 @@ class TableWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Notes that batches staged up to `checkpoint_id` are committed, or will be.
-
-        The holder of their committables commits them.
+        """Notes that the batches staged up to `checkpoint_id` are committed, or will be, so they
+        must not be removed.
         """
         self._restored = self._since = checkpoint_id
 
@@ -307,7 +308,7 @@ class TableWriter:
             self._pieces += 1
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """Returns the batch since the last checkpoint, if any row was written."""
+        """Returns the batch since the last checkpoint, or nothing if no row was written."""
         await self.flush()
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, None

@@ -1,8 +1,8 @@
-"""An HTTP server whose POSTs are the elements. At-most-once over a restart: the sender has received
-202 and forgets the message.
+"""A source that is an HTTP server: each POST is an element. Delivery is at most once over a
+restart, because the sender has received 202 and forgets the message.
 
-Safe by default: it listens on 127.0.0.1 and rejects another address without a token. It limits the
-size of requests, and answers 503 rather than hold more than its capacity.
+Safe by default: the server listens on 127.0.0.1 and rejects another address without a token. It
+limits the size of requests, and answers 503 rather than hold more than its capacity.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ def webhook(
     max_bytes: int = BODY_BYTES_MAX,
     patience: Duration = "5s",
 ) -> WebhookSource:
-    """Serves POST `path` at `host:port`; each body is an element.
+    """Returns a source that serves POST `path` at `host:port`; each body is an element.
 
-    `token`: expected as `Authorization: Bearer <token>`; needed on an address that is not loopback.
-    `decode`: "json", "text" or "bytes". Answers: 202 accepted, 400 malformed, 401 without the
-    token, 408 for a body that takes 20 s, and 413 above `max_bytes`. It answers 503 if the job has
-    not made room among `capacity` elements after `patience`.
+    `token` is expected as `Authorization: Bearer <token>`; it is needed on an address that is not
+    loopback. `decode` is "json", "text" or "bytes". The server answers 202 for an accepted body,
+    400 for a malformed one, 401 without the token, 408 for a body that takes 20 s, and 413 above
+    `max_bytes`. It answers 503 if the job has not made room among `capacity` elements after
+    `patience`.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
     checked_text(host, "host", where)
@@ -94,11 +95,13 @@ def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # A name: where it leads may change.
+        return False  # The address that a host name stands for may change.
 
 
 class WebhookSource:
-    """A `Source`. One split, so one server."""
+    """A `Source` that serves HTTP; each POST is an element. Made by `webhook`. It has one split, so
+    there is one server.
+    """
 
     name = "webhook"
     bounded = False
@@ -127,7 +130,9 @@ class WebhookSource:
         return f"webhook({self.host!r}, {self.port}, {self.path!r})"
 
     def accepts(self, authorization: str | None) -> bool:
-        """Returns whether a request with this header is authorized; in constant time."""
+        """Returns whether a request with this `Authorization` header is authorized. The comparison
+        takes constant time.
+        """
         if self._token is None:
             return True
         return hmac.compare_digest((authorization or "").encode(), f"Bearer {self._token}".encode())
@@ -140,7 +145,7 @@ class WebhookSource:
 
 
 class WebhookReader(BufferedReader):
-    """The server, while the source runs."""
+    """The reader that runs the server while the source runs."""
 
     at_most_once = "the caller has had its answer and will not call again"
 
@@ -152,7 +157,8 @@ class WebhookReader(BufferedReader):
         self._door = Door(CONNECTIONS_MAX, repr(config))
 
     async def open(self, splits: Sequence[Split]) -> None:
-        """Returns once the server listens, so the program may post right after the start.
+        """Starts the server. Returns once it listens, so the program may post right after the
+        start.
 
         A port that is in use fails the start.
         """
@@ -178,7 +184,7 @@ class WebhookReader(BufferedReader):
             listener = await self.ctx.host.net.listen(self._door, config.host, config.port)
             try:
                 self.port.set_result(listener.port)
-                await asyncio.get_running_loop().create_future()  # Until close() cancels it.
+                await asyncio.get_running_loop().create_future()  # Waits until close() cancels it.
             finally:
                 listener.close()
         finally:

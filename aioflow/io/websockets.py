@@ -1,6 +1,6 @@
-"""WebSockets as a client: messages as elements, elements as messages.
+"""WebSockets as a client: a source of the received messages, and a sink that sends messages.
 
-At-most-once as a source: messages have no position.
+The source is at-most-once, because messages have no position.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ def websocket(
     reconnect: bool = True,
     backoff: Duration = "100ms",
 ) -> WebSocketConnector:
-    """Reads the messages (str or bytes) of the server at `url`, or sends messages to it.
+    """Returns a connector that reads the messages (str or bytes) of the server at `url`, or sends
+    messages to it.
 
-    `subscribe` is sent first, after each connecting. `reconnect`: connect again when the connection
-    ends; otherwise the source ends. As a sink: str and bytes are sent as they are, other values as
-    JSON. Buffered elements of a broken connection are sent again.
+    `subscribe` is a message that is sent first, after each connecting. With `reconnect` the
+    connector connects again when the connection ends; otherwise the source ends. As a sink it sends
+    str and bytes as they are, other values as JSON. Buffered elements of a broken connection are
+    sent again.
     """
     checked_url(url, "websocket", ("ws", "wss", "http", "https"))
     place = f"websocket({redacted(url)!r})"
@@ -65,7 +67,7 @@ def websocket(
 
 
 class WebSocketConnector:
-    """A `Source` and a `Sink`."""
+    """A `Source` and a `Sink` of the messages of a WebSocket. Made by `websocket`."""
 
     name = "websocket"
 
@@ -153,7 +155,7 @@ class _WebSocketReader(BufferedReader):
 
 
 class WebSocketWriter:
-    """Sends the records of one subtask."""
+    """A writer that sends the records of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: WebSocketConnector) -> None:
         self._ctx = ctx
