@@ -66,7 +66,9 @@ OPTIONS = ("blocking", "concurrency", "ordered", "timeout", "retry", "on_error",
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator that calls a function, and further arguments for the graph."""
+    """The factory of an operator that calls a user's function, and further arguments for the
+    graph.
+    """
 
     factory: Callable[[], Operator]
     more: dict[str, Any]
@@ -76,7 +78,7 @@ class Call:
 def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bool) -> Call:
     """Returns the operator for `map`, `filter` or `flat_map` with their `options`.
 
-    `keyed`: the step follows a `key_by` directly, so a function class has keyed state.
+    `keyed` means that the step follows a `key_by` directly, so a function class has keyed state.
     """
     if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
         raise GraphError(

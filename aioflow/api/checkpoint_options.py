@@ -96,7 +96,7 @@ class CheckpointOptions:
 def check_checkpoint_options(given: Mapping[str, Any], options: CheckpointOptions) -> None:
     """Raises TypeError or ValueError for options that contradict each other or make no sense.
 
-    `given`: the arguments that the caller passed, without defaults.
+    `given` are the arguments that the caller passed, without defaults.
     """
     if options.checkpoints is None:
         for name in NEED_CHECKPOINTS:

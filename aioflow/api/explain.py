@@ -109,9 +109,9 @@ IN_SPARK = ", as far as both mean the same by Spark itself with on=af.Spark(...)
 
 
 def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) -> bool:
-    """Whether Spark itself may run the operator, after reading a DataFrame.
+    """Returns whether Spark itself may run the operator, after reading a DataFrame.
 
-    `in_spark`: whether that holds for the previous operator.
+    `in_spark` tells whether Spark runs the previous operator.
     """
     if node.source is not None:
         return bool(getattr(node.source, "in_spark", False)) and node.watermarks is None
@@ -136,8 +136,9 @@ def _how(
 ) -> tuple[str, bool]:
     """Returns how an operator runs, and whether it emits columns.
 
-    `columns`: whether it receives columns; `given`: the reason if not. `of_columns`: whether any
-    source of the flow may produce columns, so that advice about them is useful.
+    `columns` tells whether the operator receives columns; `given` is the reason if not.
+    `of_columns` tells whether any source of the flow may produce columns, so that advice about them
+    is useful.
     """
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"

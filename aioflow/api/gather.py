@@ -25,7 +25,7 @@ ROWS_BUFFERED_MAX = 1024
 
 
 class RunOfRows(Protocol):
-    """The job that fills a RowStream."""
+    """The interface that a RowStream uses of the job that fills it."""
 
     @property
     def status(self) -> JobStatus: ...

@@ -51,7 +51,7 @@ never come, and the oldest notice is forgotten.
 
 
 class AlignmentPhase(Enum):
-    """The state of the checkpoint that is under way at this task."""
+    """How far the current checkpoint has come at this task."""
 
     IDLE = "no checkpoint is under way"
     ALIGNING = "waits for barriers, channels that delivered theirs stand still"
@@ -144,11 +144,12 @@ Verdict = Block | Resume | Take | Captured | CaptureComplete | Abort | WaitUntil
 
 
 class BarrierAlignment:
-    """Aligns the barriers of one task's `channels` channels, numbered over all of its gates.
+    """Aligns the barriers of one task that has `channels` input channels, numbered over all of its
+    gates.
 
-    `never_overtaken`: channels whose data cannot be kept (pointwise and broadcast exchanges); an
-    unaligned checkpoint waits for their barriers. `after_finish=False`: an input that ends aborts
-    the checkpoint that is under way, instead of counting as aligned.
+    `never_overtaken` are the channels whose data cannot be kept (pointwise and broadcast
+    exchanges); an unaligned checkpoint waits for their barriers. With `after_finish=False` an input
+    that ends aborts the pending checkpoint, instead of counting as aligned.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class BarrierAlignment:
 
     @property
     def pending_id(self) -> int | None:
-        """Id of the checkpoint that is under way, or None."""
+        """Id of the checkpoint that has begun at this task and not ended, or None."""
         return None if self._pending is None else self._pending.checkpoint_id
 
     def is_over(self, checkpoint_id: int) -> bool:
@@ -274,9 +275,10 @@ class BarrierAlignment:
         return verdicts + self._complete_capture(now_ms)
 
     def cancel(self, channel: int, marker: CancelCheckpointMarker) -> list[Verdict]:
-        """Handles a cancel marker from `channel`: a checkpoint will not complete.
+        """Handles a cancel marker from `channel`, which says that a checkpoint will not complete.
 
-        One marker is enough. It has no effect on a checkpoint that is over here.
+        The first marker aborts the checkpoint at this task. A marker has no effect if the
+        checkpoint has already ended here.
         """
         cancelled = marker.checkpoint_id
         if cancelled == self.pending_id:

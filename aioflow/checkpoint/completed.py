@@ -177,7 +177,7 @@ class CheckpointRetention:
     def completed(self, checkpoint: CompletedCheckpoint, pending: Collection[int]) -> Discard:
         """Retains `checkpoint`, which is durable now, as the newest. Returns what to delete.
 
-        `pending`: ids of checkpoints under way that may build on an older one.
+        `pending` are the ids of unfinished checkpoints that may build on an older one.
         """
         self._kept.append(checkpoint)
         if checkpoint.kind.is_savepoint:
@@ -201,10 +201,10 @@ class CheckpointRetention:
         return self._settle()
 
     def failed(self, checkpoint_id: int, metadata: CompletedCheckpoint | None = None) -> Discard:
-        """Drops a pending checkpoint that failed. Returns what to delete: files that only it refers
-        to.
+        """Drops a pending checkpoint that failed. Returns the files that only this checkpoint
+        refers to, to be deleted.
 
-        `metadata`: set if parts of the checkpoint may have been stored.
+        `metadata` is true if parts of the checkpoint's metadata may have been stored.
         """
         files = self._forget(checkpoint_id)
         rest = self.ended(checkpoint_id)

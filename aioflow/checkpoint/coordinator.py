@@ -575,9 +575,10 @@ class CheckpointCoordinator:
         *,
         is_known: bool = False,
     ) -> list[Instruction]:
-        """Aborts `pending`, and returns what follows from it.
+        """Aborts `pending`, and returns the resulting instructions.
 
-        `is_known`: whether it is certain that no write of its metadata is still under way.
+        `is_known` tells whether it is certain that no write of the checkpoint's metadata is still
+        in progress.
         """
         del self._pending[pending.id]
         self._ended_badly[pending.id] = None

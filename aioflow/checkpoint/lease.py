@@ -124,10 +124,11 @@ class LeaseStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """The content of one numbered object of the lease.
+    """The content of an object in the lease store: the holder of the lease. Each change of the
+    lease adds an object with the next number.
 
-    `address` tells other processes about the holder or how to reach it; None if the holder has
-    resigned.
+    `address` tells other processes how to reach the holder; None if the holder has given up the
+    lease.
     """
 
     number: int
@@ -306,10 +307,10 @@ class LeaseKeeper:
         return (await self._leases.numbers())[-1:] == [info.number]
 
     async def keep(self, lease: Lease) -> None:
-        """Renews the lease, and returns when that is over.
+        """Renews the lease again and again.
 
-        That is when another candidate holds the lease, the time to stop has come, or it was
-        revoked.
+        Returns when another candidate holds the lease, when the lease was revoked, or when the
+        process has to stop.
         """
         options, clock = self._options, self._host.clock
         try:
@@ -368,7 +369,7 @@ class LeaseKeeper:
         return True
 
     def works(self) -> None:
-        """Notes that the store answered."""
+        """Notes that the store has answered, which ends a series of failures."""
         self._fails = False
 
     def failed(self, error: OSError) -> None:

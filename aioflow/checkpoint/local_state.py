@@ -146,7 +146,9 @@ class LocalState:
 
 
 class NotHere(RestoreError):
-    """The process has no copy of the file, which is normal."""
+    """The error when the process has no local copy of a file. This is normal: the file is then read
+    from the store.
+    """
 
 
 class FirstOf:

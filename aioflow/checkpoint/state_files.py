@@ -135,7 +135,7 @@ class Places:
 
 
 class _Digested:
-    """Passes chunks on, and computes their size and digest."""
+    """An iterator that passes chunks on, and computes their total size and digest."""
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
         self._chunks = chunks

@@ -30,7 +30,7 @@ __all__ = [
 
 
 class CheckpointStatus(StrEnum):
-    """The status of a checkpoint."""
+    """The status of a checkpoint: in progress, completed or failed."""
 
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
@@ -39,7 +39,7 @@ class CheckpointStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubtaskRecord:
-    """The acknowledgement of one subtask."""
+    """The acknowledgement of one checkpoint by one subtask."""
 
     index: int
     ack_timestamp: int
@@ -50,7 +50,7 @@ class SubtaskRecord:
 
 @dataclass(slots=True)
 class VertexRecord:
-    """The part of one vertex in one checkpoint."""
+    """The acknowledgements of all subtasks of one vertex in one checkpoint."""
 
     vertex_id: int
     name: str

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def what_comes(java: Java | None, extras: Sequence[str]) -> list[str]:
     """Returns lines that describe what the program will do, and how to skip it.
 
-    `java`: None if it will be installed. `extras`: the packages that are installed.
+    `java` is None if Java will be installed. `extras` are the packages that are installed.
     """
     which = (
         "a Java of its own"

@@ -139,7 +139,8 @@ def add_commands(commands: Any) -> None:
 def _secret_in(directory: str) -> Path:
     """Returns the path of the secret in a cluster's directory.
 
-    The path identifies the cluster: `find_started` looks for the address beside it.
+    The directory also contains the file with the cluster's address, so `find_started` can find both
+    from this path.
     """
     return Path(directory) / "secret"
 

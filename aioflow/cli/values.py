@@ -16,17 +16,17 @@ PORT_MAX = 65_535
 
 
 def count(text: str) -> int:
-    """Parses an int that is at least 0."""
+    """Parses a command line argument: an int that is at least 0."""
     return _number(text, 0, None)
 
 
 def positive(text: str) -> int:
-    """Parses an int that is at least 1."""
+    """Parses a command line argument: an int that is at least 1."""
     return _number(text, 1, None)
 
 
 def port(text: str) -> int:
-    """Parses the port to listen at; 0 is any free port."""
+    """Parses a command line argument: a port to listen at, where 0 means any free port."""
     return _number(text, 0, PORT_MAX)
 
 

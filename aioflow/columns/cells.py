@@ -34,9 +34,10 @@ _LIMIT = 2**63
 
 
 class Cells:
-    """The accumulators of one namespace.
+    """The accumulators of all keys in one namespace of a state table, such as one slice of event
+    time, held in arrays.
 
-    `complete`: whether every key of the table's namespace is in the arrays.
+    `complete` tells whether the arrays contain every key that the table has in this namespace.
     """
 
     def __init__(self, plan: Plan, *, complete: bool) -> None:
@@ -213,13 +214,13 @@ class Cells:
 
     @property
     def arrival(self) -> np.ndarray:
-        """All codes, in order of their first occurrence."""
+        """The codes of all keys, in the order in which the keys first occurred."""
         if len(self._arrived) > 2:
             self._arrived, self._written = _joined(self._arrived, self._written)
         return np.concatenate([np.zeros(0, np.int64), *self._arrived])
 
     def results(self, codes: np.ndarray) -> Column:
-        """Returns the aggregate's result for each of `codes`."""
+        """Returns the aggregate's result for each key, given by its code in `codes`."""
         return self._results(self._leaves, codes)
 
     def _results(self, leaves: Sequence[Leaf], codes: np.ndarray) -> Column:
@@ -261,7 +262,9 @@ class Merged:
         return np.concatenate(order)
 
     def results(self, codes: np.ndarray) -> Column:
-        """Returns the aggregate's result for each of `codes` over all slices."""
+        """Returns the aggregate's result over all slices for each key, given by its code in
+        `codes`.
+        """
         first, *later = self._slices
         if not later:
             return first.results(codes)

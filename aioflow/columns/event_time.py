@@ -16,7 +16,7 @@ __all__ = ["TimesOf", "bounded", "clamped", "raised", "taken"]
 
 
 class TimesOf:
-    """Reads the timestamps of records by an expression."""
+    """A function that computes the timestamps of records by an expression."""
 
     def __init__(self, expression: Any) -> None:
         self._compute = ColumnExpression(expression)
@@ -59,7 +59,7 @@ def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn |
 
 
 def raised(watermarks: NumberColumn, least: int) -> NumberColumn:
-    """Returns the watermarks, with those below `least` raised to it."""
+    """Returns `watermarks` with every value below `least` replaced by `least`."""
     return NumberColumn(np.maximum(watermarks.values, least))
 
 

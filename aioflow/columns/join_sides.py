@@ -6,14 +6,14 @@ belongs to its records' key group, made from the number of its first record. So 
 key group splits chunks exactly where rows would be split. That holds for a restore with another
 parallelism and for the files of a backend. An incremental checkpoint writes only the new chunks.
 
-Long operations are iterators, so that the event loop can run between their steps. Reading walks the
-table and the pending records. Between the first step of a `gather` and its last nothing may be
-added or settled. So a query from outside never settles; it sees only chunks anyhow. Between two
-steps of a `settle` each slice is either pending or settled. Codes of keys are discarded only when
-nothing is pending.
+Long operations are iterators, so that the event loop can run between their steps. A read visits the
+table and the pending records. While a `gather` is unfinished, no records may be added or settled.
+So a query from another program does not call `settle`; it returns only the records in the table.
+Between two steps of a `settle` each slice is either completely pending or completely settled. Codes
+of keys are discarded only when nothing is pending.
 
-Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value: a
-batch with the columns key, arrival and value, encoded by `column_codec`.
+The namespace of the table is (side, start of the slice, size, slide and offset of the windows). A
+value is a batch with the columns key, arrival and value, encoded by `column_codec`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class JoinSides:
         codec: Codec,
         owner: str,
     ) -> None:
-        """`windows`: the size, slide and offset of the windows, in milliseconds.
+        """Makes an empty store. `windows` contains the size, slide and offset of the windows, in
+        milliseconds.
 
         `owner` is named in the error for a value that cannot be encoded.
         """
@@ -228,7 +229,7 @@ class JoinSides:
         return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
 
     def keys_of(self, codes: np.ndarray) -> Column:
-        """Returns the keys for `codes`."""
+        """Returns a column of the keys that have the codes `codes`."""
         return self._encoder.decode(codes)
 
     def _decode(self, content: bytes) -> Held:

@@ -214,7 +214,9 @@ class KeyRouter:
         max_parallelism: int,
         fields: tuple[str | int, ...] | None = None,
     ) -> None:
-        """`expression` computes the keys. `fields` of the records are sent; None: all."""
+        """Makes a router. `expression` computes the keys. Only `fields` of the records are sent;
+        None means all.
+        """
         self._compute = ColumnExpression(expression)
         self._fields = fields
         self._consumers = consumers
@@ -319,7 +321,7 @@ class KeyRouter:
             raise NotOnColumns(f"a key was refused: {error}") from error
 
     def _known(self) -> np.ndarray:
-        """Returns the subtask of every code."""
+        """Returns an array with the subtask of every known key, indexed by code."""
         known = len(self._subtasks)
         if known < len(self._encoder):
             new = list(map(self._cache.find, self._encoder.entries[known:]))

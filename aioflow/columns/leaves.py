@@ -110,7 +110,7 @@ class Leaf:
         """Upper bound of the totals of ints."""
 
     def admit(self, given: Inputs, count: int) -> None:
-        """Raises NotOnColumns if the values of a batch cannot be added."""
+        """Raises NotOnColumns if the values of a batch cannot be added exactly."""
         if given.values is None:
             return
         if self.values is not None and self.values.dtype != given.values.dtype:
@@ -289,7 +289,9 @@ class Leaf:
         self.counts += other.counts
 
     def accumulators(self, codes: np.ndarray) -> list[Any]:
-        """Returns the accumulators of `codes` as rows store them."""
+        """Returns the accumulator of each key, given by its code in `codes`, in the form that row
+        operators store.
+        """
         counts = self.counts[codes]
         if self.kind is LeafKind.COUNT:
             return counts.tolist()  # type: ignore[no-any-return]
@@ -307,7 +309,7 @@ class Leaf:
         ]
 
     def results(self, codes: np.ndarray) -> Column:
-        """Returns the aggregate's result for each of `codes`."""
+        """Returns the aggregate's result for each key, given by its code in `codes`."""
         if self.kind is LeafKind.COUNT:
             return NumberColumn(self.counts[codes])
         if self.kind is not LeafKind.MEAN and self.values is not None and self.counts[codes].all():

@@ -54,12 +54,12 @@ def column_of(items: list[Any]) -> Column:
 
 
 def nothing(length: int) -> CodedColumn:
-    """Returns a column with `length` times None."""
+    """Returns a column that contains None `length` times."""
     return CodedColumn(np.full(length, -1, np.int32), [])
 
 
 def repeat(value: Any, length: int) -> Column:
-    """Returns a column with `length` times the same value."""
+    """Returns a column that contains the same value `length` times."""
     dtype = _NUMBERS.get(type(value))
     if value is None:
         return nothing(length)

@@ -186,7 +186,7 @@ def _float(x: Any) -> Any:
 
 
 def negate(name: str, a: Number) -> NumberColumn | None:
-    """Computes `-` or `abs`, as `name` says."""
+    """Computes the operation `name`, which is `-` or `abs`."""
     x = a.as_ints()
     if a.kind == "i" and a.bounds()[0] == -_LIMIT:
         return None
@@ -204,7 +204,7 @@ def round_number(a: Number, digits: int) -> NumberColumn | None:
 
 
 def cast_number(a: Number, to: type) -> NumberColumn | None:
-    """Converts to bool, int or float. Text is not converted here."""
+    """Converts the numbers `a` to the type `to`: bool, int or float. Text is not converted here."""
     x = a.values
     if to is bool:
         return NumberColumn(x != 0, a.valid)

@@ -40,7 +40,9 @@ class _Found(CodedColumn):
 
 
 class _Texts:
-    """The known texts of one column."""
+    """All different texts of one column that were read so far. Later pages share them instead of
+    making new Python texts.
+    """
 
     def __init__(self) -> None:
         self.growing = GrowingEntries()
@@ -49,7 +51,7 @@ class _Texts:
         )
 
     def read(self, array: Any) -> Column:
-        """Returns the column of `array`, which may hold new texts."""
+        """Returns `array` as a column. New texts are added to the known ones later, by `settle`."""
         entries = self.growing.entries
         if self.growing.is_full or len(entries) * RECORDS_PER_KNOWN > len(array):
             return from_arrow(array)
@@ -69,7 +71,9 @@ class _Texts:
         return _Found(codes, entries, new.dictionary)
 
     def settle(self, column: CodedColumn) -> CodedColumn:
-        """Returns the column with its new texts added to the known ones."""
+        """Adds the new texts of `column` to the known ones, and returns the column that refers to
+        them.
+        """
         growing = self.growing
         if isinstance(column, _Found):
             entries = column.entries
@@ -101,7 +105,9 @@ class _Texts:
 
 
 class ArrowPages:
-    """The known texts of all columns of one reader."""
+    """A converter of Arrow pages to batches of columns, which remembers the texts of each column of
+    one reader.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[Any, _Texts] = {}

@@ -45,7 +45,7 @@ class Held:
 
 
 def together(parts: Sequence[Held]) -> Held:
-    """Concatenates several parts, at least one."""
+    """Returns the concatenation of `parts`, of which there must be at least one."""
     if len(parts) == 1:
         return parts[0]
     codes = np.concatenate([part.codes for part in parts])
@@ -77,7 +77,9 @@ class Pairing:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def part(self, begin: int, stop: int) -> ColumnBatch:
-        """Returns the pairs in [begin, stop), at least one."""
+        """Returns the pairs with the numbers from `begin` up to `stop` (exclusive), of which there
+        must be at least one.
+        """
         first, last = (
             self._stops.searchsorted(begin, "right"),
             self._stops.searchsorted(stop - 1, "right") + 1,

@@ -74,7 +74,7 @@ class RunningColumns:
         return ColumnBatch({0: keys, 1: results}, len(values))
 
     def settle(self) -> None:
-        """Writes all changes into the table."""
+        """Writes all changes since the last call into the table of keyed state."""
         if self._cells is not None:
             for _ in self._cells.write(self._table_of, self._encoder.entries):
                 pass

@@ -92,7 +92,8 @@ class SliceColumns:
         *,
         new: bool,
     ) -> None:
-        """Adds records to the slice that starts at `start`. `new`: the table has nothing for it.
+        """Adds records to the slice that starts at `start`. `new` means that the table has no data
+        for the slice.
 
         Raises NotOnColumns before any change.
         """

@@ -26,7 +26,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def explained(function: F, name: str | None = None) -> F:
     """Returns `function` with a helpful TypeError for wrong arguments.
 
-    `name`: the name in messages, if not the function's own.
+    `name` is the name to use in messages, by default that of the function.
     """
 
     @wraps(function)

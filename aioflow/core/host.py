@@ -194,7 +194,7 @@ class FileSystem(Protocol):
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
         """Creates a directory and its parents, durably; does nothing if it exists.
 
-        `private`: only the owner may enter the created directories.
+        With `private`, only the owner may enter the created directories.
         """
         ...
 

@@ -63,7 +63,9 @@ class RowFunction:
         names: tuple[str, ...] | None = None,
         condition: bool = False,
     ) -> None:
-        """`names`: the result is a dict of the expressions. `condition`: it is a truth value."""
+        """Compiles `expressions`. With `names` the result is a dict of their values. With
+        `condition` the result is a bool.
+        """
         self.expressions = expressions
         self._names = names
         self._condition = condition

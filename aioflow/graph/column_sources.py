@@ -100,8 +100,8 @@ def fields_seen(
 ) -> list[str] | None:
     """Returns the fields that an observer of `place` sees, None if it sees all.
 
-    The observer sees fewer fields if unread ones are left out. `whole`: as when the graph was
-    built. Late elements of a window come from the input of its aggregate.
+    The observer sees fewer fields if unread ones are left out. `whole` must be the same as when the
+    graph was built. Late elements of a window come from the input of its aggregate.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
         node = with_columns(

@@ -76,7 +76,8 @@ class InputChannelDescriptor:
 class InputGateDescriptor:
     """All channels of one edge, which form one logical input.
 
-    `keyed`: its batches carry keys. `may_be_overtaken`: barriers may overtake its data.
+    `keyed` means that the batches carry keys. `may_be_overtaken` means that barriers may overtake
+    the data.
     """
 
     edge_id: int

@@ -37,7 +37,8 @@ __all__ = ["JobEdge", "JobGraph", "JobVertex", "build_job_graph", "connected_sub
 class JobEdge:
     """An exchange between two vertices.
 
-    `operator_index`: position of the producer in its chain, for side outputs of a middle operator.
+    `operator_index` is the position of the producer in its chain, because an operator in the middle
+    of a chain may have a side output.
     """
 
     id: int
@@ -147,9 +148,10 @@ def build_job_graph(
 ) -> JobGraph:
     """Chains operators, validates the flow, and numbers the exchanges.
 
-    `apart`: operators that stay in the program's process are not chained with others. `explained`:
-    also look up why a source never produces columns, which instantiates operators. `whole`: places
-    whose records are observed by taps, so that they keep all fields.
+    The operators in `apart` stay in the program's process and are not chained with others. With
+    `explained` the graph also records why a source never produces columns, which instantiates
+    operators. `whole` are the places whose records are observed by taps, so that they keep all
+    fields.
     """
     _validate(graph)
     uids = graph.uids()

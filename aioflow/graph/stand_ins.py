@@ -34,10 +34,10 @@ _BY_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE, WatermarkKind.INGESTION)
 
 
 def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """Returns a source node with stand-ins if only fields of its records are read, otherwise
-    `node`.
+    """Returns a source node that emits simpler objects if only fields of its records are read,
+    otherwise `node` itself.
 
-    `whole`: places whose records are observed by taps.
+    `whole` are the places whose records are observed by taps.
     """
     offer = getattr(node.source, "with_stand_ins", None)
     if offer is None or node.id in whole or getattr(node.source, "columnar", False):

@@ -97,9 +97,10 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class StreamEdge:
-    """A stream from `source` to input `input_index` of `target`. `side`: the side output it reads.
+    """A stream from node `source` to input `input_index` of node `target`. `side` is the name of
+    the side output that it reads, if any.
 
-    `partitioning` None: forward if both have the same parallelism, otherwise rebalance.
+    `partitioning` None means forward if both nodes have the same parallelism, otherwise rebalance.
     """
 
     source: int

@@ -180,7 +180,7 @@ class FileReader:
     ) -> None:
         """Reads one part to its end in the executor.
 
-        `tail`: the file may grow, so an incomplete last line is left for a later read.
+        With `tail` the file may grow, so an incomplete last line is left for a later read.
         """
         if split.id not in self._decoders:
             self._decoders[split.id] = self._make_decoder(

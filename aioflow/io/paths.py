@@ -171,7 +171,7 @@ async def _expand(
 ) -> list[str]:
     """Returns the existing paths that match `parts` below `base`.
 
-    `above`: the directories that `**` has passed through. Links may lead back to them.
+    `above` are the directories that `**` has passed through. Links may lead back to them.
     """
     if not parts:
         return [base]

@@ -99,7 +99,7 @@ class StreamReader:
     async def put(self, split_id: str, messages: Sequence[Message], *, last: bool = False) -> None:
         """Adds the next messages of a split to the buffer, then waits while the buffer is full.
 
-        `last`: the split has been read to its end.
+        `last` means that the split has been read to its end.
         """
         self._chunks.append(_Chunk(split_id, messages, last))
         self._buffered += len(messages)

@@ -180,9 +180,11 @@ class MailQueue(
     def pop_visible(
         self, priority: int, include_deferrable: bool, include_control: bool
     ) -> Mail | None:
-        """Removes the first mail with at least `priority` and returns it, None if there is none.
+        """Removes and returns the first mail whose priority is at least `priority`. Returns None if
+        there is none.
 
-        The cost is O(n) if it is not the first of all, which only happens in yields.
+        The cost is O(n) if that mail is not the first of the queue. This only happens inside
+        `yield_`.
         """
         entries = self.entries
         if not entries:
@@ -410,7 +412,7 @@ class TaskMailbox:
 
     @property
     def size(self) -> int:
-        """Number of queued mails, in and after the batch."""
+        """Number of queued mails, both in the current batch and after it."""
         return len(self.entries)
 
     @property

@@ -54,7 +54,7 @@ class LoopState(enum.Enum):
 
 
 class Suspension:
-    """The right to resume one suspension of the default action, once."""
+    """The suspension of the default action, which `resume` ends once."""
 
     __slots__ = ("_processor", "_used", "reason")
 
@@ -297,10 +297,11 @@ class MailboxProcessor:
         self._post_control(throw, "report %r", error)
 
     def suspend_default_action(self, reason: str = "input") -> Suspension:
-        """Stops calling the default action until the returned Suspension is resumed. Owner only.
+        """Stops calling the default action until `resume` of the returned Suspension is called.
+        Owner only.
 
-        The time parked meanwhile counts under `reason`. Raises RuntimeError if it is suspended
-        already.
+        The metrics count the time that the task waits meanwhile under `reason`. Raises RuntimeError
+        if the action is already suspended.
         """
         self.mailbox.check_owner("suspend_default_action")
         if self._suspension is not None:

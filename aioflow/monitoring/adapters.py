@@ -1,4 +1,4 @@
-"""Adapts everything that runs jobs to the view of the monitoring endpoint.
+"""Adapters that let one monitoring endpoint show every kind of run in the same form.
 
 A job may run in one process, with worker processes, or on a cluster. A JobManager has several jobs.
 """

@@ -54,9 +54,10 @@ def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
     """Returns the endpoint of a job or a cluster as an application to mount in a service:
     `app.add_subapp("/flow/", af.monitor_app(job))`.
 
-    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`, `show_data=`. Without
-    options it is read-only, and answers only this machine. Raises TypeError for other options,
-    NotAuthenticated for options that would give access without a token.
+    The possible `options` are `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=` and
+    `show_data=`. Without options the endpoint is read-only, and answers only this machine. Raises
+    TypeError for other options, NotAuthenticated for options that would give access without a
+    token.
     """
     return make_app(Monitor(monitored(job_or_cluster), parse_monitor_options(options)))
 

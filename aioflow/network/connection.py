@@ -72,8 +72,8 @@ class ConnectionOwner(Protocol):
 class AuthenticatedConnection(asyncio.Protocol):
     """A connection that is authenticated before any frame passes.
 
-    `accepted`: frame types that the peer may send. `handshake` determines the side. A server passes
-    the `room` in which its new connections wait.
+    `accepted` are the frame types that the peer may send. `handshake` determines the side. A server
+    passes the `room` in which its new connections wait.
     """
 
     def __init__(
@@ -133,7 +133,9 @@ class AuthenticatedConnection(asyncio.Protocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """Returns None, so the transport closes itself."""
+        """Called when the peer has ended its side. Returns None, so that the transport closes
+        itself.
+        """
 
     def pause_writing(self) -> None:
         self.is_writable = False

@@ -131,9 +131,10 @@ class Door:
     # For connections.
 
     def enter(self, connection: _Connection) -> bool:
-        """Admits a new connection, and aborts another one if there are too many.
+        """Admits a new connection. If there are too many, aborts another connection that answers no
+        request.
 
-        Returns False if there is no place, because all connections work.
+        Returns False if all connections are busy answering requests, so that none can be aborted.
         """
         most = self._connections_max
         if len(self._connections) >= most:
@@ -217,7 +218,9 @@ class _Complaints(logging.Logger):
 
 
 class _Connection(asyncio.Protocol):
-    """Protocol that passes everything on to the server's protocol `inner`."""
+    """A connection that the door watches. It passes every event on to `inner`, the protocol of the
+    server.
+    """
 
     def __init__(self, inner: asyncio.Protocol, door: Door) -> None:
         self.inner = inner

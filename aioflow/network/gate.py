@@ -316,7 +316,9 @@ class InputGate:
         return self._channels[index].overtaken()
 
     def hurry(self, index: int, checkpoint_id: int) -> None:
-        """Lets a barrier of channel `index` at the receiver overtake earlier elements."""
+        """Lets the barrier of checkpoint `checkpoint_id` overtake earlier elements, if it waits in
+        channel `index` at the receiver.
+        """
         self._channels[index].hurry(checkpoint_id)
 
     def block(self, index: int) -> None:

@@ -57,7 +57,7 @@ _FOR_CHANNELS = (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE, FrameType.
 
 
 class PartitionLookup(Protocol):
-    """Finds a partition of this process by the text of its id."""
+    """The interface of an object that finds a partition of this process by the text of its id."""
 
     def find_partition(self, partition_id: str) -> ResultPartition | None: ...
 

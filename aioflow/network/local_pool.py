@@ -194,7 +194,7 @@ class LocalBufferPool:
 
     @property
     def size(self) -> int:
-        """Number of permits that the global pool grants now."""
+        """Number of permits that this pool may hold now, as set by the global pool."""
         return self._size
 
     @property

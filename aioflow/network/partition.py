@@ -48,7 +48,9 @@ class ResultPartition:
         *,
         owner: str = "",
     ) -> None:
-        """`owner`: the producing operator, named if one of its values cannot be encoded."""
+        """Makes the partition with its subpartitions. `owner` is the name of the producing
+        operator, for the error if one of its values cannot be encoded.
+        """
         self.partition_id = partition_id
         self.owner = owner
         self.pool = pool

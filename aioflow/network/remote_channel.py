@@ -53,7 +53,11 @@ class ChannelLink(Protocol):
 
 
 class RemoteInputChannel:
-    """Channel `index` of its gate, reading `subpartition_index` of `partition_id` over `link`."""
+    """An input channel whose producer is in another process.
+
+    The channel has the number `index` in its gate. It reads the subpartition `subpartition_index`
+    of the partition `partition_id` over `link`.
+    """
 
     def __init__(
         self,

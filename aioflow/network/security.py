@@ -60,8 +60,8 @@ class TlsFiles:
     ) -> TlsFiles | None:
         """Returns the three files, or None if none is given.
 
-        `names`: the names of their settings, for the error. Raises NotAuthenticated if some are
-        missing.
+        `names` are the names of the three settings, for the error. Raises NotAuthenticated if some
+        are missing.
         """
         given = (certificate, key, authority)
         missing = [name for name, value in zip(names, given, strict=True) if not value]

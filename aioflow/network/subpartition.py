@@ -67,7 +67,10 @@ A full batch of large records may be gigabytes, and a consumer accepts at most 6
 
 
 class PipelinedSubpartition:
-    """The queue of subpartition `index`, whose batches take their permits from `permits`."""
+    """The queue of batches and events for one consumer, with the number `index` in its partition.
+
+    Each batch in the queue holds one permit of `permits`, which bounds the length of the queue.
+    """
 
     __slots__ = (
         "_acknowledges",

@@ -182,11 +182,11 @@ class _Program:
 
 
 class FoldingAggregate(AggregateFunction[Any, Any, Any]):
-    """Base of the aggregates that write their own loop. Subclasses provide it as source.
+    """Base of the aggregates that provide the source text of their loop, which is compiled.
 
-    `initial` is the source of a new accumulator. `in_place`: the accumulator is a container, which
-    is changed, not replaced. `regroups`: parts in one order merge to the same result in any
-    grouping; sums do not, because of rounding.
+    `initial` is the source of a new accumulator. `in_place` means that the accumulator is a
+    container, which is changed, not replaced. `regroups` means that parts in one order merge to the
+    same result in any grouping; sums do not, because of rounding.
     """
 
     initial = "None"

@@ -151,8 +151,8 @@ class CoGroupOperator(WindowOperator):
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
         """Converts all `chunks` to rows.
 
-        `shares`: key groups, each with the end up to which its windows are rows already, or have
-        fired.
+        `shares` contains key groups, each with the end up to which its windows are rows already, or
+        have fired.
         """
         self._take_as_rows(chunks, shares, MAX_WATERMARK)
         for namespace in chunks:

@@ -176,7 +176,7 @@ class StatusWatermarkValve:
         self._held[channel] = time.watermark if time.aligned else MAX_WATERMARK
 
     def restored(self) -> list[Watermark | WatermarkStatus]:
-        """Returns the consequences of the restored state."""
+        """Returns the watermark and status to emit after a restore."""
         outputs: list[Watermark | WatermarkStatus] = []
         if not self._settle_idle(outputs):
             self._append(outputs, self._advance())
@@ -217,7 +217,7 @@ class StatusWatermarkValve:
 def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
     """Returns the watermark that is in force for a restored element.
 
-    `kept`: the former watermark, and the number of former subtasks; may be empty. If the
+    `kept` contains the former watermark and the number of former subtasks; it may be empty. If the
     parallelism has changed, elements of several former subtasks may meet. The watermark of one
     subtask must not make elements of another late.
     """
@@ -378,7 +378,9 @@ class MultiInputWatermarks:
         return self._combined.set_watermark(index, watermark)
 
     def input_status(self, index: int, idle: bool) -> list[Watermark | WatermarkStatus]:
-        """Returns the consequences of the status of input `index`, in order."""
+        """Handles that input `index` became idle or active. Returns the watermarks and statuses to
+        emit, in order.
+        """
         was_idle = self._combined.idle
         watermark = self._combined.set_idle(index, idle)
         outputs: list[Watermark | WatermarkStatus] = []

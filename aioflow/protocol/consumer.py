@@ -103,7 +103,7 @@ def partition_request_backoff(initial_ms: int, max_ms: int) -> tuple[int, ...]:
 
 
 class _Inlet:
-    """The state of one channel."""
+    """The state of one channel at its consumer."""
 
     __slots__ = (
         "backlog",
@@ -177,7 +177,9 @@ class _Inlet:
         )
 
     def told(self) -> None:
-        """Notes that elements taken over are being reported."""
+        """Resets the counts of taken elements that the producer does not know of, because a message
+        reports them now.
+        """
         self.untold_data = self.untold_batches = self.untold_events = 0
 
     def is_due(self) -> bool:

@@ -88,7 +88,9 @@ def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
 
 
 def _described(error: BaseException, codec: Codec, traceback_text: str, room: int) -> ErrorResponse:
-    """`room`: limit in bytes for message and arguments together."""
+    """Returns the description of `error` to send. `room` limits the size of its message and
+    arguments together, in bytes.
+    """
     notes = getattr(error, "__notes__", ())
     if isinstance(error, RemoteError):  # From a third process: it keeps its description.
         return ErrorResponse(
@@ -254,7 +256,10 @@ def _member(body: bytes) -> ErrorResponse:
 
 
 def _loaded_class(type_name: str) -> type[Exception] | None:
-    """Looks in dictionaries only: `getattr` could import a module lazily."""
+    """Returns the class if its module is loaded and contains it, otherwise None.
+
+    Looks in dictionaries only, because `getattr` could import a module.
+    """
     module_name, _, qualified = type_name.partition(":")
     found: Any = sys.modules.get(module_name)
     for part in qualified.split("."):
@@ -276,5 +281,5 @@ def _cut(text: str, chars_max: int) -> str:
 
 
 def _cut_front(text: str, chars_max: int) -> str:
-    """Keeps the end of a traceback, which says most."""
+    """Shortens a traceback, and keeps its end, which says most."""
     return text[-chars_max:].encode("utf-8", "replace").decode()

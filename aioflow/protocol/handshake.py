@@ -73,7 +73,7 @@ class Side(IntEnum):
 class Handshaken:
     """The result of a handshake: both sides know the secret.
 
-    `leftover`: bytes after the handshake, the start of the frames.
+    `leftover` are the bytes received after the handshake, which are the beginning of the frames.
     """
 
     role: PeerRole

@@ -51,10 +51,10 @@ _NOTES_MAX = 32
 class PartitionRequest:
     """Requests a subpartition, from the beginning or, on a new connection, from a position.
 
-    `initial_credit`: number of exclusive buffers of the channel. `credit`: number of buffers that
-    are ready now, the same at the first request. `resume_from`: sequence of the next element that
-    the consumer has not received. `blocked`: the consumer received a blocking event and has not
-    resumed.
+    `initial_credit` is the number of exclusive buffers of the channel. `credit` is the number of
+    buffers that are ready now; both are equal in the first request. `resume_from` is the sequence
+    number of the next element that the consumer has not received. `blocked` means that the consumer
+    has received a blocking event and has not resumed.
     """
 
     partition_id: str

@@ -57,8 +57,8 @@ class SubpartitionView(Protocol):
         """Registers a callback for when the queue becomes non-empty, fails, or is released.
 
         The callback gets True for a priority event, which must be polled at once. Raises Closed for
-        a second reader. `acknowledges`: `taken_over` is called for each batch. `unsent` returns
-        polled elements that are not sent yet.
+        a second reader. With `acknowledges` the reader will call `taken_over` for each batch.
+        `unsent` returns polled elements that are not sent yet.
         """
 
     def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
@@ -112,7 +112,7 @@ def _is_priority(sent: SentFrame) -> bool:
 
 
 class Outlet:
-    """The producer's side of one channel."""
+    """The state of one channel at its producer."""
 
     __slots__ = (
         "acknowledged",

@@ -209,7 +209,9 @@ class ProducerExchange:
         )
 
     def refuse(self, channel: int, error: BaseException) -> None:
-        """Answers a request with an error; NO_CHANNEL ends all channels of the connection."""
+        """Answers the request of `channel` with an error. With NO_CHANNEL as `channel`, the error
+        ends all channels of the connection.
+        """
         self._post(channel, describe_error(error, self._codec))
 
     # Sending.

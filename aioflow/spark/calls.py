@@ -33,8 +33,8 @@ class Call:
     __slots__ = ("_loop", "abandoned", "apart", "ended", "fn", "future", "group", "started")
 
     def __init__(self, fn: Callable[[], Any], group: str, *, apart: bool = False) -> None:
-        """`apart`: the call lasts as long as a stream, and its thread does not count towards the
-        capacity.
+        """Makes a call of `fn`. `apart` means that the call lasts as long as a stream, so that its
+        thread does not count towards the capacity.
         """
         self.fn = fn
         self.group = group

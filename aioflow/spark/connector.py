@@ -78,24 +78,25 @@ def spark(
     """Returns a source of the rows of `what`, or a sink that writes `into` a directory, function or
     table.
 
-    `what`: a query, a function from the session to a DataFrame, or a DataFrame. A row is a dict, or
-    a `type` of its columns (dataclass, NamedTuple, Struct); with `batches` the elements are Arrow's
-    record batches. Each partition is a split. After a restart the query is computed again, and
-    reading goes on after the rows that were read. Each row is read exactly once if the query gives
-    the same rows in the same order, which is checked.
+    `what` is a query, a function from the session to a DataFrame, or a DataFrame. A row is a dict,
+    or a `type` of its columns (dataclass, NamedTuple, Struct); with `batches` the elements are
+    Arrow's record batches. Each partition is a split. After a restart the query is computed again,
+    and reading continues after the rows that were read. Each row is read exactly once if the query
+    gives the same rows in the same order, which is checked.
 
     With `checkpoint`, a local directory that outlives the process, `what` is a streaming query.
     Spark keeps its offsets there, and its batches until a checkpoint of the flow covers them.
     `trigger` is how often Spark looks for more (by default each second); "once" takes what exists
     and ends.
 
-    `into`: a directory that gets part files of `format` ("parquet") with the `options` of Spark's
-    writer, exactly once with checkpoints. Or `fn(frame, batch_id)`, called in a thread once a
-    checkpoint, and after a crash perhaps again with the same `batch_id`. `table`: a table of
-    Spark's catalog that is kept in files, exactly once too; created with `format` if it does not
-    exist. `schema` in Spark's words: "station string, celsius double"; records have these fields,
-    or are tuples in this order. `spool`: a directory of this machine that keeps rows until Spark
-    has written them. It is required unless `into` is a local directory, which then holds the spool.
+    `into` is a directory that gets part files of `format` ("parquet") with the `options` of Spark's
+    writer, exactly once with checkpoints. Or it is a function `fn(frame, batch_id)`, called in a
+    thread once a checkpoint, and after a crash perhaps again with the same `batch_id`. `table` is a
+    table of Spark's catalog that is kept in files, exactly once too; it is created with `format` if
+    it does not exist. `schema` uses Spark's notation, such as "station string, celsius double";
+    records have these fields, or are tuples in this order. `spool` is a directory of this machine
+    that keeps rows until Spark has written them. It is required unless `into` is a local directory,
+    which then holds the spool.
     """
     from aioflow.spark.session import check_bridge
 

@@ -28,10 +28,11 @@ _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 
 
 class SparkError(AioflowError):
-    """Spark cannot start, or a call, a query or a job of it failed.
+    """Spark cannot start, or a call, a query or a job of Spark has failed.
 
-    `condition`: Spark's name of the error ("TABLE_OR_VIEW_NOT_FOUND"), empty if it gave none.
-    `trace`: the stack trace as text, of Java or of the Python function that failed on an executor.
+    `condition` is Spark's name of the error ("TABLE_OR_VIEW_NOT_FOUND"), empty if Spark gave none.
+    `trace` is the stack trace as text, of Java or of the Python function that failed on an
+    executor.
     """
 
     def __init__(self, message: str, *, condition: str = "", trace: str = "") -> None:

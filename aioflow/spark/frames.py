@@ -78,9 +78,9 @@ class Hello(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The position from which a task goes on: after `rows` rows whose chain is `chain`.
+    """The position at which a task begins: after `rows` rows, whose checksum is `chain`.
 
-    `done`: nothing more of this partition is wanted.
+    `done` means that no more rows of this partition are needed.
     """
 
     window: int

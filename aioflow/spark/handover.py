@@ -33,7 +33,9 @@ QUERY = "query"
 
 
 class Taken(NamedTuple):
-    """A complete batch in the directory."""
+    """The description of a batch that is complete in the directory: its number, schema and
+    sizes.
+    """
 
     number: int
     schema: bytes

@@ -57,7 +57,9 @@ class Headquarters:
         request_timeout_s: float,
         silence_s: float,
     ) -> None:
-        """`silence_s`: a worker that is silent for longer counts as lost."""
+        """Stores the arguments. A worker that is silent for longer than `silence_s` seconds counts
+        as lost.
+        """
         self._host = host
         self._secret = secret
         self._bind = bind

@@ -35,9 +35,9 @@ read, and some between.
 
 
 class Progress(NamedTuple):
-    """How much of a partition was taken: the number of rows and their chain.
+    """How much of a partition was taken: the number of rows, and their checksum (`chain`).
 
-    `done`: the partition has ended.
+    `done` means that the partition has ended.
     """
 
     rows: int = 0
@@ -46,7 +46,7 @@ class Progress(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A batch, and its partition's progress before and after it."""
+    """A received batch of a partition, with the partition's progress before and after the batch."""
 
     partition: int
     batch: pa.RecordBatch

@@ -68,10 +68,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """The place to run a flow as a job of the Spark at `master`.
+    """An option for `on=`: the flow runs as a job of the Spark at `master`.
 
-    `config` are settings of a session that is started for the run. `bridge`: a session of the
-    service to use instead, which stays.
+    `config` are settings of the Spark session that is started for the run. Alternatively, `bridge`
+    is a session of the service, which remains open after the run.
     """
 
     master: str = "local[*]"
@@ -164,8 +164,8 @@ class SparkRun(RunningJob):
         sources: Mapping[int, FrameSource[Any] | StreamSource[Any]],
         planner: Callable[[JobGraph], SparkPlan],
     ) -> None:
-        """`sources`: the sources that read DataFrames, by stage. `planner` is the function that
-        made the plan.
+        """Makes the run. `sources` are the sources that read DataFrames, by stage. `planner` is the
+        function that made the plan.
         """
         self.host = host
         self.job_id = host.ids.new("job")

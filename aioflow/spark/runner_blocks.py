@@ -87,7 +87,9 @@ _unpack: Callable[[Any], list[int]] = msgspec.msgpack.Decoder(list[int]).decode
 
 
 class BlockRow(NamedTuple):
-    """One row of the shuffle, which holds a block."""
+    """A row that Spark sends from one subtask to another. Its `payload` is an encoded block of
+    records.
+    """
 
     target: int
     mark: int
@@ -149,7 +151,7 @@ def decode_block(row: BlockRow, codec: Codec) -> Block:
 
 
 class _Gathered:
-    """The records collected for one target."""
+    """The records collected for one target subtask, before they are written as a block."""
 
     __slots__ = ("arrivals", "keys", "marks", "stamps", "taken", "values")
 

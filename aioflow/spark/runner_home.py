@@ -68,7 +68,7 @@ class HomeStage:
         return self._prepared
 
     def commit(self) -> None:
-        """Lets the sinks commit what they have written."""
+        """Allows the sinks to commit the records that they have written."""
         self._may_commit.set()
 
     async def run(self) -> None:

@@ -67,7 +67,7 @@ where its rows go.
 
 
 class SubtaskFailed(Exception):
-    """Carries the error of a subtask through Spark, as text."""
+    """An error that carries the text of a subtask's error through Spark."""
 
 
 class StageProgram:

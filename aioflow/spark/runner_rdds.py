@@ -41,8 +41,8 @@ ROWS_AT_A_TIME = 32
 class StageRdds:
     """The RDDs of one run.
 
-    `programs`: program of each stage. `subtasks`: number of subtasks of each source. `given`: what
-    `af.io.spark` reads, by stage.
+    `programs` contains the program of each stage, `subtasks` the number of subtasks of each source,
+    and `given` the data that `af.io.spark` reads, by stage.
     """
 
     def __init__(

@@ -79,8 +79,9 @@ class StageSubtask:
         *,
         shares_loop: bool = True,
     ) -> None:
-        """`restored`: operator state for a stage with a single operator. `restore` fills keyed
-        state before its first use. `shares_loop`: whether other code runs on the same loop.
+        """Makes the subtask. `restored` is the operator state for a stage with a single operator.
+        `restore` fills keyed state before its first use. `shares_loop` tells whether other code
+        runs on the same event loop.
         """
         self.host = host
         self.resources = ResourceScope()

@@ -45,7 +45,7 @@ longer turns.
 
 
 class Outlet(Protocol):
-    """The end of an exchange, which records are emitted to."""
+    """The interface of an exchange for its producer, which emits records to it."""
 
     def emit(self, batch: RecordBatch) -> None: ...
     def flush(self) -> None: ...
@@ -94,11 +94,12 @@ class StageTask:
 
 
 class StageTasks:
-    """All tasks of subtask `id` of `stage`, connected.
+    """All tasks of subtask `id` of `stage`, connected with each other.
 
-    `services` serve the operators, `outlets` make the outlets of exchanges. `timers`: where timers
-    of keys are registered instead of at the clock. `restored`: operator state for a stage with a
-    single operator. `shares_loop`: whether other code runs on the same loop.
+    `services` serve the operators, and `outlets` makes the outlets of exchanges. `timers` is where
+    timers of keys are registered, by default the clock. `restored` is the operator state for a
+    stage with a single operator. `shares_loop` tells whether other code runs on the same event
+    loop.
     """
 
     def __init__(

@@ -85,7 +85,8 @@ class Spool:
         """Creates the directory, and deletes files that will never be committed. Called by a
         writer.
 
-        `restored`: the restored checkpoint; None: the run takes no checkpoints.
+        `restored` is the number of the restored checkpoint. None means that the run takes no
+        checkpoints.
         """
         self._since, self._job, self._attempt = restored, ctx.job_id[:8], ctx.runtime.attempt
         await self._fs.mkdirs(self._directory, private=True)

@@ -52,7 +52,7 @@ __all__ = ["KeyedStage", "Turn", "timer_of"]
 
 
 class Turn(NamedTuple):
-    """The result of one key's turn."""
+    """The result of one call that processed records or a timer of one key."""
 
     rows: list[BlockRow]
     state: bytes | None
@@ -79,7 +79,7 @@ _unpack = msgspec.msgpack.Decoder(_Kept).decode
 class KeyedStage:
     """A stage with keyed state, in one Python process of Spark.
 
-    `event_time`: its timers use Spark's watermark, otherwise the clock.
+    With `event_time` its timers use Spark's watermark, otherwise the clock.
     """
 
     def __init__(

@@ -62,7 +62,8 @@ class KeyProcessor(StatefulProcessor):
     def _turn(self, rows: Iterable[Any], times: Any, fired: int | None) -> Iterator[Row]:
         """Processes `rows` of one key, and stores its state and timer.
 
-        `fired`: the time of Spark's timer that has fired, which Spark forgets after this call.
+        `fired` is the time of the Spark timer that has fired; Spark forgets the timer after this
+        call.
         """
         stage = self._stage or self._begin()
         stored = self._state.get()

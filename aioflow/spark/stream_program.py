@@ -69,8 +69,8 @@ class SourceProgram(StageProgram):
 def stream_program(job: bytes, job_id: str, stage: Stage, paths: Sequence[str]) -> StageProgram:
     """Returns the program for the tasks of `stage`.
 
-    For a source it runs the operators before the key. Otherwise `KeyProcessor` takes its stage from
-    it.
+    If the stage is a source, the program runs the operators before the key. For any other stage, a
+    `KeyProcessor` uses the program to load the stage.
     """
     kind = SourceProgram if stage.is_source else StageProgram
     return kind(job, job_id, stage.id, paths, planner=plan_stream)

@@ -42,7 +42,9 @@ TIME = -3
 
 
 class KeyedRow(NamedTuple):
-    """One row. `at` is in ms."""
+    """A row that Spark sends to the stage of its key. `at` is the event time in milliseconds;
+    `payload` contains encoded records.
+    """
 
     edge: int
     key: bytes
@@ -67,7 +69,9 @@ class KeyedRows:
         delay_ms: int,
         put: Callable[[KeyedRow], None],
     ) -> None:
-        """`delay_ms`: the delay of the incoming watermarks, which is added back for Spark."""
+        """Makes the writer. `delay_ms` is the delay of the incoming watermarks, which is added back
+        for Spark.
+        """
         self._edge = edge.id
         self._keyed = edge.partitioning.strategy is ShipStrategy.HASH
         self._producer = producer
@@ -100,7 +104,9 @@ class KeyedRows:
                 self._write(canonical_key(keys[found[0]]), picked)
 
     def flush(self) -> None:
-        """Writes a row with the current event time, at the end of a batch of Spark."""
+        """Writes a row that contains only the current event time, at the end of a batch of
+        Spark.
+        """
         if self._watermark != MIN_WATERMARK:
             self._put(KeyedRow(TIME, b"", self._at(), self._producer, self._seq, b""))
 

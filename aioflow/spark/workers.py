@@ -59,13 +59,14 @@ while a function blocks its loop.
 
 @dataclass(frozen=True, slots=True)
 class SparkWorkers:
-    """The place to run a flow in `workers` tasks of the Spark at `master`, each with `slots` slots.
+    """An option for `on=`: the flow runs in `workers` tasks of the Spark at `master`, each with
+    `slots` slots.
 
-    `slots` None: as many as the flow needs. `config`: settings of the session that is started for
-    the run. `bridge`: a session of the service to use instead, which stays. With executors on other
-    machines `config` names the address of this one for them (`spark.driver.host`). `tls`: the files
-    of a certificate, at the same paths on all machines; `allow_plaintext` states that the network
-    may be trusted.
+    `slots` None means as many as the flow needs. `config` are settings of the Spark session that is
+    started for the run. Alternatively, `bridge` is a session of the service, which remains open
+    after the run. With executors on other machines `config` contains the address of this machine
+    for them (`spark.driver.host`). `tls` are the files of a certificate, at the same paths on all
+    machines; `allow_plaintext` states that the network may be trusted.
     """
 
     master: str = "local[*]"
@@ -184,8 +185,8 @@ class SparkWorkers:
 
 
 class SparkWorkersRun(RemoteRun):
-    """The run of one job, on a cluster only for this job. `owned`: whether the run owns the bridge
-    too.
+    """The run of one job, on a cluster only for this job. `owned` tells whether the run also closes
+    the bridge.
     """
 
     def __init__(

@@ -92,11 +92,11 @@ class StateTable(Protocol):
     def of(
         self, namespace: Any = None, keys: Sequence[Any] | None = None
     ) -> MutableMapping[Any, Any]:
-        """Returns the mapping `key -> value` of `namespace`, created on demand. Call it for each
-        batch.
+        """Returns the mapping `key -> value` of `namespace`, created on demand. Call this method
+        for each batch.
 
-        `keys`: the only keys whose values may be changed, replaced or removed through the mapping.
-        With None, every key may be changed, and each access costs more.
+        Only the values of `keys` may be changed, replaced or removed through the mapping. With
+        None, every key may be changed, and each access costs more.
         """
 
     def of_key(self, namespace: Any, key: Any) -> MutableMapping[Any, Any]:
@@ -170,8 +170,8 @@ class KeyedStateBackend(Protocol):
         """Returns raw table `name`; `result` converts a stored value to the value that queries
         show.
 
-        `transient`: keys are removed one by one as often as they are added, each with a call of
-        `removed`.
+        `transient` means that keys are removed one by one as often as they are added, each with a
+        call of `removed`.
         """
 
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = ...) -> Any:
@@ -201,9 +201,9 @@ class KeyedStateBackend(Protocol):
     ) -> PendingSnapshot:
         """Returns a consistent view of all present state and timers.
 
-        Called between two slices; the call itself is cheap. `full`: the snapshot may not refer to
-        files of earlier checkpoints. `canonical`: the snapshot is for a savepoint, in one file of
-        the format that every backend reads. Another snapshot may still be unfinished.
+        Called between two slices; the call itself is cheap. With `full` the snapshot may not refer
+        to files of earlier checkpoints. With `canonical` the snapshot is for a savepoint, in one
+        file of the format that every backend reads. Another snapshot may still be unfinished.
         """
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:

@@ -150,7 +150,9 @@ class Kept:
 
 
 class Generation:
-    """The time between two snapshots."""
+    """The keys that changed between two snapshots, with their former values where an unfinished
+    snapshot needs them.
+    """
 
     __slots__ = ("drops", "next", "number", "saved", "touched", "whole")
 
@@ -193,7 +195,9 @@ class Generation:
 
 
 class ChangeLog:
-    """The generations of one backend."""
+    """The record of the changes of one backend, so that an unfinished snapshot can still read the
+    former values.
+    """
 
     def __init__(self) -> None:
         self.noting = False
@@ -219,7 +223,7 @@ class ChangeLog:
 
     @property
     def guarded(self) -> bool:
-        """Whether there is an unfinished snapshot."""
+        """Whether there is an unfinished snapshot, for which former values must be kept."""
         return self._open > 0
 
     def touch(self, space: Space, keys: Sequence[Any]) -> None:
@@ -365,7 +369,7 @@ class ChangeLog:
     def build_upon_restored(self, spaces: Iterable[Space]) -> None:
         """Begins to note changes, because files of a checkpoint contain the restored state.
 
-        `spaces`: all existing spaces.
+        `spaces` are all existing spaces.
         """
         self.noting, self.since = True, self.current.number
         self.current.whole = dict.fromkeys(space for space in spaces if space.born != RESTORED)

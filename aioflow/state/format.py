@@ -297,7 +297,7 @@ def read_frames(
 
 
 class _Reader:
-    """Walks the frames of one file."""
+    """An iterator over the frames of one state file."""
 
     __slots__ = ("_at", "_codec", "_content", "_frames", "_where")
 
@@ -405,7 +405,7 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
 def _only(
     entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader
 ) -> Entries:
-    """Returns the rows whose key is in `groups`."""
+    """Returns those rows of `entries` whose key is in a key group of `groups`."""
     found = groups_of_read(kind, entries.keys, max_parallelism, reader.in_table(entries.table))
     rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]
     return Entries(

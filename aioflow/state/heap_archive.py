@@ -92,7 +92,9 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The last completed checkpoint."""
+    """The description of the files of the last completed checkpoint, on which the next checkpoint
+    builds.
+    """
 
     files: tuple[WrittenFile, ...] = ()
     """The files in the order in which they apply."""

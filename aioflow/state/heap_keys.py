@@ -187,7 +187,7 @@ class GatheredKeys:
         return CutKeys(self._tables.pop(table, {}), self._repeated)
 
     async def add(self, space: Space, keys: Collection[Any], group: int | None = None) -> None:
-        """Adds noted `keys` of `space`. `group`: the key group of all of them, if known.
+        """Adds noted `keys` of `space`. `group` is the key group of all of them, if known.
 
         The keys of a set are sorted, because their order differs between processes and files should
         not.

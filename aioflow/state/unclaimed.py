@@ -31,7 +31,7 @@ def find_unclaimed(
 ) -> dict[str, Table]:
     """Returns the unclaimed tables by name, once the operator is open.
 
-    `raw`: the raw tables that the operator has requested, and whether each was restored.
+    `raw` contains the raw tables that the operator has requested, and whether each was restored.
     """
     own = [was_there for name, was_there in raw.items() if not name.startswith(INTERNAL_PREFIX)]
     if any(own):
