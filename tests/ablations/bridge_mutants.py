@@ -48,7 +48,7 @@ BRIDGE_MUTANTS: list[Mutant] = [
         "aioflow/spark/handover.py",
         "            if number != self._newest:\n",
         "            if number <= self._newest:\n",
-        (f"{HANDOVER}test_what_is_released_goes_and_the_newest_number_is_remembered",),
+        (f"{HANDOVER}test_released_batches_go_and_the_newest_number_is_remembered",),
     ),
     Mutant(
         "a batch of a streaming query counts before it is whole",
@@ -62,7 +62,7 @@ BRIDGE_MUTANTS: list[Mutant] = [
         "aioflow/spark/calls.py",
         "                    successor = self._waiting.popleft()\n",
         "                    pass\n",
-        (f"{CALLS}test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody",),
+        (f"{CALLS}test_abandoned_call_makes_room_and_its_late_end_has_no_effect",),
     ),
     Mutant(
         "a caller that waits for a place at Spark begins behind those that came later",
@@ -76,14 +76,14 @@ BRIDGE_MUTANTS: list[Mutant] = [
         "aioflow/spark/streaming.py",
         "        if self._handover.knows(number):\n",
         "        if self._handover.knows(number) and self._closing:\n",
-        (f"{FAULTS}test_each_row_is_taken_once_whatever_ends_around_a_batch",),
+        (f"{FAULTS}test_each_row_is_read_once_for_any_end_around_a_batch",),
     ),
     Mutant(
         "a batch of a streaming query goes before a checkpoint is behind it",
         "aioflow/spark/streaming.py",
         "        self._released[checkpoint_id] = self._position[0]\n",
         "        self._released[checkpoint_id] = self._position[0] + 1\n",
-        (f"{FAULTS}test_each_row_is_taken_once_whatever_ends_how_often",),
+        (f"{FAULTS}test_each_row_is_read_once_for_any_number_of_ends",),
     ),
     Mutant(
         "a task of Spark waits for ever where its rows cannot be written down",

@@ -48,7 +48,7 @@ SPARK_MUTANTS: list[Mutant] = [
         "        batch = RecordBatch(block.values, block.stamps, keys, block.marks, "
         "block.marks[-1])\n",
         (
-            f"{BLOCKS}test_what_is_taken_of_records_does_not_share_a_block_with_records",
+            f"{BLOCKS}test_projected_values_do_not_share_a_block_with_records",
             "tests/spark/"
             "test_taken.py::test_answers_of_the_stages_of_spark_are_those_of_one_subtask",
         ),

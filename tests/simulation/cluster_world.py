@@ -30,7 +30,7 @@ from tests.simulation.worker_world import SimulatedPulse
 __all__ = ["KINDS", "follow", "jobmanager", "remote_cluster", "short_times", "taskmanager"]
 
 KINDS = ("cut", "reset", "slow", "give_up")
-"""What may happen to the connections between machines: fields of `Faults`."""
+"""Faults of the connections between machines: fields of `Faults`."""
 
 PORT = 6123
 DATA = "/cluster"
@@ -80,7 +80,7 @@ async def taskmanager(host: SimulatedHost, slower: float) -> None:
 
 
 def remote_cluster(host: SimulatedHost) -> RemoteCluster:
-    """Where the program on `host` runs its flow."""
+    """Returns the cluster where the program on `host` runs its flow."""
     addresses = ",".join(f"{name}:{PORT}" for name in JOBMANAGERS if name in host.sim.loop.machines)
     return RemoteCluster(addresses, SECRET, bind=host.name, allow_plaintext=True)
 

@@ -1,9 +1,9 @@
 """A database beside the simulated world: transactions over a wire that loses, delays and repeats
 requests and loses replies.
 
-A request is applied at its time whatever became of its sender, so a copy may arrive after its
+A request is applied at its time even if its sender has failed, so a copy may arrive after its
 sender is dead and replaced. Requests are idempotent: a transaction has a name of its own, which
-says which attempt prepared it.
+contains the attempt that prepared it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Database:
     """How often each of them was."""
 
     async def call(self, what: str, transaction: str, rows: tuple[Any, ...] = ()) -> None:
-        """Send one request and wait for its reply.
+        """Sends one request and waits for its reply.
 
-        Raises TimeoutError when none comes, whatever became of the request.
+        Raises TimeoutError without a reply, whether or not the request was applied.
         """
         await self.before_call(what)
         loop, rng = self.sim.loop, self.sim.fault_rng
@@ -166,4 +166,4 @@ class _Committer:
             await self._database.call("commit", transaction)
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """What is prepared and never committed is of no account."""
+        """Does nothing, because prepared and uncommitted data has no effect."""

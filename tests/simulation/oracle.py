@@ -1,5 +1,6 @@
-"""What must hold of the output of the simulated world, at every instant and at the end. It knows
-the input, and nothing of the engine.
+"""Invariants of the output of the simulated world, at every instant and at the end.
+
+The oracle knows the input, and nothing of the engine.
 
 Rows are what the sinks have committed. Of the external store: `("n", key, n, record)` counts the
 records of a key, `("t", key, time)` is an event-time timer that fired, `("p", key)` the one
@@ -19,16 +20,19 @@ from typing import Any
 __all__ = ["Data", "Oracle", "Violation"]
 
 KEYS = 24
-"""More than key groups, so that every border between two subtasks has keys on both sides."""
+"""Number of keys: more than key groups, so that every border between two subtasks has keys on both
+sides.
+"""
 
 HOT_KEYS = 5
 SPREAD = 8
-"""So many records of each split go to all keys; those that follow to the hot ones, so that most
-state is old when a checkpoint is taken.
+"""Number of records of each split that go to all keys.
+
+Later records go to the hot keys, so that most state is old when a checkpoint is taken.
 """
 
 ALARM_EVERY = 4
-"""Every so many keys have an alarm."""
+"""Distance between two keys with an alarm."""
 
 STEP_MS = {"a": 10, "b": 25}
 """Event time between two records of a split, by source."""
@@ -93,8 +97,8 @@ class Data:
     missing in their windows.
     """
     rules: int = 0
-    """So many rules are told to every subtask of a part that each record goes through, too; 0:
-    there is none.
+    """Number of rules that every subtask of a part gets that each record passes too; 0: the part is
+    absent.
     """
 
     churns: bool = False
@@ -147,11 +151,11 @@ class Oracle:
     due_alarms: set[int] = field(init=False)
     seen_windows: dict[tuple[int, int], int] = field(default_factory=dict)
     late: dict[tuple[int, int], set[Record]] = field(default_factory=dict)
-    """By window."""
+    """Late records by window."""
     ruled: set[Record] = field(default_factory=set)
     """Records that came through where the rules are."""
     churn: dict[str, int] = field(default_factory=dict)
-    """By key that comes and goes: how many records it had."""
+    """Number of records of each key that comes and goes."""
     all_churn: Counter[str] = field(default_factory=Counter)
     due_churn: set[str] = field(default_factory=set)
 
@@ -297,7 +301,7 @@ class Oracle:
         )
 
     def missing(self) -> str:
-        """What is not there yet, for a message."""
+        """Returns the missing output, for a message."""
         records = sorted(set(self.data.all()) - self.records)
         timers = sorted(self.due_timers - self.timers.keys())
         alarms = sorted(self.due_alarms - self.alarms)

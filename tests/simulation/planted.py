@@ -294,7 +294,7 @@ FOUND = SAFETY | LIVENESS
 
 
 def mutant_named(name: str) -> Mutant:
-    """One of all that there are."""
+    """Returns the planted bug with this name."""
     return next(mutant for mutant in (*WORLD_MUTANTS, *MUTANTS) if mutant.name == name)
 
 

@@ -35,14 +35,14 @@ CHUNK = 10
 
 
 def sweep_one(seed: int, place: str | None = None) -> tuple[int, Outcome | None, str]:
-    """One seed: what it came to, or what was wrong."""
+    """Runs one seed; returns its outcome or its error."""
     if seed % COLLECT_EVERY == 0:
         gc.collect()
     try:
         return seed, run_world(seed, place), ""
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # Whatever ends a run is what this is for.
+    except BaseException as error:  # Any end of a run is of interest here.
         return seed, None, f"{type(error).__name__}: {error}"
 
 
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     at = commit()
     begun = time.monotonic()
-    gc.freeze()  # What is loaded stays: the collection after each seed need not walk it.
+    gc.freeze()  # Loaded objects stay: the collection after each seed need not examine them.
     failed: list[int] = []
     done: list[int] = []
     places: Counter[str] = Counter()

@@ -97,7 +97,8 @@ def test_after_the_machine_has_slept_what_was_due_meanwhile_fires() -> None:
 
 
 def test_a_timer_that_looked_far_off_fires_soon_after_the_clock_is_set_right() -> None:
-    """As after a restore on a machine whose clock is wrong until its time server answers.
+    """This happens after a restore on a machine whose clock is wrong until its time server
+    answers.
 
     The task is idle.
     """

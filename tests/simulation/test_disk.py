@@ -162,7 +162,7 @@ def test_names_are_listed_in_order_renamed_over_and_deleted(on_host: Runner) -> 
     on_host(contract)
 
 
-def test_what_is_not_there_or_in_the_way_raises_the_errors_of_the_system(on_host: Runner) -> None:
+def test_missing_or_blocked_paths_raise_the_errors_of_the_system(on_host: Runner) -> None:
     async def contract(host: Host, root: str) -> None:
         fs = host.fs
         for missing in (

@@ -120,8 +120,8 @@ def run(failing: range, *, late: bool) -> int:
 
 
 def run_killed(at: int) -> int:
-    """As `run`, where the service is killed with operation number `at`, and started again until
-    it has ended twice.
+    """Runs like `run`, but kills the service at operation number `at`, and restarts it until it has
+    ended twice.
     """
     met = 0
 
@@ -157,8 +157,8 @@ def run_killed(at: int) -> int:
 
 @pytest.mark.parametrize("part", range(STRIDE))
 def test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice(part: int) -> None:
-    """Also behind its last checkpoint, behind the commit, behind the mark of its end, and in the
-    run after that.
+    """The kills include moments after its last checkpoint, after the commit, after the mark of its
+    end, and in the next run.
     """
     total = run_killed(0)
     assert total > 60
@@ -178,7 +178,7 @@ def test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice(
 def test_whichever_operation_of_a_disk_fails_everything_is_committed_once(
     part: int, late: bool, length: int
 ) -> None:
-    """One operation fails, or that and those behind it."""
+    """One operation fails, or it and all later ones."""
     total = run(range(0), late=late)
     assert total > 60, "there is something to fail"
     for first in range(1 + part, total + 1, STRIDE * max(1, length // 4)):

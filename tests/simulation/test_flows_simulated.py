@@ -87,8 +87,8 @@ def blocking_map() -> tuple[af.Flow, Any]:
 
 
 class Alarm(af.KeyedProcessFunction[str, tuple[str, int], tuple[str, int, int]]):
-    """Tells a key's sum 25 ms of event time after its first element, and whatever is left at the
-    end of processing time.
+    """Emits a key's sum 25 ms of event time after its first element, and the rest at the end of
+    processing time.
     """
 
     def open(self, ctx: Any) -> None:

@@ -23,8 +23,8 @@ from aioflow.testing.simulation import SimulatedHost
 
 
 async def busy_world(host: SimulatedHost) -> list[object]:
-    """Two servers, traffic, files, blocking calls, chance and a kill: whatever could differ
-    between two runs.
+    """Two servers, traffic, files, blocking calls, randomness and a kill: everything that could
+    differ between two runs.
     """
     seen: list[object] = []
 
@@ -122,7 +122,7 @@ def test_timeouts_run_on_virtual_time() -> None:
     assert done == []
 
 
-def test_waiting_for_what_nobody_will_do_is_a_deadlock_that_names_the_tasks_and_the_seed() -> None:
+def test_waiting_for_ever_is_a_deadlock_that_names_the_tasks_and_the_seed() -> None:
     async def main(host: SimulatedHost) -> None:
         async with OrderedTaskGroup() as group:
             group.create_task(asyncio.Event().wait(), name="waits for nothing")
@@ -291,7 +291,7 @@ def test_blocking_calls_take_a_seeded_time_and_pass_results_and_errors() -> None
     assert len({simulate(main, seed).value for seed in range(5)}) == 5
 
 
-def test_what_main_raises_comes_out_with_the_seed() -> None:
+def test_error_of_main_comes_out_with_the_seed() -> None:
     async def main(host: SimulatedHost) -> None:
         await asyncio.sleep(1)
         raise LookupError("lost")
@@ -301,7 +301,7 @@ def test_what_main_raises_comes_out_with_the_seed() -> None:
     assert "seed 9" in caught.value.__notes__[0]
 
 
-def test_failed_assertion_in_a_task_that_nobody_awaits_fails_the_run() -> None:
+def test_failed_assertion_in_an_unawaited_task_fails_the_run() -> None:
     async def broken(child: SimulatedHost) -> None:
         async def careless() -> None:
             raise AssertionError("invariant broken")
@@ -318,7 +318,7 @@ def test_failed_assertion_in_a_task_that_nobody_awaits_fails_the_run() -> None:
         simulate(main, 1)
 
 
-def test_errors_that_nobody_awaited_and_tasks_left_behind_are_reported() -> None:
+def test_unretrieved_errors_and_tasks_left_behind_are_reported() -> None:
     ended: list[str] = []
 
     async def main(host: SimulatedHost) -> None:
@@ -344,9 +344,7 @@ def test_errors_that_nobody_awaited_and_tasks_left_behind_are_reported() -> None
     assert ended == ["leak"]
 
 
-def test_cleanup_at_the_end_that_begins_something_new_leaves_nothing_that_was_never_awaited() -> (
-    None
-):
+def test_cleanup_at_the_end_that_begins_new_work_leaves_nothing_unawaited() -> None:
     inner: list[Any] = []
 
     async def supervised(work: Coroutine[Any, Any, None]) -> None:

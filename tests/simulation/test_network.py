@@ -354,7 +354,7 @@ def test_slow_link_takes_the_factor_longer() -> None:
     assert 1.0 <= slow < 1.1
 
 
-def test_connecting_where_nobody_listens_is_refused_unknown_or_timed_out() -> None:
+def test_connecting_without_a_listener_is_refused_unknown_or_timed_out() -> None:
     async def main(host: SimulatedHost) -> float:
         with pytest.raises(socket.gaierror, match="no machine"):
             await host.net.connect(Recorder, "nowhere", 7)

@@ -1,4 +1,4 @@
-"""What `aioflow.testing` offers, and the fixture that runs a coroutine in virtual time."""
+"""The names of `aioflow.testing`, and the fixture that runs a coroutine in virtual time."""
 
 from __future__ import annotations
 

@@ -38,13 +38,11 @@ def test_killed_process_runs_no_finally_block_and_no_timer() -> None:
     assert simulate(main, 1).value == []
 
 
-def test_a_process_killed_in_the_moment_in_which_it_fails_leaves_no_error_that_nobody_awaited() -> (
-    None
-):
+def test_process_killed_at_the_moment_of_its_failure_leaves_no_unretrieved_error() -> None:
     async def main(host: SimulatedHost) -> Any:
         async def victim(child: SimulatedHost) -> None:
             asyncio.get_running_loop().call_soon(host.sim.kill, "victim")
-            raise ValueError("nobody is left to hear it")
+            raise ValueError("no listener is left")
 
         process = host.sim.spawn("victim", victim)
         assert await process.wait() == -9

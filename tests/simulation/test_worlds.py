@@ -1,5 +1,5 @@
-"""Whole services under seeds and faults: each committed exactly once, whatever failed, and
-everything in the end.
+"""Whole services under seeds and faults: each element is committed exactly once, and everything in
+the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIRST = range(0, 200, SEEDS_A_TEST)
 
 
 @pytest.mark.parametrize("first", FIRST)
-def test_whatever_fails_everything_is_committed_exactly_once(first: int) -> None:
+def test_everything_is_committed_exactly_once_after_any_fault(first: int) -> None:
     """R1, R2, R6, R8, R10, R11, R13, R14, R16, R18, R19, R20, R22, R32: 25 seeds a test, in one
     process, with workers and on clusters.
     """
@@ -47,7 +47,7 @@ def test_seeds_choose_among_all_places_and_few_choose_a_long_world() -> None:
 
 
 @pytest.mark.parametrize("place", ["one", "workers"])
-def test_what_a_service_holds_does_not_grow_in_ten_minutes_of_faults(place: str) -> None:
+def test_memory_of_a_service_does_not_grow_in_ten_minutes_of_faults(place: str) -> None:
     """R46: each calm completes checkpoints, and holds no more than
     the first.
     """
@@ -100,7 +100,7 @@ def test_a_failure_is_printed_with_its_seed_and_commit(
 def test_a_world_in_which_something_never_comes_back_is_a_failure_like_any_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the end of the sweep.
+    """It does not end the sweep.
 
     Workers of a sweep are fresh processes: a loop in one of them would hold all that follow.
     """

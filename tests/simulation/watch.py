@@ -65,7 +65,7 @@ class Watch:
             watched.__init__ = original
 
     def masters(self) -> list[JobMaster]:
-        """Those that live, and whose jobs are not over."""
+        """Returns the JobMasters that live, and whose jobs are not over."""
         self._seen = [seen for seen in self._seen if seen.lives]
         return [seen.master for seen in self._seen]
 

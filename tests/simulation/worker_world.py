@@ -47,8 +47,11 @@ KINDS = (
     "given up",
     LINK_CUT,
 )
-"""What may happen to them and between them. `LINK_CUT`: two workers cannot reach each other, one
-way or both, for about as long as a link is given up after; the service reaches all."""
+"""Faults of workers and between them.
+
+`LINK_CUT`: two workers cannot reach each other, one way or both, for about as long as a link lives;
+the service reaches all.
+"""
 
 LINK_TIMES = {
     "HEARTBEAT_S": 0.01,
@@ -56,7 +59,7 @@ LINK_TIMES = {
     "GIVE_UP_S": 0.15,
     "FORGET_S": 0.225,
 }
-"""Those of links, in the proportions of the real ones, and short beside the length of a world."""
+"""Times of links, in the proportions of the real ones, and short beside the length of a world."""
 
 PROGRAM = "aioflow.cluster.worker_program"
 DATA_RATE = 0.8
@@ -66,7 +69,7 @@ lost.
 
 
 async def _worker(host: SimulatedHost, argv: list[str]) -> int:
-    """What `aioflow.cluster.worker.main` does, without signals and threads."""
+    """Does the work of `aioflow.cluster.worker.main`, without signals and threads."""
     where, worker_id = argv[-2:]
     address, _, port = where.rpartition(":")
     secret = host.procs.take_secret()
@@ -113,10 +116,10 @@ class _SeenExchange(ConsumerExchange):
 
 @contextmanager
 def simulated_workers(links_shorter: float | None = None) -> Iterator[None]:
-    """Workers take their pulse from their loop, leave the garbage of the whole simulation alone,
-    and their exchanges are looked into.
+    """Runs workers that take their heartbeats from their loop and leave the garbage of the whole
+    simulation alone, and examines their exchanges.
 
-    With `links_shorter` a link is given up after so many times `LINK_TIMES`.
+    `links_shorter` multiplies the `LINK_TIMES` after which a link is given up.
     """
     changed: Any = worker_module
     made: Any = exchange_module
@@ -150,8 +153,8 @@ def _break_and_heal(sim: Simulation, machine: str, among: list[str] | None) -> N
 
 
 def check_credit() -> None:
-    """Whatever a channel has received and its task has not taken fills buffers that it has given
-    credit for, and none is lost.
+    """Checks that data that a channel has received and its task has not taken fills buffers with
+    granted credit, and that no buffer is lost.
     """
     for exchange in _exchanges:
         for inlet in exchange._inlets.values():
@@ -165,7 +168,9 @@ def check_credit() -> None:
 
 
 def _workers(sim: Simulation) -> list[str]:
-    """Those that have not ended; their names begin with that of the service which started them."""
+    """Returns workers that have not ended; their names begin with that of the service that started
+    them.
+    """
     return [
         process.name
         for process in sim.loop.processes.values()
@@ -192,7 +197,7 @@ def strike(sim: Simulation, kind: str, service: str) -> bool:
             sim.pause(paused)
             later(rng.uniform(0.005, 0.5), sim.resume, paused)
         case "connection reset":
-            # What is sent meanwhile is on its way when the connection breaks.
+            # Data sent meanwhile is in transit when the connection breaks.
             network.cut(machine, machine)
             among = workers if rng.random() < DATA_RATE else None
             later(rng.uniform(0.0, 0.02), _break_and_heal, sim, machine, among)

@@ -43,7 +43,7 @@ SITES = ("poll", "open", "count", "timer", "write", *ASYNC_SITES)
 
 
 class Odd(BaseException):
-    """What no function should raise."""
+    """An error that no function should raise."""
 
 
 ERRORS: tuple[type[BaseException], ...] = (
@@ -71,8 +71,9 @@ MISDEEDS = MappingProxyType(
         "slow user": ("slow", "swallows"),
     }
 )
-"""What a function may do, by kind of fault: raise a plain error or an odd one, await what was
-cancelled, cancel its own task, take long, swallow a cancellation."""
+"""Misbehaviour of a function, by kind of fault: raise a plain error or an odd one, await a
+cancelled future, cancel its own task, take long, swallow a cancellation.
+"""
 
 SLOW_S = 0.3
 STUBBORN_S = 1.0
@@ -81,7 +82,7 @@ STUBBORN_S = 1.0
 
 @dataclass(slots=True)
 class Shared:
-    """What the functions of one run have in common, whatever simulated process they are in."""
+    """State that the functions of one run share, across all simulated processes."""
 
     database: Database
     data: Data
@@ -94,13 +95,13 @@ class Shared:
     While some take long, barriers are far apart.
     """
     rng: Random
-    """What functions draw from, so that they disturb no fault."""
+    """Random numbers for functions only, so that they disturb no fault."""
     discovers: bool = False
     """Whether splits are found one after the other."""
     found: dict[str, int] = field(default_factory=dict)
     """How many splits of each source are found by now."""
     fails: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """What the next call of a function does, by site: a kind of `MISDEEDS`, and one of its
+    """Misbehaviour of the next call of a function, by site: a kind of `MISDEEDS`, and one of its
     misdeeds.
     """
     churns: bool = False
@@ -127,7 +128,7 @@ class Shared:
             raise self.rng.choice(ERRORS)(f"raised in {site}")
 
     async def misbehave(self, site: str) -> None:
-        """As `maybe_fail`, of an asynchronous function."""
+        """Does for an asynchronous function what `maybe_fail` does."""
         misdeed = self.fails.get(site, ("", ""))[1]
         self.maybe_fail(site) if misdeed in ("raises", "odd", "cancels") else None
         if misdeed not in ("cancelled", "slow", "swallows"):
@@ -149,7 +150,7 @@ _current: list[Shared] = []
 
 
 def shared() -> Shared:
-    """Of the run that is under way."""
+    """Returns the shared state of the present run."""
     return _current[-1]
 
 
@@ -211,7 +212,7 @@ class Rules:
 
 
 class RulesReader:
-    """One number, then a while of waiting."""
+    """A reader that gives one number, then waits for a while."""
 
     def __init__(self, ctx: Any, count: int, world: Shared) -> None:
         self._rng = ctx.host.rng

@@ -1,5 +1,5 @@
 """One seed of the simulated world: a service runs a flow with checkpoints while everything around
-it fails, and an oracle looks on.
+it fails, and an oracle checks it.
 
     outcome = run_world(37)
 
@@ -63,8 +63,9 @@ from tests.simulation.workload import (
 __all__ = ["KINDS", "PLACES", "Outcome", "Settings", "run_world"]
 
 PLACES = {"one": 13, "workers": 2, "cluster": 1}
-"""Where the tasks of a world run, and how many seeds of 16 choose it: a world of workers costs four
-times as much as one of one process, a cluster six times."""
+"""Places for the tasks of a world, and the number of seeds of 16 that choose each: a world of
+workers costs four times as much as one of one process, a cluster six times.
+"""
 
 LONG_EVERY = 400
 LONG_S, LONG_ROUNDS, CALM_S = 600.0, 8, 20.0
@@ -76,15 +77,13 @@ T = TypeVar("T")
 
 LIVENESS_S = 60.0
 CHECKPOINT_S = 5.0
-"""When all is well: within so long a job that runs completes a checkpoint."""
+"""Maximum seconds in which a running job completes a checkpoint without faults."""
 
 ASKED_S = 35.0
-"""When all is well: within so long a savepoint, a stop or a cancellation ends."""
+"""Maximum seconds of a savepoint, a stop or a cancellation without faults."""
 
 MORE_CHECKPOINTS = 2
-"""When everything is committed and the job goes on: it is watched until it has completed so many
-more.
-"""
+"""Number of further checkpoints for which a job that has committed everything is watched."""
 
 TICK_S = 0.01
 RETRY_S = 0.1
@@ -93,18 +92,18 @@ STRIKE_AT_ONCE = 0.2
 
 GETS_ON_S = 0.2
 WORKERS_GET_ON_S = 0.5
-"""They wait for so long at most: some faults are those that hold it up.
+"""Maximum seconds to wait for progress: some faults block it.
 
 Workers take longer to start.
 """
 
 AT_ONCE, ANSWER_S = 64, 1e-3
-"""When all is well: how many records a source reads at a time, and how long answers take."""
+"""Number of records that a source reads at a time, and seconds of an answer, without faults."""
 
 STORE = "/store"
 INJECTED = ("kill", "power", "pause", "disk")
 KINDS = (*INJECTED, *MISDEEDS, "lost", "repeated", "down", "savepoint", "stop", "cancel", "term")
-"""What may happen.
+"""Kinds of faults.
 
 `INJECTED` are `Faults`, the rest is inflicted here. Workers and clusters have more of their own.
 """
@@ -131,13 +130,13 @@ CHEAP = {
     "cancel": 0.3,
     "term": 0.5,
 }
-"""What strikes so many times more often: little has to be done again."""
+"""Factor of the frequency of some kinds: little work has to be repeated after them."""
 
 CALLBACK_S = 20.0
 """Processor time that one callback may take: a whole world takes a tenth of a second."""
 
 CLOCK_MS = (2_000, 2_000, 3_600_000, 315_576_000_000)
-"""By how much a clock may be set, forward or back: up to two seconds, an hour, ten years."""
+"""Amounts by which a clock may be set, forward or back: up to two seconds, an hour, ten years."""
 
 CLOCK_S = 0.2
 """How long a step of a clock must last before processing time follows, and how often idle tasks
@@ -145,14 +144,14 @@ look at the clock.
 """
 
 GROWTH = {"tasks": 30, "timers": 60, "connections": 20, "files": 60, "bytes of state": 60_000}
-"""What may be held beyond three times what a long world held at the end of its first calm."""
+"""Allowed growth beyond three times the content of a long world at the end of its first calm."""
 
 SHORT_LEASE = LeaseOptions(lease_s=0.6, renew_s=0.1, stop_s=0.15)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a seed chose before anything runs."""
+    """The choices of a seed before anything runs."""
 
     kinds: tuple[str, ...]
     rates: dict[str, float]
@@ -183,12 +182,12 @@ class Settings:
     answer_s: float
     ordered: bool
     slow: bool
-    """There is always something in flight."""
+    """Whether there is always data in flight."""
     discovers: bool
     """The splits of a source are found one after the other."""
     rules: int
-    """So many rules are broadcast to where records are counted a second time; 0: there is no
-    such part.
+    """Number of rules that are broadcast to where records are counted a second time; 0: the part is
+    absent.
     """
     clock_s: float
     """The wall clocks of machines are set to and fro after so long each time, on average; 0:
@@ -197,7 +196,7 @@ class Settings:
 
     @property
     def slower(self) -> float:
-        """By how much the times of heartbeats and leases between processes are longer than in a
+        """Factor by which the times of heartbeats and leases between processes are longer than in a
         world that lasts a second.
         """
         return 10.0 if self.long else 1.0
@@ -245,7 +244,7 @@ class Settings:
             standby=standby,
             duration_s=duration_s,
             every_ms=1000 if long else rng.choice((20, 50) if elsewhere else (4, 12, 30)),
-            # What is slow without any fault is not to fail again and again.
+            # An action that is slow without any fault must not fail again and again.
             timeout_ms=rng.choice((500, 2000) if cluster or long else timeouts),
             min_pause_ms=rng.choice((0, 0, 10)),
             max_concurrent=1 if unaligned else rng.choice((1, 1, 2, 3)),
@@ -271,7 +270,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a seed came to, if nothing was violated."""
+    """The outcome of a seed, if nothing was violated."""
 
     trace_crc: int
     steps: int
@@ -301,9 +300,9 @@ class World:
     calm: bool = False
     """No fault is active, and none comes."""
     asked: dict[str, float] = field(default_factory=dict)
-    """What the operator waits for, and since when."""
+    """The operator's pending request, and its start."""
     job: af.Job | None = None
-    """What runs in the service."""
+    """The job that runs in the service."""
     ended: int = 0
     """How often the service has ended by itself."""
     ahead_ms: int = 0
@@ -313,7 +312,7 @@ class World:
     started again, and commits nothing twice.
     """
     sizes: list[dict[str, int]] = field(default_factory=list)
-    """What was held at the end of each calm of a long world."""
+    """The content at the end of each calm of a long world."""
     _gets_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Set with each commit: the job that runs has something to lose."""
     _parts: dict[str, tuple[bytes, list[Any]]] = field(default_factory=dict)
@@ -437,7 +436,7 @@ class World:
             self.asked.pop(what, None)
 
     async def _operate(self, host: SimulatedHost, job: af.Job) -> bool:
-        """What a person does beside it. True: the job was stopped."""
+        """Does what a person does beside the job. True: the job was stopped."""
         operations = ("savepoint", "stop", "cancel", "term")
         rates = {
             kind: self.settings.rates[kind] for kind in operations if kind in self.settings.kinds
@@ -475,7 +474,7 @@ class World:
         delay_s = 0.01
         while True:
             code = await self.sim.life(name).wait()
-            # Whoever fails again and again is given longer and longer pauses.
+            # Repeated failures get longer and longer pauses.
             delay_s = min(1.0, delay_s * 2) if code > 0 else 0.01
             await asyncio.sleep(rng.uniform(0.1, 1.0) * delay_s)
             if not self.sim.is_alive(name):
@@ -549,7 +548,7 @@ class World:
             return
 
     def heal(self, *, at_once: bool = True) -> None:
-        """What is in trouble is well again. With `at_once` what input is left comes at once.
+        """Repairs everything. With `at_once` the rest of the input comes at once.
 
         No clock is behind where one has been: a restored timer waits for its instant, and all of
         them are to come.
@@ -591,7 +590,7 @@ class World:
             await asyncio.sleep(TICK_S)
 
     async def calm_down(self) -> None:
-        """In a calm of a long world: the job gets on, and holds no more than before."""
+        """Runs a calm of a long world: the job makes progress, and holds no more than before."""
         await asyncio.sleep(CALM_S / 2)
         begun = len(self.completed), len(self.oracle.records)
 
@@ -685,7 +684,7 @@ class World:
             within_s,
             lambda: f"{len(self.completed) - completed} more checkpoints are completed",
         )
-        # What was asked for while faults were active ends as well.
+        # Requests made while faults were active end as well.
         await self.until(
             lambda: self.job is None or not self.asked,
             2 * ASKED_S,
@@ -720,7 +719,7 @@ class World:
             lambda: f"{what} has not ended",
         )
 
-    # What is looked at.
+    # Checked quantities.
 
     def _committed(self, rows: Sequence[Any]) -> None:
         self._gets_on.set()
@@ -796,9 +795,9 @@ def run_world(
     keep_trace: bool = False,
     settings: Settings | None = None,
 ) -> Outcome:
-    """Run one seed. `place` is one of `PLACES`; None: as the seed chooses.
+    """Runs one seed. `place` is one of `PLACES`; None: as the seed chooses.
 
-    Raises Violation, SimDeadlock, SimLivelock or whatever else broke; a note names the seed.
+    Raises Violation, SimDeadlock, SimLivelock or any other error of the run; a note names the seed.
     """
     chosen = settings or Settings.drawn(seed, place)
     worlds: list[World] = []
@@ -826,7 +825,7 @@ def run_world(
     (world,) = worlds
     strange = [error for error in result.errors if ": ended with " not in error]
     if strange:
-        raise Violation(f"seed {seed}: errors that nobody awaited: {strange[:3]}")
+        raise Violation(f"seed {seed}: unretrieved errors: {strange[:3]}")
     return Outcome(
         result.trace_crc,
         result.steps,

@@ -1,5 +1,4 @@
-"""Flows whose answers depend on order, time and lateness, for whoever compares two places to run
-them.
+"""Flows whose answers depend on order, time and lateness, to compare two places that run them.
 
 One split a source, functions that care which element comes first, data that is late: what must be
 equal to the last element.
@@ -30,7 +29,7 @@ DELAY_MS = 30
 
 
 class SilentFor(af.KeyedProcessFunction[str, Event, tuple[str, int, int]]):
-    """Tells of a key that was silent for 50 ms: each element deletes the timer and sets it anew.
+    """Reports a key that was silent for 50 ms: each element deletes the timer and sets it again.
 
     Elements that are late go aside.
     """
@@ -79,7 +78,7 @@ def by_key(event: Event) -> str:
 
 
 def silent_keys(flow: af.Flow, events: Sequence[Event]) -> Streams:
-    """The timer program: timers that later elements delete and set anew."""
+    """The timer program: timers that later elements delete and set again."""
     alerts = source(flow, events).key_by(by_key).process(SilentFor)
     return alerts, alerts.side(late_events)
 
@@ -164,8 +163,8 @@ def joined(flow: af.Flow, events: Sequence[Event]) -> Streams:
 
 
 def passed_along(flow: af.Flow, events: Sequence[Event]) -> Streams:
-    """Without keys: fan-out of one stream, a union of its parts, async calls, elements in
-    batches, timestamps in mid-stream.
+    """Builds a flow without keys: fan-out of one stream, a union of its parts, async calls,
+    elements in batches, timestamps in mid-stream.
     """
 
     async def slowly(event: Event) -> Event:

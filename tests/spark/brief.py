@@ -8,6 +8,6 @@ BRIEF = (
     "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions "
     "-XX:-BytecodeVerificationRemote"
 )
-"""What it spends on compiling code twice, and on proving that of Spark's jars sound, it never
-gets back.
+"""Settings of a short Java process, which does not regain the time for compiling code twice and for
+verifying Spark's jars.
 """

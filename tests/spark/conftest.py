@@ -1,5 +1,6 @@
-"""One Spark session for all tests of a process: starting Java takes seconds. Tests that use it take
-the fixture `spark`.
+"""One Spark session for all tests of a process: starting Java takes seconds.
+
+Tests that use it take the fixture `spark`.
 
 Without Java such a test fails in CI, and is skipped elsewhere with the reason.
 """
@@ -24,7 +25,7 @@ __all__: list[str] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the session is marked, and stays in one process if tests are spread by
+    """Marks tests that use the session, and keeps them in one process if tests are spread by
     group.
     """
     for item in items:
@@ -62,8 +63,8 @@ def spark(java: str) -> Iterator[SparkBridge]:
 def nothing_left_behind(
     request: pytest.FixtureRequest, asyncio_errors: AsyncioErrors
 ) -> Iterator[None]:
-    """As for every test; only the connections of Py4J stay, one for each thread that ever called
-    Java.
+    """Checks as for every test; only the connections of Py4J stay, one for each thread that ever
+    called Java.
     """
     if "spark" in request.fixturenames:
         request.getfixturevalue("spark")

@@ -1,5 +1,5 @@
-"""A Spark whose streaming query the test plays: its batches, its notes of what was answered, and
-whatever may happen between the two.
+"""A Spark whose streaming query the test plays: its batches, its notes of answered ones, and faults
+between the two.
 
 It hands batches over as Spark does: by a call of `foreachBatch` for each, whose tasks run the
 function of `mapInArrow` in threads and push over real channels. Its notes outlive a query, as
@@ -36,20 +36,20 @@ T = TypeVar("T")
 PARTITIONS = 2
 
 ROWS = PARTITIONS * (WINDOW + 2)
-"""Of a batch, each an Arrow batch of its own: of either partition more than a task sends without
-credit.
+"""Rows of a batch, each an Arrow batch of its own: from either partition more than a task sends
+without credit.
 """
 
 FAULTS = ("before", "task", "tasks", "after", "between")
-"""What may happen around a batch: the query ends before it calls, a task is killed and run again,
-the tasks are and the query with them, the query ends after our answer and before its note, it ends
-after its note.
+"""Faults around a batch: the query ends before it calls, a task is killed and run again, all tasks
+and the query are killed, the query ends after our answer and before its note, the query ends after
+its note.
 """
 
 
 class Log:
-    """What outlives a query: how many batches there are, which were noted, and what shall happen
-    around which, each once.
+    """Data that outlives a query: the number of batches, those that were noted, and the faults
+    around each, once each.
     """
 
     def __init__(self, directory: Path, batches: int, faults: dict[int, str] | None = None) -> None:

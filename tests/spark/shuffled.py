@@ -91,7 +91,7 @@ class Bridge(SparkBridge):
 
 
 async def shuffled(flow: af.Flow, *streams: Any) -> tuple[list[Any], ...]:
-    """What `flow.collect(*streams, on=af.Spark())` gives."""
+    """Returns the result of `flow.collect(*streams, on=af.Spark())`."""
     bridge = Bridge()
     real, runner.StageRdds = runner.StageRdds, ShuffledRdds
     try:

@@ -1,5 +1,5 @@
-"""Flows over a stream with one `key_by`, whose answers depend on order, time and lateness: for
-whoever compares two places to run them.
+"""Flows over a stream with one `key_by`, whose answers depend on order, time and lateness, to
+compare two places that run them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ __all__ = ["STREAM_ANSWERS", "batch_time"]
 
 
 def silent_keys(events: af.DataStream[Event]) -> Streams:
-    """The timer program: timers that later elements delete and set anew; late elements go aside."""
+    """The timer program: timers that later elements delete and set again; late elements go to a
+    side output.
+    """
     alerts = events.key_by(by_key).process(SilentFor)
     return alerts, alerts.side(late_events)
 

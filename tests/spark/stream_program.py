@@ -25,7 +25,7 @@ from aioflow.spark.handover import Handover, Taken
 from tests.spark.brief import BRIEF
 
 ROWS = 3000
-"""Of a file, in Arrow batches of 500."""
+"""Number of rows in a file, in Arrow batches of 500."""
 
 
 def give(folder: Path, first: int, count: int) -> None:

@@ -163,8 +163,8 @@ async def streamed(
     build: Callable[[Any], tuple[Any, ...]],
     late: Sequence[int] = (),
 ) -> tuple[list[Any], ...]:
-    """What `build(source)` gives as streams of a flow over a query that hands over `given`; how
-    often it is `late` for each batch.
+    """Returns the results of `build(source)` as streams of a flow over a query that hands over
+    `given`, and the number of late elements for each batch.
     """
     query: Query | None = None
     bridge = Bridge()

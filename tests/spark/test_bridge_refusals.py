@@ -1,4 +1,4 @@
-"""What a bridge says before Java is started. No Java here."""
+"""Errors of a bridge before Java is started. No Java here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WITHIN_S = 30.0
     "master",
     ["", "localhost", "local[x]", "spark://", "spark://host", "http://host:7077", "local[2]; rm"],
 )
-def test_what_is_no_master_url_is_refused_with_those_there_are(master: str) -> None:
+def test_invalid_master_url_is_refused_with_the_valid_ones(master: str) -> None:
     with pytest.raises(SparkError, match=r"is no master URL of Spark, expected local, local\[4\]"):
         SparkBridge(master)
 
@@ -58,7 +58,7 @@ async def test_a_master_that_does_not_answer_is_named_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(
             ("127.0.0.1", 0)
-        )  # Bound and not listening: nobody answers, and nobody else gets the port.
+        )  # Bound and not listening: connections get no answer, and no other process gets the port.
         port = taken.getsockname()[1]
         async with SparkBridge(f"spark://127.0.0.1:{port}") as bridge:
             with pytest.raises(
@@ -68,7 +68,7 @@ async def test_a_master_that_does_not_answer_is_named_at_once() -> None:
                 await bridge.session()
 
 
-async def test_what_listens_and_is_no_master_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_that_is_no_master_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark gives up after a minute, and ends its Java while that tells why."""
 
     def gives_up(*_: Any) -> None:
@@ -91,10 +91,10 @@ async def test_what_listens_and_is_no_master_is_named(monkeypatch: pytest.Monkey
 async def test_the_time_of_a_call_counts_while_its_master_does_not_answer(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobody_answers(*args: Any, **kwargs: Any) -> Any:
+    async def no_answer(*args: Any, **kwargs: Any) -> Any:
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(type(host.net), "connect", nobody_answers)
+    monkeypatch.setattr(type(host.net), "connect", no_answer)
     async with SparkBridge("spark://127.0.0.1:1", host=host) as bridge:
         with pytest.raises(TimeoutError, match=r"the Spark call .* took longer than 10ms"):
             await bridge.call(lambda: None, timeout="10ms")
@@ -108,7 +108,7 @@ async def test_a_bridge_that_is_closed_says_so() -> None:
         await bridge.call(lambda: None)
 
 
-def test_what_the_user_configures_wins_over_our_defaults(tmp_path: object) -> None:
+def test_configuration_of_the_user_overrides_our_defaults(tmp_path: object) -> None:
     config = session_config(
         "local[2]",
         {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Da=b"},
@@ -169,7 +169,7 @@ async def test_no_more_calls_run_than_the_capacity_and_the_others_begin_in_order
     threads.close()
 
 
-async def test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody(
+async def test_abandoned_call_makes_room_and_its_late_end_has_no_effect(
     host: Host,
 ) -> None:
     """J5.4: the late completion is ignored."""
@@ -302,9 +302,10 @@ asyncio.run(main())
 """
 
 
-def test_what_the_first_flow_is_made_of_is_loaded_in_a_thread() -> None:
-    """Half a second of imports, for which the loop would be held while others wait. (Debug mode
-    loads more, on the loop.)
+def test_modules_of_the_first_flow_are_loaded_in_a_thread() -> None:
+    """The imports take half a second, which would block the loop.
+
+    (Debug mode loads more, on the loop.)
     """
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
     done = subprocess.run(

@@ -76,7 +76,7 @@ async def in_thread(fn: Callable[[], object]) -> object:
 
 
 async def taken(stream: InboundStream, rows: int) -> list[Arrival]:
-    """What arrives, until there are so many rows."""
+    """Returns the arriving rows, up to the given number."""
     found: list[Arrival] = []
     async with asyncio.timeout(WITHIN_S):
         while sum(one.batch.num_rows for one in found) < rows:
@@ -117,7 +117,7 @@ async def test_a_task_sends_no_more_than_the_window_until_something_is_taken() -
         async with asyncio.timeout(WITHIN_S):
             while len(stream) < WINDOW or len(given) < WINDOW + 1:
                 await asyncio.sleep(0.01)
-        for _ in range(20):  # Whatever else was on its way has had its turn.
+        for _ in range(20):  # All other data in transit has had its turn.
             await asyncio.sleep(0)
         assert len(stream) == WINDOW and len(given) == WINDOW + 1
 
@@ -448,7 +448,7 @@ async def test_no_more_is_made_for_a_task_than_it_has_credit_for() -> None:
         await stream.close()
 
 
-async def test_what_fails_while_a_partition_is_made_fails_the_task_with_its_reason() -> None:
+async def test_failure_while_a_partition_is_made_fails_the_task_with_its_reason() -> None:
     async with listening() as listener:
 
         async def give(partition: int) -> AsyncGenerator[pa.RecordBatch, None]:
@@ -468,7 +468,7 @@ async def test_what_fails_while_a_partition_is_made_fails_the_task_with_its_reas
         await stream.close()
 
 
-async def test_nobody_listens_off_loopback_in_plain_text_unasked() -> None:
+async def test_nothing_listens_off_loopback_in_plain_text_by_default() -> None:
     host = SystemHost()
     with pytest.raises(
         NotAuthenticated,
@@ -527,7 +527,7 @@ async def test_other_rows_than_before_are_an_error_over_tls_too(tmp_path: Path) 
 @pytest.mark.parametrize(
     "has_certificate", [True, False], ids=["of another authority", "in plain text"]
 )
-async def test_who_is_not_of_the_authority_is_not_let_in(
+async def test_peer_without_a_certificate_of_the_authority_is_not_let_in(
     tmp_path: Path, has_certificate: bool
 ) -> None:
     async with listening(Authority(tmp_path).issue("service")) as listener:
@@ -539,11 +539,11 @@ async def test_who_is_not_of_the_authority_is_not_let_in(
             await in_thread(lambda: push(where, name, batches(1)))
 
 
-async def test_what_is_no_certificate_is_named() -> None:
+async def test_file_that_is_no_certificate_is_named() -> None:
     with pytest.raises(
         NotAuthenticated, match=r"TLS cannot use the authority /no/such\.pem: no such file"
     ):
         async with listening(
             TlsFiles(certificate="/no/such.crt", key="/no/such.key", authority="/no/such.pem")
         ):
-            raise AssertionError("nobody listens")
+            raise AssertionError("no listener")

@@ -130,7 +130,7 @@ TOOLS = (
     "id",
     "sed",
 )
-"""What the scripts of Spark call."""
+"""Tools that the scripts of Spark call."""
 
 
 @pytest.mark.spark
@@ -139,9 +139,9 @@ TOOLS = (
 def test_on_the_java_of_the_wheel_what_is_killed_loses_and_doubles_no_row(
     tmp_path: Path,
 ) -> None:
-    """Python processes while a source reads and while a sink writes: the second attempt of a task
-    goes on where the first was, or writes anew. Then Java: calls under way fail, and the next one
-    starts another.
+    """Kills Python processes while a source reads and while a sink writes: the second attempt of a
+    task resumes at the position of the first, or writes again. Then kills Java: running calls fail,
+    and the next one starts another.
     """
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -172,7 +172,7 @@ def test_on_the_java_of_the_wheel_what_is_killed_loses_and_doubles_no_row(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("java")
-def test_a_streaming_query_fills_a_table_once_whatever_is_killed(tmp_path: Path) -> None:
+def test_streaming_query_fills_a_table_once_after_any_kill(tmp_path: Path) -> None:
     """Tasks in the middle of a batch, Java between our note of a batch and Spark's, and at last
     the program: the next one goes on.
     """

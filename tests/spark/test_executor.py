@@ -1,4 +1,4 @@
-"""What runs in Spark's Python processes, without Java."""
+"""The code in Spark's Python processes, tested without Java."""
 
 from __future__ import annotations
 

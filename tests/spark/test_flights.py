@@ -32,7 +32,7 @@ YEAR = """
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_the_year_with_spark_is_what_a_query_over_all_rows_gives_and_both_runs_give_the_same(
+async def test_year_of_flights_with_spark_equals_a_query_over_all_rows_in_both_runs(
     tmp_path: Path, spark: SparkBridge, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await importlib.import_module("examples.spark_flights").main(spark.master)

@@ -1,4 +1,4 @@
-"""What a streaming query has handed over stays until a checkpoint is behind it, and is taken once.
+"""Batches of a streaming query stay until a checkpoint covers them, and are read once.
 
 No Java here.
 """
@@ -66,7 +66,7 @@ async def test_sealed_batches_are_there_after_a_restart_and_unsealed_ones_are_no
     assert (await rows(await opened(host, tmp_path)))[2] == [5]
 
 
-async def test_what_an_end_in_the_middle_has_left_goes_with_the_next_start(
+async def test_leftovers_of_an_interrupted_write_are_removed_by_the_next_start(
     host: Host, tmp_path: Path
 ) -> None:
     first = await opened(host, tmp_path)
@@ -86,7 +86,7 @@ async def test_what_an_end_in_the_middle_has_left_goes_with_the_next_start(
     assert await rows(again) == {1: [1]}
 
 
-async def test_what_is_released_goes_and_the_newest_number_is_remembered(
+async def test_released_batches_go_and_the_newest_number_is_remembered(
     host: Host, tmp_path: Path
 ) -> None:
     handover = await opened(host, tmp_path)

@@ -1,4 +1,4 @@
-"""The JobManager inside a program: it ends with whoever wanted it. No Java here."""
+"""The JobManager inside a program ends with its users. No Java here."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_the_configuration_is_in_no_command_line_but_in_a_file_of_the_user_alone
     told: list[str] = []
 
     def launch(conf: Any = None, popen_kwargs: Any = None) -> None:
-        """As PySpark puts the command together."""
+        """Returns the command in PySpark's form."""
         told.extend(f"{name}={value}" for name, value in (conf.getAll() if conf else ()))
         told.extend(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")))
         raise OSError("no Java here")

@@ -59,5 +59,5 @@ def test_it_is_given_to_a_context_once(tmp_path: Path) -> None:
     ship_aioflow(context)
     assert context.files == [str(tmp_path / "aioflow.zip")]
     assert not [entry for entry in sys.path if entry.endswith("aioflow.zip")], (
-        "whoever looks through the path would keep it open"
+        "a reader of the path would keep it open"
     )

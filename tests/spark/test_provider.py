@@ -128,7 +128,7 @@ async def test_one_that_does_not_come_in_time_is_cancelled_and_reported(
 
 
 @pytest.mark.parametrize("outcome", [(RETRIED, "attempt 1"), SparkError("the executor was lost")])
-async def test_starts_that_fail_are_reported_and_after_three_in_a_row_nobody_waits(
+async def test_failing_starts_are_reported_and_after_three_in_a_row_no_caller_waits(
     outcome: Any,
 ) -> None:
     async with provided() as (spark, provider, failures):
@@ -162,7 +162,7 @@ async def test_executors_that_lack_libraries_are_not_tried_again() -> None:
         await until(lambda: failures == ["failed"])
 
 
-async def test_closing_starts_nobody_and_ends_whoever_stays(
+async def test_closing_starts_no_worker_and_ends_the_remaining_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(provider_module, "EXIT_S", 0.01)

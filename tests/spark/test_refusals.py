@@ -1,5 +1,5 @@
-"""What is refused where it is written, with what was expected, and how errors of Spark and of
-its rows are told. No Java here.
+"""Errors at build time, with the expected values, and the texts of errors of Spark and of its rows.
+No Java here.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_a_master_in_the_place_of_a_bridge_is_named(given: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("more", [{}, {"checkpoint": "/var/lib/app"}])
-def test_what_cannot_be_read_is_named_where_it_is_given(more: dict[str, Any]) -> None:
+def test_unreadable_source_is_named_where_it_is_given(more: dict[str, Any]) -> None:
     with pytest.raises(
         TypeError,
         match=(
@@ -182,13 +182,13 @@ def test_a_trigger_that_is_no_length_of_time_is_named(tmp_path: Path, trigger: A
         ({"table": "t", "into": "/out", "schema": SCHEMA}, "or two of them"),
     ],
 )
-def test_what_would_be_passed_over_is_refused(given: dict[str, Any], says: str) -> None:
+def test_ignored_arguments_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(af.GraphError, match=says):
         frames(SparkBridge("local[2]"), **given)
 
 
 class Frame:
-    """Of PySpark's DataFrame what is looked at before it is read."""
+    """The parts of PySpark's DataFrame that are examined before it is read."""
 
     _jdf = object()
     isStreaming = True
@@ -204,7 +204,7 @@ def test_a_streaming_query_wants_to_know_its_checkpoint() -> None:
 
 
 class Throwable:
-    """Of a Java error what is asked of it, without the trace."""
+    """The parts of a Java error that are used, without the trace."""
 
     def __init__(self, message: str) -> None:
         self.message = message

@@ -51,7 +51,7 @@ GENERATED = st.lists(
 def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(
     on: af.Spark, events: list[Event]
 ) -> None:
-    """All programs as one flow: a job of Spark costs a second, whatever it does.
+    """All programs run as one flow: a job of Spark costs at least a second.
 
     `test_runner_answers` has each alone, on more data.
     """
@@ -200,7 +200,9 @@ async def test_several_files_are_read_split_by_split(on: af.Spark, tmp_path: Pat
     assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
 
 
-async def test_what_prints_prints_here(on: af.Spark, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_printed_output_appears_here(
+    on: af.Spark, capsys: pytest.CaptureFixture[str]
+) -> None:
     flow = af.Flow("prints", parallelism=2)
     flow.source(["b", "a", "b"]).key_by(str).count().print("> ")
 

@@ -134,8 +134,8 @@ async def test_a_sink_that_stays_here_commits_when_all_is_through() -> None:
 
 
 def test_timers_that_later_elements_delete_fire_as_they_do_record_by_record() -> None:
-    """What tells a watermark for each record from one for each batch: with coarser ones fewer
-    keys seem silent.
+    """This test distinguishes a watermark for each record from one for each batch: with the coarser
+    ones fewer keys seem silent.
     """
     events = [Event(f"k{i * 7919 % 40}", i * 2, i % 10) for i in range(1500) if i * 31 % 97 > 40]
     silent, due = 0, dict[str, int]()

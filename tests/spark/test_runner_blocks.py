@@ -86,7 +86,7 @@ def test_records_come_back_with_times_keys_and_the_watermark_in_force() -> None:
     assert batch.watermarks == [MIN_WATERMARK, 5, 9, 14]
 
 
-def test_what_comes_by_another_way_is_not_before_what_was_told() -> None:
+def test_records_of_another_channel_do_not_precede_their_watermark() -> None:
     channel = Channel()
     channel.writer.emit(empty_batch(50))
     channel.writer.emit(RecordBatch(["side"], [10], None, [7], 7))
@@ -110,8 +110,8 @@ def test_records_with_and_without_times_do_not_share_a_block() -> None:
     assert [decode_block(row, CODEC).batch.timestamps for row in channel.rows] == [[1], None, [2]]
 
 
-def test_what_is_taken_of_records_does_not_share_a_block_with_records() -> None:
-    """Where nothing can be taken of one record of a batch, its records go whole."""
+def test_projected_values_do_not_share_a_block_with_records() -> None:
+    """If a record of a batch cannot be projected, all records of the batch go whole."""
     channel = Channel(
         targets=2, strategy=ShipStrategy.HASH, key=itemgetter(0), taken=(itemgetter(1),)
     )
@@ -166,7 +166,7 @@ def test_keys_that_are_the_texts_themselves_are_written_once() -> None:
     )
 
 
-def test_what_cannot_travel_names_the_operator() -> None:
+def test_value_that_cannot_travel_names_the_operator() -> None:
     channel = Channel()
     channel.writer.emit(RecordBatch([object()]))
     with pytest.raises(TypeNotSupported, match="here: "):

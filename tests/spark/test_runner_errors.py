@@ -18,7 +18,7 @@ FORGED = base64.b64encode(pack_error(KeyError("forged"), Codec())).decode()
 
 
 def told(error: Exception) -> SparkError:
-    """As Spark tells of a subtask that failed with `error`."""
+    """Returns Spark's report of a subtask that failed with `error`."""
     packed = base64.b64encode(pack_error(error, Codec())).decode()
     cause = (
         f'  File "flow.py", line 7, in parse\n{type(error).__name__}: {error}\n\nThe above '
@@ -50,7 +50,7 @@ def told(error: Exception) -> SparkError:
         "another error and long",
     ],
 )
-def test_the_error_is_that_of_the_subtask_whatever_its_record_says(record: str) -> None:
+def test_error_is_that_of_the_subtask_regardless_of_its_record(record: str) -> None:
     original = original_error(told(ValueError(record)), Codec())
     assert repr(original) == repr(ValueError(record))
 
@@ -58,5 +58,5 @@ def test_the_error_is_that_of_the_subtask_whatever_its_record_says(record: str) 
 @pytest.mark.parametrize(
     "text", ["no error of ours", f"{ERROR_MARK}QUFB{ERROR_MARK}", f"{ERROR_MARK}a{ERROR_MARK}"]
 )
-def test_what_is_no_packed_error_is_left_to_sparks_words(text: str) -> None:
+def test_text_without_a_packed_error_is_left_unchanged(text: str) -> None:
     assert original_error(SparkError(text), Codec()) is None

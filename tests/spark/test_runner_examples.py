@@ -36,8 +36,8 @@ pytestmark = pytest.mark.timeout(
 EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "rules"]
 
 AS_PROGRAMS = ["enrichment", "batch_inference"]
-"""They tell their functions something in globals of the script: only `__main__` travels with
-that.
+"""Examples that pass values to their functions in globals of the script, which travel only with
+`__main__`.
 """
 
 ELSEWHERE = ["flight_delays", "spark_flights", "spark_pipeline", "spark_workers"]
@@ -55,7 +55,7 @@ REFUSED = {
 }
 
 MEASURING = ["back_pressure"]
-"""It measures how fast its own process gives and takes, for ever: elsewhere it says nothing."""
+"""An example that measures its own process for ever, and prints nothing elsewhere."""
 
 DAYS = 4000
 """Lines of the file of flights: four days and a half."""

@@ -94,7 +94,9 @@ async def test_an_error_of_the_called_function_itself_comes_out_as_it_is(
 async def test_a_call_that_is_out_of_time_ends_at_once_and_its_job_is_cancelled(
     spark: SparkBridge,
 ) -> None:
-    """J5.4: the caller goes on, the job of the call is cancelled, its late end concerns nobody."""
+    """J5.4: the caller goes on, the job of the call is cancelled, and its late end has no
+    effect.
+    """
     session = await spark.session()
 
     with pytest.raises(
@@ -206,7 +208,7 @@ async def test_java_starts_with_the_configuration_and_without_showing_it(
 
     assert (
         b"-XX:+UseSerialGC" in command
-    )  # Of spark.driver.extraJavaOptions, which only a start can heed.
+    )  # Part of spark.driver.extraJavaOptions, which only a start can use.
     assert b"maxRecordsPerBatch" not in command
     found = await spark.call(
         lambda: session._jvm.java.lang.System.getProperty(

@@ -75,7 +75,7 @@ async def test_records_are_rows_by_field_or_by_place(
 
 
 @pytest.mark.parametrize("format", ["json", "orc"])
-async def test_what_was_written_in_another_format_is_read_in_it(
+async def test_table_in_another_format_is_read_in_it(
     spark: SparkBridge, tmp_path: Path, format: str
 ) -> None:
     flow = af.Flow("formats")
@@ -97,7 +97,7 @@ async def test_what_was_written_in_another_format_is_read_in_it(
 async def test_a_format_that_writes_no_files_is_refused_before_any_row(
     spark: SparkBridge, tmp_path: Path, format: str
 ) -> None:
-    """With the mode of a batch of files, JDBC would empty the table first."""
+    """As a batch of files with this mode, JDBC would empty the table first."""
     flow = af.Flow("formats")
     flow.source(items(0, 1)).sink(
         frames(spark, into=tmp_path / "out", schema=SCHEMA, format=format)
@@ -185,7 +185,7 @@ async def test_committing_again_writes_nothing_twice(spark: SparkBridge, tmp_pat
 
 
 class DiesAfterWriting(FrameCommitter):
-    """Spark has written everything, and nobody has noted it."""
+    """Dies after Spark has written everything, before it is noted."""
 
     async def _write(self, staged: Any, reader: Any) -> None:
         await super()._write(staged, reader)
@@ -193,7 +193,7 @@ class DiesAfterWriting(FrameCommitter):
 
 
 class DiesWhileRenaming:
-    """Half of the files have their names, and nobody has noted it."""
+    """Dies after half of the files have their names, before it is noted."""
 
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink
@@ -336,7 +336,7 @@ async def test_a_write_that_spark_refuses_fails_the_flow_with_its_cause(
     assert "\tat " not in str(caught.value)
 
 
-async def test_what_is_missing_is_said_when_the_flow_is_built(
+async def test_missing_arguments_are_reported_at_build_time(
     spark: SparkBridge, tmp_path: Path
 ) -> None:
     with pytest.raises(GraphError, match="got no schema="):
@@ -475,7 +475,7 @@ async def test_a_table_that_would_be_forgotten_with_the_session_is_refused(
 async def test_a_database_gets_each_row_once_by_the_id_of_the_batch(
     spark: SparkBridge, tmp_path: Path
 ) -> None:
-    """As docs/spark.md has it: the id is written with the rows, all in one transaction."""
+    """The id is written with the rows, in one transaction, as in docs/spark.md."""
     url = f"jdbc:derby:{tmp_path}/database;create=true"
     session: Any = await spark.session()
 

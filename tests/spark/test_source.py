@@ -245,7 +245,7 @@ async def test_batches_of_a_type_make_no_sense(spark: SparkBridge) -> None:
         frames(spark, NUMBERS, Reading, batches=True)
 
 
-async def test_what_is_no_frame_is_named(spark: SparkBridge) -> None:
+async def test_malformed_frame_is_rejected_by_name(spark: SparkBridge) -> None:
     with pytest.raises(GraphError, match="reads int, expected a query, a DataFrame"):
         await af.Flow("seven").source(frames(spark, lambda session: 7)).collect()
 

@@ -36,7 +36,7 @@ def streaming(spark: SparkBridge) -> af.Spark:
 
 
 def write(directory: Path, batch: Sequence[Event]) -> None:
-    """One file, a batch of Spark: files come in the order of their times."""
+    """Writes one file, a batch of Spark: files come in the order of their times."""
     directory.mkdir(exist_ok=True)
     number = len(list(directory.glob("*.json")))
     beside = directory / f".{number}"

@@ -1,4 +1,4 @@
-"""What a flow is as a query of Spark, and what is refused before anything starts. No Java here."""
+"""The plan of a flow as a query of Spark, and errors before anything starts. No Java here."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def with_a_list(numbers: af.DataStream[Any]) -> None:
         ),
     ],
 )
-def test_what_spark_cannot_keep_is_refused_with_the_operator_and_a_way_out(
+def test_operators_that_spark_cannot_keep_are_refused_with_an_alternative(
     build: Callable[[af.DataStream[Any]], None], says: str, tmp_path: Path
 ) -> None:
     flow = af.Flow("refused")

@@ -1,4 +1,4 @@
-"""A streaming query as a source: every row once, whatever is restarted or given again."""
+"""A streaming query as a source: every row is read once, after restarts and repetitions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def flow_of(
     return flow
 
 
-async def test_what_is_there_is_taken_once_and_more_by_the_next_run_and_repeats_by_none(
+async def test_existing_data_is_read_once_new_data_by_the_next_run_and_repeats_by_none(
     spark: SparkBridge, tmp_path: Path
 ) -> None:
     files(tmp_path / "in", 0, 3)

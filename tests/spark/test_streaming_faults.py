@@ -22,7 +22,7 @@ WITHIN_S = 45.0
 
 
 async def ids_through(spark: FakeSpark, tmp_path: Path, fails_at: list[int]) -> list[int]:
-    """What a flow has committed of the query that fails at these rows, once at each."""
+    """Returns the committed ids of a flow over a query that fails at these rows, once at each."""
 
     def fails(row: dict[str, Any]) -> int:
         if row["id"] in fails_at:
@@ -45,7 +45,7 @@ async def ids_through(spark: FakeSpark, tmp_path: Path, fails_at: list[int]) -> 
 
 @pytest.mark.parametrize("number", [0, 3, BATCHES - 1])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_each_row_is_taken_once_whatever_ends_around_a_batch(
+async def test_each_row_is_read_once_for_any_end_around_a_batch(
     fault: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(tmp_path / "spark", BATCHES, {number: fault})
@@ -56,7 +56,7 @@ async def test_each_row_is_taken_once_whatever_ends_around_a_batch(
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_each_row_is_taken_once_whatever_ends_how_often(
+async def test_each_row_is_read_once_for_any_number_of_ends(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)

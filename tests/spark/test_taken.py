@@ -1,5 +1,5 @@
-"""What an aggregate takes of records travels in their place between subtasks: the answers are
-those of one subtask, whoever runs them.
+"""Projected values travel in place of records between subtasks: the answers are those of one
+subtask, on every runner.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def answers(parallelism: int) -> tuple[af.Flow, list[Any]]:
 
 
 def of_each(found: tuple[list[Any], ...]) -> dict[str, list[str]]:
-    """By aggregate, so that a difference says whose it is."""
+    """Returns the results by aggregate, so that a difference names its aggregate."""
     names = [f"{kind} {name}" for name in AGGREGATES for kind in ("running", "window")]
     return {name: sorted(map(repr, rows)) for name, rows in zip(names, found, strict=True)}
 

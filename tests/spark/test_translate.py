@@ -38,7 +38,7 @@ def test_operators_without_keys_run_with_their_source() -> None:
     ]
 
 
-def test_what_prints_and_what_belongs_to_the_program_stays_here() -> None:
+def test_printing_operators_and_objects_of_the_program_stay_here() -> None:
     flow = af.Flow("ends")
     numbers = flow.source([1, 2]).map(abs)
     numbers.print()
@@ -115,7 +115,7 @@ async def test_checkpoints_and_restarts_are_refused(tmp_path: Path) -> None:
         )
 
 
-async def test_what_cannot_travel_is_named_before_anything_starts() -> None:
+async def test_operator_that_cannot_travel_is_named_before_anything_starts() -> None:
     lock = asyncio.Lock()
     lock._loop = asyncio.get_running_loop()  # type: ignore[attr-defined]
     flow = af.Flow("lock")

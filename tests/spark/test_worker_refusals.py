@@ -1,4 +1,4 @@
-"""What cannot work is refused with the way out: too few cores, second attempts, plain text
+"""Impossible settings are refused with an alternative: too few cores, second attempts, plain text
 between machines, a Python without libraries.
 """
 
@@ -36,7 +36,7 @@ def flow() -> af.DataStream[int]:
         ("spark://h:7077", {"spark.cores.max": "3"}, 2, True, None),
     ],
 )
-def test_so_many_workers_fit(
+def test_number_of_workers_that_fit(
     master: str, config: Mapping[str, str], workers: int, shared: bool, cores: int | None
 ) -> None:
     check_cores(master, config, workers, shared=shared, cores=cores)
@@ -190,7 +190,7 @@ async def test_a_frame_of_the_session_can_be_the_source(spark: SparkBridge) -> N
     assert max(total) == (4, sum(range(4, 500, 5)))
 
 
-async def test_what_a_flow_prints_is_printed_here(
+async def test_output_of_print_in_a_flow_appears_here(
     spark: SparkBridge, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = af.Flow("f").source(["b", "a", "b"]).key_by(str.lower).count()

@@ -49,7 +49,9 @@ def program(
         process.wait()
 
 
-def test_what_is_killed_under_load_is_replaced_and_every_record_counts_once(tmp_path: Path) -> None:
+def test_processes_killed_under_load_are_replaced_and_every_record_counts_once(
+    tmp_path: Path,
+) -> None:
     with program("faults", "local-cluster[2,1,1024]", tmp_path) as (process, said):
         process.wait(800)
 
@@ -143,7 +145,7 @@ def standalone(folder: Path) -> Iterator[str]:
 
 
 def foreign_listeners(pids: list[int]) -> list[str]:
-    """Where these processes listen other than on loopback."""
+    """Returns the addresses other than loopback at which these processes listen."""
     inodes = {}
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():

@@ -4,9 +4,9 @@
     python -m tests.spark.workers_program SCENARIO MASTER FOLDER
 
 `faults`: a Python worker is killed, then the Spark job of one is cancelled, then an executor is
-killed, and the program's own loop is held; the flow ends with `mistakes` in its output. `endless`:
-one worker is killed, what is written has each number once all the same, and the flow runs until
-somebody kills the program.
+killed, and the program's own loop is blocked; the flow ends with `mistakes` in its output.
+`endless`: one worker is killed, the output still has each number once, and the flow runs until the
+program is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.integration.processes import alive, eventually
 from tests.spark.brief import BRIEF
 
 WITHIN_S = 280.0
-"""For a machine that has much else to do."""
+"""Seconds of patience for a machine with much other work."""
 
 HELD_S = SILENCE_S + 1
 """Longer than workers wait for a driver that is silent."""
@@ -72,7 +72,7 @@ class Watched:
         self.run = cluster
 
     def pids(self) -> list[int]:
-        """Of the workers that run tasks, or did not clean up."""
+        """Returns the pids of workers that run tasks, or did not clean up."""
         return [
             pid
             for pid in sorted(int(name.name) for name in (self.folder / "pids").iterdir())
@@ -101,7 +101,7 @@ class Watched:
         )
 
     def cancel_spark_job(self) -> None:
-        """That of the oldest worker, as an operator of the cluster would in Spark's web
+        """Cancels the job of the oldest worker, as an operator of the cluster would in Spark's web
         interface.
         """
         context = self.run._bridge._process.session.sparkContext
