@@ -61,9 +61,9 @@ class Cells:
     ) -> None:
         """Adds records to the accumulators of their keys, given as `codes`.
 
-        `which` gives the places of the records in the batch of `inputs`; None: the whole batch.
-        `entries` are the keys by code. `held` is the content of the table, None if it is empty.
-        Raises NotOnColumns before any change.
+        `which` contains the indices of the records in the batch of `inputs`; None means the whole
+        batch. `entries` are the keys by code. `held` is the content of the table, None if it is
+        empty. Raises NotOnColumns before any change.
         """
         tally = tally_of(codes, len(entries))
         self._admit(codes, tally, inputs, entries, held)
@@ -108,7 +108,8 @@ class Cells:
         """Makes room for records with these codes, and loads accumulators of new keys from the
         table.
 
-        `tally` counts the records of each code. Raises NotOnColumns if the records cannot be added.
+        `tally` contains the number of records for each code. Raises NotOnColumns if the records
+        cannot be added.
         """
         count, size = len(codes), len(entries)
         for leaf, given in zip(self._leaves, inputs, strict=True):
@@ -144,8 +145,8 @@ class Cells:
     def _seeds(
         self, new: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any]
     ) -> list[tuple[list[Any], list[int], list[int]]]:
-        """Returns the table's accumulators of the `new` codes: (totals, counts, codes) for each
-        leaf.
+        """Returns the accumulators that the table has for the `new` codes, as lists of totals,
+        counts and codes, for each basic aggregate.
         """
         found: list[tuple[list[Any], list[int], list[int]]] = [([], [], []) for _ in self._leaves]
         for code in new.tolist():
@@ -183,8 +184,9 @@ class Cells:
     ) -> Iterator[int]:
         """Writes all changes into the table, in order of the keys' first occurrence.
 
-        Yields after each part, with its number of keys. Nothing may be added until the iterator
-        ends. It may also be abandoned: the next call writes what is still unwritten.
+        Yields the number of written keys after each part. No records may be added until the
+        iterator ends. The caller may abandon the iterator: the next call writes the remaining
+        changes.
         """
         dirty = self._dirty
         if not dirty.any():
@@ -209,7 +211,7 @@ class Cells:
 
     @property
     def count(self) -> int:
-        """Number of keys."""
+        """How many keys there are."""
         return self._count
 
     @property
@@ -235,12 +237,12 @@ class Cells:
 class Merged:
     """The accumulators of several slices of event time, merged.
 
-    There is at least one slice, and they are in order of time. Results can be computed for any part
-    of the keys.
+    There is at least one slice, and the slices are in order of time. Results can be computed for
+    any subset of the keys.
     """
 
     def __init__(self, slices: Sequence[Cells]) -> None:
-        """Raises NotOnColumns if the slices cannot be merged on columns."""
+        """Checks that the slices can be merged on columns; otherwise raises NotOnColumns."""
         self._slices = slices
         if len(slices) > 1:
             for leaves in zip(*(cells._leaves for cells in slices), strict=True):
@@ -279,9 +281,8 @@ _ABSENT: Any = object()
 
 
 def _joined(arrived: list[np.ndarray], written: int) -> tuple[list[np.ndarray], int]:
-    """Joins the arrays into at most two: the first `written` ones, and the rest.
-
-    Returns them, and how many of them are written.
+    """Returns at most two arrays: the first `written` arrays concatenated, and the others
+    concatenated. Also returns how many of these two are written.
     """
     pieces = [piece for piece in (arrived[:written], arrived[written:]) if piece]
     return [np.concatenate(piece) for piece in pieces], min(written, 1)

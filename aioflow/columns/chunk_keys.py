@@ -19,7 +19,9 @@ _ONES = (1 << _BITS) - 1
 
 
 def int_in_group(number: int, group: int) -> int:
-    """Returns an int whose key group is `group`, a different one for each `number`, at least 1."""
+    """Returns an int, at least 1, whose key group is `group`. Each `number` gives a different
+    int.
+    """
     head = canonical_key(number << _BITS)[:-4]
     register = crc32(head) ^ _ONES
     return number << _BITS | int.from_bytes(

@@ -1,14 +1,14 @@
-"""Computes expressions on columns, with exactly the results of rows.
+"""Computes expressions on columns, with exactly the same results as on rows.
 
-numpy computes what it computes as Python does: arithmetic and comparisons of 64-bit ints and
-floats, parts of times, Kleene's logic. An operation on text runs once for each distinct value, with
-the function that rows use. Everything else runs value by value, again with the function of rows.
-That is an int that would leave 64 bits, `**`, an int beyond 2**53 beside a float, and values of
-mixed types. So an expression has one meaning, and slow cases are still right.
+numpy computes the cases in which it does the same as Python: arithmetic and comparisons of 64-bit
+ints and floats, parts of times, and Kleene's logic. An operation on text runs once for each
+distinct value, with the function that rows use. All other cases run value by value, again with the
+function of rows. These are an int that would leave 64 bits, `**`, an int beyond 2**53 beside a
+float, and values of mixed types. So an expression has one meaning, and slow cases are still right.
 
-A batch in which something fails raises `NotOnColumns`. The caller computes it as rows, which find
-the record and raise the proper error. `tests/expressions/expression_cases.py` tests both with one
-table.
+If any value of a batch causes an error, `NotOnColumns` is raised. The caller then computes the
+batch as rows, which find the record and raise the proper error.
+`tests/expressions/expression_cases.py` tests both with one table.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ the channels alternate.
 
 
 class NotOnColumns(Exception):
-    """Tells the caller to compute this batch as rows. The message says why."""
+    """Tells the caller to compute this batch as rows. The message gives the reason."""
 
 
 class ColumnExpression:
     """Computes an expression on batches of columns.
 
-    It keeps compiled functions and the results for lists of entries, so each operator has its own.
+    The object keeps compiled functions and the results for lists of entries, so each operator has
+    its own object.
     """
 
     def __init__(self, expression: ex.Expr[Any]) -> None:
@@ -119,7 +120,7 @@ class ColumnExpression:
     def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
         """Computes Kleene's `&` and `|`.
 
-        Where the left side decides, a failure of the right side does not count.
+        Where the left side decides, an error of the right side is ignored.
         """
         n = len(batch)
         decisive = e._operator == "|"
@@ -167,7 +168,9 @@ class ColumnExpression:
         default: ex.Expr[Any],
         batch: ColumnBatch,
     ) -> Column:
-        """Computes a case. Each value is computed only for the rows that take its branch."""
+        """Computes a `when` expression. Each value is computed only for the rows that take its
+        branch.
+        """
         rest: np.ndarray | None = None  # All rows.
         parts: list[tuple[np.ndarray, Column]] = []
         for condition, value in branches:
@@ -245,7 +248,7 @@ class ColumnSelect:
 
 
 def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column | None:
-    """Computes the operation on arrays of numbers, None if Python's result would differ."""
+    """Computes the operation on arrays of numbers. Returns None if Python's result would differ."""
     numbers = [number_of(operand) for operand in operands]
     match e, numbers:
         case ex.Binary(_operator=operator), [a, b] if a is not None and b is not None:
@@ -296,7 +299,9 @@ def _is_null(found: Column) -> NumberColumn:
 
 
 def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> ex.Expr[Any]:
-    """Returns the operation `e` reading each varying operand from a tuple, by position."""
+    """Returns the operation `e`, changed so that each varying operand is read from a tuple, by
+    position.
+    """
     numbers = iter(range(len(operands)))
     children = [
         operand if isinstance(operand, ex.Literal) else ex.Column(next(numbers))

@@ -41,7 +41,7 @@ class GrowingEntries(dict[Any, int]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the next column begins a new list."""
+        """Whether the list of entries is full, so that the next column begins a new list."""
         return len(self.entries) >= self._entries_max
 
     def __missing__(self, text: Any) -> int:

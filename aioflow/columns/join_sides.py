@@ -121,9 +121,8 @@ class JoinSides:
     # Adding records.
 
     def encode(self, keys: Any) -> np.ndarray | None:
-        """Returns the codes of `keys`, None if they must be processed as rows.
-
-        That is if they are neither ints nor texts.
+        """Returns the codes of `keys`. Returns None if they are neither ints nor texts, and must be
+        processed as rows.
         """
         if len(self._encoder) > self._keys_max and not self._pending:
             self._read.clear()
@@ -152,7 +151,9 @@ class JoinSides:
         return self._pending_count >= PENDING_MAX
 
     def settle(self) -> Iterator[None]:
-        """Writes all pending records into the table. Yields between parts."""
+        """Writes all pending records into the table. Yields after each part, so that other tasks
+        can run.
+        """
         chunks = 0
         while self._pending:
             side, start = slot = next(iter(self._pending))
@@ -189,15 +190,18 @@ class JoinSides:
     # Reading records.
 
     def has(self, side: int, begin: int, stop: int) -> bool:
-        """Whether a slice in [begin, stop) holds a record of `side`."""
+        """Whether a slice that starts from `begin` up to `stop` (exclusive) holds a record of
+        `side`.
+        """
         starts = self._starts_of[side]
         index = bisect_left(starts, begin)
         return index < len(starts) and starts[index] < stop
 
     def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, Held]:
-        """Returns the records of `side` in the slices that start in [begin, stop), at least one.
+        """Returns the records of `side` in the slices that start from `begin` up to `stop`
+        (exclusive). There must be at least one.
 
-        Yields between parts.
+        Yields after each part, so that other tasks can run.
         """
         parts: list[Held] = []
         starts = self._starts_of[side]
@@ -239,7 +243,8 @@ class JoinSides:
     def rows(self, stop: int, until: int) -> Generator[None, None, Iterator[Row]]:
         """Returns the records of both sides in slices before `stop`, as rows, in order of arrival.
 
-        Settles first. Yields between parts. `until` is the last item of each row.
+        Calls `settle` first. Yields after each part, so that other tasks can run. `until` becomes
+        the last item of each row.
         """
         yield from self.settle()
         found: list[Row] = []

@@ -40,9 +40,10 @@ _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
 
 
 class KeyEncoder:
-    """Gives distinct keys the codes 0, 1, 2 and so on. Their order has no meaning.
+    """Maps distinct keys to the codes 0, 1, 2 and so on. The order of the codes has no meaning.
 
-    `entries[code]` is the key as it came first: equal keys may differ in type, as 1 and 1.0 do.
+    `entries[code]` is the key in the form in which it first occurred: equal keys may differ in
+    type, such as 1 and 1.0.
     """
 
     def __init__(self) -> None:
@@ -61,9 +62,9 @@ class KeyEncoder:
         return len(self.entries)
 
     def encode_plain(self, keys: Any) -> np.ndarray | None:
-        """Returns the codes of `keys` if they are all ints or texts, otherwise None.
+        """Returns the codes of `keys` if all are ints or all are texts, otherwise None.
 
-        Equal ints or texts are also of the same type.
+        Then keys that are equal also have the same type.
         """
         if isinstance(keys, NumberColumn):
             return (
@@ -121,12 +122,12 @@ class KeyEncoder:
         return CodedColumn(codes.astype(np.int32), self.entries)
 
     def _look_up(self, keys: CodedColumn) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the codes of `keys`, -1 for new keys, and the new entries, each once.
+        """Returns the codes of `keys`, with -1 for new keys, and the distinct new keys.
 
-        Batches cut from one batch share the list of entries, which may have grown at its end.
-        Entries are looked up when records use them: a lookup of a million entries would block the
+        Batches cut from one batch share the list of entries, which may have grown at its end. Only
+        those entries that records use are looked up. A lookup of a million entries would block the
         loop. It would also put the whole list into an encoder that started over because it had too
-        many.
+        many keys.
         """
         entries = keys.entries
         known = self._known.get(id(entries), _NONE)[1]
@@ -144,8 +145,8 @@ class KeyEncoder:
         ]
 
     def _learn(self, keys: CodedColumn, new: np.ndarray, found: list[Any]) -> np.ndarray:
-        """Gives codes to `found`, the entries of `keys` at `new`. Returns the codes of all
-        `keys`.
+        """Assigns codes to the new keys `found`, which are the entries of `keys` at the indices
+        `new`. Returns the codes of all `keys`.
         """
         known = self._known[id(keys.entries)][1]
         known[new] = self._of_list(found)
@@ -172,8 +173,8 @@ class KeyEncoder:
         return codes  # type: ignore[no-any-return]
 
     def _reach(self, low: int, high: int) -> bool:
-        """Extends the table to the ints from `low` to `high`. Returns False if they are too far
-        apart.
+        """Extends the lookup table to the ints from `low` to `high`. Returns False if they are too
+        far apart.
         """
         table = self._table
         if len(table):

@@ -51,7 +51,7 @@ class Groups:
     def counted(self, before: np.ndarray) -> np.ndarray:
         """Returns for each record how many records its group has so far, including this one.
 
-        The counts of a group continue from its `before`.
+        The counting begins at the group's number in `before`.
         """
         counts = np.repeat(before + 1 - self._first, self.lengths)
         counts += np.arange(len(counts))
@@ -61,7 +61,7 @@ class Groups:
         """Returns for each record the sum of its group so far, including this one. `values` are
         ints.
 
-        The sums of a group continue from its `before`.
+        The sum begins at the group's number in `before`.
         """
         ordered = values[self._order]
         sums = np.cumsum(ordered)
@@ -69,7 +69,7 @@ class Groups:
         return self._as_they_came(sums)
 
     def places(self) -> np.ndarray:
-        """Returns the index of each record's group."""
+        """Returns for each record the index of its group."""
         return self._as_they_came(np.repeat(np.arange(len(self.codes)), self.lengths))
 
     def _as_they_came(self, ordered: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ Tally = tuple[np.ndarray, np.ndarray]
 
 
 def tally_of(codes: np.ndarray, size: int) -> Tally | None:
-    """Counts how often each code is among `codes`, which are all below `size`.
+    """Counts how often each code occurs in `codes`, which are all below `size`.
 
     Returns None if there are so few records that looking at each one is cheaper.
     """
@@ -95,9 +95,10 @@ def tally_of(codes: np.ndarray, size: int) -> Tally | None:
 
 
 class Leaf:
-    """The numbers of one aggregate for all keys.
+    """The arrays of one basic aggregate, such as a sum, for all keys.
 
-    For each code there is a total or best value, and the number of values or whether there is one.
+    The index is the code of the key. One array holds the total or the best value, the other holds
+    the number of values, or whether there is one.
     """
 
     __slots__ = ("bound", "counts", "kind", "values")
@@ -133,7 +134,8 @@ class Leaf:
                 self.values = grown(self.values, size)
 
     def unpack(self, held: Any, dtype: np.dtype[Any] | None) -> tuple[Any, int]:
-        """Returns the value and count in `held`, an accumulator as rows store it.
+        """Returns the value and the count of `held`, an accumulator in the form that row operators
+        store.
 
         Raises NotOnColumns for an accumulator that the arrays cannot hold.
         """
@@ -162,9 +164,10 @@ class Leaf:
     def add(
         self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, tally: Tally | None
     ) -> None:
-        """Adds the values of the records at `which` to the numbers of `codes`.
+        """Adds values to the accumulators of the keys that have the codes `codes`. `which` contains
+        the indices of the records, None for all.
 
-        `tally` counts each code, if that is known.
+        `tally` is how often each code occurs, if that is known.
         """
         values = given.values if given.values is None or which is None else given.values[which]
         if given.chosen is not None:
@@ -196,7 +199,9 @@ class Leaf:
             (np.fmin if self.kind is LeafKind.MIN else np.maximum).at(self.values, codes, values)
 
     def running(self, groups: Groups, given: Inputs) -> Column:
-        """Returns the aggregate's result after each record of `groups`, without adding them."""
+        """Returns the aggregate's result after each record of `groups`. The arrays stay
+        unchanged.
+        """
         codes, chosen = groups.codes, given.chosen
         before = self.counts.take(codes)
         counts = (
@@ -236,8 +241,8 @@ class Leaf:
         values: np.ndarray,
         chosen: np.ndarray | None,
     ) -> np.ndarray:
-        """Returns the running results of float sums, min or max, where each needs the one
-        before.
+        """Returns the running results of float sums, min or max, which have to be computed one
+        after the other.
         """
         held: list[Any] = [
             value if count else None
@@ -262,7 +267,8 @@ class Leaf:
         return np.array(out, values.dtype)
 
     def taken(self, codes: np.ndarray) -> Leaf:
-        """Returns a copy with only the numbers of `codes`, in that order.
+        """Returns a copy that contains only the accumulators of the keys with the codes `codes`, in
+        that order.
 
         A code beyond the end of the arrays has no values.
         """
@@ -272,7 +278,7 @@ class Leaf:
         return copy
 
     def merge(self, other: Leaf) -> None:
-        """Adds the numbers of a later slice for the same codes.
+        """Adds the accumulators of a later slice for the same codes.
 
         The result equals that of merging the accumulators of rows one by one.
         """
@@ -322,7 +328,7 @@ class Leaf:
 
 
 def check_merge(leaves: Sequence[Leaf]) -> None:
-    """Raises NotOnColumns if the numbers of these slices cannot be merged as arrays."""
+    """Raises NotOnColumns if the accumulators of these slices cannot be merged as arrays."""
     filled = [leaf for leaf in leaves if leaf.values is not None]
     dtypes = {leaf.values.dtype for leaf in filled if leaf.values is not None}
     if len(dtypes) > 1:

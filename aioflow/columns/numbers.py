@@ -57,7 +57,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An operand of an operation: an array, or one number for all rows.
+    """An operand of an operation: an array of numbers, or one number for all rows.
 
     `kind` is that of the numpy type: b (bool), i (int) or f (float).
     """
@@ -92,7 +92,7 @@ class Number:
 
 
 def number_of(operand: Column | ex.Literal[Any]) -> Number | None:
-    """Returns the operand as numbers, None if it is not numeric."""
+    """Returns the operand as a Number, or None if it is not numeric."""
     if isinstance(operand, NumberColumn):
         return Number(operand.values, operand.valid, operand.values.dtype.kind)
     if isinstance(operand, ex.Literal):

@@ -30,7 +30,9 @@ RECORDS_PER_KNOWN = 2
 
 
 class _Found(CodedColumn):
-    """A coded column with new texts: code `len(entries) + i` stands for `new[i]`."""
+    """A coded column whose texts are partly new. A code below `len(entries)` stands for a known
+    text; code `len(entries) + i` stands for `new[i]`.
+    """
 
     __slots__ = ("new",)
 
@@ -123,7 +125,8 @@ class ArrowPages:
         return ColumnBatch(columns, table.num_rows)
 
     def settle(self, page: ColumnBatch) -> ColumnBatch:
-        """Returns the last page read, with its new texts added to the lists of entries.
+        """Adds the new texts of `page`, the last page read, to the lists of entries, and returns
+        the page with the final codes.
 
         Only columns whose texts recur often use these lists.
         """

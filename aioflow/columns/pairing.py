@@ -1,7 +1,8 @@
 """Computes the pairs of records with equal keys on two sides of a join, on columns.
 
-Keys come in the order of their first arrival on either side. Within a key the left records vary
-slowest, each side in its order of arrival. A join of rows gives the same order.
+Keys are in the order in which they first arrived on either side. Within a key, each left record is
+paired with all right records before the next left record; each side is in order of arrival. A join
+of rows gives the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SORTED_MAX = 1 << 31
 class Held:
     """Records of one side of a join, as columns.
 
-    For each record: the code of its key, its number in the order of arrival of both sides, its
+    Each record has the code of its key, its number in the order of arrival of both sides, and its
     value.
     """
 
@@ -140,7 +141,7 @@ class Runs:
 def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the positions in `left` and in `right` of the keys that both contain.
 
-    Codes of keys are small: a table takes a third of the time of sorting.
+    Codes of keys are small, so a lookup table is used; it takes a third of the time of sorting.
     """
     if not (len(left) and len(right)):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -154,7 +155,8 @@ def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sorted(numbers: np.ndarray) -> np.ndarray:
-    """Returns the sorted `numbers`, each shifted left by 32 bits, with its original index below.
+    """Returns the sorted `numbers`. Each is shifted left by 32 bits, and its original index is in
+    the lower bits.
 
     The numbers are below `_SORTED_MAX`. numpy sorts numbers faster than it computes their order.
     """

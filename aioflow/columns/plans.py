@@ -17,7 +17,7 @@ __all__ = ["Inputs", "LeafKind", "LeafSpec", "Plan"]
 
 
 class LeafKind(Enum):
-    """The kind of a basic aggregate."""
+    """The kind of a basic aggregate, such as a sum or a count."""
 
     COUNT = "count"
     SUM = "sum"
@@ -42,7 +42,8 @@ class LeafSpec:
 class Inputs:
     """The input of one basic aggregate from a batch.
 
-    `values` is None for a count. `chosen` is the mask of the records that count, None for all.
+    `values` is None for a count. `chosen` is the mask of the records that are included, None for
+    all.
     """
 
     values: np.ndarray | None
@@ -52,9 +53,10 @@ class Inputs:
 
 
 class Plan:
-    """An aggregate that can be computed on columns: one or more basic aggregates, the leaves.
+    """An aggregate that can be computed on columns. It consists of one or more basic aggregates,
+    the leaves.
 
-    `names` are the names of the leaves in the result of `agg`; None for a single one without a
+    `names` are the names of the leaves in the result of `agg`; None for a single leaf without a
     name.
     """
 

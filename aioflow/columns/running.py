@@ -21,10 +21,12 @@ KEYS_MAX = 1_000_000
 
 
 class RunningColumns:
-    """The running aggregate of one operator, with changes that its state table does not hold yet.
+    """The running aggregate of one operator. It holds changes that its state table does not contain
+    yet.
 
-    `table_of` returns the table for writes of some keys, `peek` its content. `is_one_spelling`
-    checks that equal keys have the same type. Beyond `keys_max` keys the memory is emptied.
+    `table_of` returns the table for writing given keys, and `peek` returns the table for reading.
+    `is_one_spelling` checks that equal keys have the same type. The memory is emptied when it has
+    more than `keys_max` keys.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Computes window aggregates on columns: one `Cells` object for each slice of event time.
+"""Computes window aggregates on columns, with one `Cells` object for each slice of event time.
 
-`settle` writes unwritten content into the table. Before rows are added to a slice, call `release`.
+`settle` writes unwritten content into the table. Call `release` before rows are added to a slice.
 Both, and the results of a window, are iterators, so that the event loop can run between steps.
-Between two steps a query may look at the state, which settles the rest; nothing may be added.
+Between two steps a query may read the state, and `settle` is called before; no records may be
+added.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TableOf = Callable[[int, list[Any]], MutableMapping[Any, Any]]
 
 
 class SliceColumns:
-    """The slices of one window operator that are kept on columns.
+    """The slices of one window operator that are held in columns.
 
     `table_of` and `peek` return the table's content of a slice, for writing and for reading.
     """
@@ -55,13 +56,14 @@ class SliceColumns:
 
     @property
     def starts(self) -> list[int]:
-        """Start of each slice that is kept here."""
+        """The start of each slice that is held in columns."""
         return list(self._cells)
 
     def make_room(self) -> Iterator[None]:
-        """Discards the codes of all keys if many of the keys are gone. Call it before `prepare`.
+        """Discards the codes of all keys if many of the keys are no longer in any slice. Call it
+        before `prepare`.
 
-        Yields between parts, like `settle`.
+        Yields after each part, like `settle`.
         """
         count = len(self._encoder)
         if count > KEYS_MIN and count > 4 * max(
@@ -110,9 +112,9 @@ class SliceColumns:
         self._cells[start] = cells
 
     def settle(self) -> Iterator[None]:
-        """Writes all changes into the table. Yields between parts.
+        """Writes all changes into the table. Yields after each part.
 
-        Nothing may be added in between.
+        No records may be added until the iterator has ended.
         """
         return self._settle(self.starts)
 
@@ -130,7 +132,7 @@ class SliceColumns:
                     written = 0
 
     def release(self, starts: Sequence[int]) -> Iterator[None]:
-        """Writes the slices at `starts` into the table, and forgets them. Yields between parts.
+        """Writes the slices at `starts` into the table, and forgets them. Yields after each part.
 
         Call it before rows are added to these slices.
         """
@@ -145,10 +147,11 @@ class SliceColumns:
             self._count_before = cells.count
 
     def results(self, starts: Sequence[int], begin: int, end: int) -> Iterator[ColumnBatch] | None:
-        """Returns the results of the window [begin, end), made of the slices at `starts`, in parts.
+        """Returns an iterator over the results of the window from `begin` to `end`, which consists
+        of the slices at `starts`.
 
-        Returns None if the table holds something of them that is not here. Nothing may be added
-        until all parts are made.
+        Returns None if the table has content of these slices that is not held here. No records may
+        be added until the iterator has ended.
         """
         cells = [one for one in map(self._cells.get, starts) if one is not None and one.complete]
         if len(cells) < len(starts):

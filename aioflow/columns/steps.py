@@ -18,7 +18,9 @@ __all__ = ["ColumnSteps"]
 
 
 class ColumnSteps:
-    """A sequence of steps. Each step is the expression of a filter, or the fields of a select."""
+    """A sequence of steps. Each step is either the expression of a filter, or the fields of a
+    select.
+    """
 
     def __init__(self, steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]]) -> None:
         self._steps = [

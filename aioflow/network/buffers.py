@@ -70,7 +70,7 @@ class NetworkBufferPool:
     ) -> LocalBufferPool:
         """Creates a pool that always gets at least `min_segments` and at most `max_segments`.
 
-        `max_segments` None: no limit but the total.
+        `max_segments` None means that only the total limits the pool.
         """
         self._require(min_segments)
         pool = LocalBufferPool(
@@ -122,7 +122,7 @@ class NetworkBufferPool:
         return [self.take_segment() for _ in range(count)]
 
     def recycle_unpooled(self, segments: Sequence[MemorySegment]) -> None:
-        """Returns segments of `request_unpooled`; the pools may grow by them."""
+        """Returns segments taken by `request_unpooled`, so that the local pools may grow."""
         for segment in segments:
             self.return_segment(segment)
         if self.is_destroyed:
@@ -172,7 +172,7 @@ class NetworkBufferPool:
     # Called by the local pools.
 
     def take_permit(self) -> bool:
-        """Takes one permit; False if none is available."""
+        """Takes one permit. Returns False if none is available."""
         if self._available == 0:
             return False
         self._take(1)

@@ -32,7 +32,7 @@ NO_KEY: Any = object()
 
 
 class BatchBuilder:
-    """Builds the batches of one subpartition: append until `is_full`, then `seal`.
+    """Builds the batches of one subpartition: append until `is_full`, then call `seal`.
 
     `watermark` is the current watermark, after all records so far.
     """
@@ -143,7 +143,8 @@ class BatchBuilder:
         return count
 
     def seal_whole(self, batch: RecordBatch) -> RecordBatch | None:
-        """Does `extend(batch)` and `seal()` with the lists of `batch` itself instead of copies.
+        """Has the effect of `extend(batch)` and `seal()`, but uses the lists of `batch` itself
+        instead of copies.
 
         Returns None and changes nothing unless the builder is open and empty, and the channel has
         received the current watermark.
@@ -226,7 +227,7 @@ class BatchBuilder:
         return batch
 
     def note_told(self) -> int:
-        """Notes that the current watermark is sent as an event now, and returns it."""
+        """Returns the current watermark, and notes that it is sent as an event now."""
         self.told = self.watermark
         return self.told
 
@@ -245,8 +246,8 @@ class BatchBuilder:
         self._covered = 0
 
     def _fill(self) -> None:
-        """Gives records without an entry in `watermarks` the current watermark, or counts them as
-        covered.
+        """Gives records without an entry in `watermarks` the current watermark. If the consumer
+        already has this watermark, only notes how many records need no entry.
         """
         count = len(self.values)
         if not self.watermarks:

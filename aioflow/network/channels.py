@@ -17,9 +17,10 @@ __all__ = ["LocalInputChannel"]
 
 
 class LocalInputChannel:
-    """Channel `index` of its gate, reading a subpartition of a producer in this process.
+    """An input channel whose producer is in this process. It has the number `index` in its gate.
 
-    `subpartition_provider` returns None while the producer is not deployed yet.
+    `subpartition_provider` returns the subpartition to read, or None while the producer is not
+    deployed yet.
     """
 
     __slots__ = ("_provider", "_subpartition", "index", "is_released")
@@ -100,7 +101,7 @@ class LocalInputChannel:
 
     @property
     def traffic(self) -> ChannelTraffic:
-        """Traffic of the channel, from the producer's counters."""
+        """Counts of what the channel has delivered, taken from the producer's counters."""
         subpartition = self._subpartition
         if subpartition is None:
             return ChannelTraffic(False, 0, 0, 0, 0)

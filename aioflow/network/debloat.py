@@ -87,7 +87,8 @@ class BufferDebloater:
         self._batches = max(1, channels) * BATCHES_PER_CHANNEL
 
     def took(self, now_s: float, records: int) -> int | None:
-        """Notes that the task starts on a batch of `records`, and so has finished the one before.
+        """Notes that the task begins to process a batch of `records` records, and so has finished
+        the previous batch.
 
         Returns the batch size to announce, None for no change.
         """
@@ -97,7 +98,7 @@ class BufferDebloater:
         return self._look() if self._active_s >= PERIOD_S else None
 
     def idle(self, now_s: float) -> None:
-        """Notes that the task has finished its batch and has no other."""
+        """Notes that the task has finished its batch, and that no other batch waits."""
         self._settle(now_s)
         self._since = None
 

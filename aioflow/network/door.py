@@ -173,10 +173,10 @@ class Door:
             )
 
     def _weakest(self, may_go: Callable[[_Connection], bool]) -> _Connection | None:
-        """Returns the connection to abort, None if `may_go` allows none.
+        """Returns the connection to abort, or None if `may_go` is false for all.
 
-        It is one of the address with the most connections: stalled longest, otherwise quiet
-        longest.
+        Chooses among the connections of the address that has most of them: the one that is stalled
+        longest, or if none is stalled, the one that is quiet longest.
         """
         by_host = Counter(one.host for one in self._connections.values())
         candidates = [one for one in self._connections.values() if may_go(one)]
@@ -187,7 +187,9 @@ class Door:
         )
 
     def _cut(self, connection: _Connection, reason: str, *, is_news: bool) -> None:
-        """Aborts a connection. With `is_news` the reason is logged; an idle browser is no news."""
+        """Aborts a connection. The reason is logged only with `is_news`, because an aborted
+        connection of an idle browser is normal.
+        """
         if is_news:
             self._refusals.add(connection.peer, reason)
         self.leave(connection)
@@ -195,7 +197,7 @@ class Door:
 
 
 class _Complaints(logging.Logger):
-    """Logger for an HTTP server of aiohttp.
+    """A logger for an HTTP server of aiohttp.
 
     A malformed request counts as a refusal and logs no traceback.
     """

@@ -156,10 +156,10 @@ class SharedAvailability(Availability):
 
 
 class InputGate:
-    """Merges `channels`; a channel's position is its index.
+    """Merges `channels`. The index of a channel is its position in that list.
 
-    `availability` is shared with other gates of the task, or its own. A finished gate lowers a
-    shared availability, which the other gates then decide. Its own stays up.
+    `availability` may be shared with other gates of the task. A finished gate lowers a shared
+    availability, whose state then depends on the other gates. An own availability stays up.
     """
 
     __slots__ = (

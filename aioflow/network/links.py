@@ -149,7 +149,7 @@ class DataPlane:
             )
 
     async def _connect(self, address: tuple[str, int], link: Link) -> None:
-        """Tries to connect until that works. Fails the link after too long."""
+        """Tries to connect until this succeeds. Fails the link after too long a time."""
         loop = asyncio.get_running_loop()
         error: Exception | None = None
         try:
@@ -298,7 +298,7 @@ class DataPlane:
 
 
 class _Dialler:
-    """The LinkOwner of the link that this side connected to `address`."""
+    """The `LinkOwner` of a link that this process connected to `address`."""
 
     __slots__ = ("_address", "_data_plane")
 
@@ -330,7 +330,7 @@ class _Opening:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def hand_over(self, connection: AuthenticatedConnection) -> None:
-        """Makes `connection` the link's. Raises Broken if the connection has ended meanwhile."""
+        """Gives `connection` to the link. Raises Broken if the connection has ended meanwhile."""
         if self._lost is not None:
             raise self._lost
         if self._link.is_closed:

@@ -33,7 +33,7 @@ RECYCLED_TWICE = "a permit was recycled that the pool did not give out: recycle 
 
 
 class PermitListener(Protocol):
-    """A requester that waits for the next permit of an empty pool."""
+    """The interface of an object that waits for the next permit of an empty pool."""
 
     def on_permit(self) -> bool:
         """Offers a free permit. Returns True to take it (and recycle it later), False to leave it.
@@ -204,7 +204,7 @@ class LocalBufferPool:
 
     @property
     def idle(self) -> int:
-        """Number of permits held and unused."""
+        """Number of permits that are held but not used."""
         return self._idle
 
     @property

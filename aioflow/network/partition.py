@@ -92,7 +92,9 @@ class ResultPartition:
     def add_event(
         self, index: int, event: Event, blocking: bool = False, priority: bool = False
     ) -> bool:
-        """Queues an event for consumer `index` behind all data; ahead of it with `priority`."""
+        """Queues an event for consumer `index`: after all data, or with `priority` before all
+        data.
+        """
         return self.subpartitions[index].add_event(event, blocking, priority)
 
     def broadcast_event(self, event: Event, blocking: bool = False, priority: bool = False) -> None:
@@ -176,7 +178,7 @@ class ResultPartition:
 
     @property
     def slice_columns(self) -> int:
-        """Like `slice_records`, for columnar batches."""
+        """The same as `slice_records`, for columnar batches."""
         if self._is_awaited:
             return sum(subpartition.column_records for subpartition in self.subpartitions)
         return sum(subpartition.wanted_columns for subpartition in self.subpartitions)

@@ -218,9 +218,10 @@ class PipelinedSubpartition:
         return self._place_of(checkpoint_id) is not None
 
     def hurry(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event] | None:
-        """Like `overtake`, for a barrier that is already in the queue. `barrier` replaces it.
+        """Does the same as `overtake`, for a barrier that is already in the queue. `barrier`
+        replaces it.
 
-        Returns the overtaken elements; None if the barrier was read already.
+        Returns the overtaken elements, or None if the barrier was read already.
         """
         place = self._place_of(barrier.checkpoint_id)
         if place is None:
@@ -243,8 +244,8 @@ class PipelinedSubpartition:
     def flush(self) -> bool:
         """Makes the records of the open batch visible, also a watermark without records.
 
-        Returns whether there was data. While the reader has other data the batch stays open:
-        sealing would make it smaller, not earlier.
+        Returns whether there was data. While the reader has other data to read, the batch stays
+        open: sealing it would only make it smaller.
         """
         if not self._queue and not self._unread:
             return self.seal()
@@ -379,9 +380,9 @@ class PipelinedSubpartition:
                 self.seal()
 
     def start_small(self) -> None:
-        """Starts with small batches.
+        """Limits the first batches to a small size, until the speed of the consumer is known.
 
-        All data sealed before the consumer's speed is known delays the next barrier.
+        Otherwise large first batches could delay the next barrier.
         """
         self.is_starting = True
         self._grows_at = 2
@@ -391,9 +392,9 @@ class PipelinedSubpartition:
         )
 
     def grow(self) -> None:
-        """Grows batches if the consumer keeps up.
+        """Increases the size of batches if the consumer keeps up.
 
-        This stops once the consumer asks for a size, or batches have their full size.
+        This ends once the consumer asks for a size, or batches have their full size.
         """
         # The consumer takes a batch when it has finished the previous one, so one taken batch
         # proves nothing.
@@ -464,7 +465,7 @@ class PipelinedSubpartition:
 
     @property
     def wanted_columns(self) -> int:
-        """Like `wanted_records`, for columnar batches."""
+        """The same as `wanted_records`, for columnar batches."""
         return self.column_records_max if self.is_starting else self.column_records
 
     def acknowledge_all_records_processed(self) -> None:
@@ -529,7 +530,9 @@ class PipelinedSubpartition:
         return None
 
     def _seal_quietly(self) -> None:
-        """Seals without a notification: the reader is polling and sees the new data itself."""
+        """Seals the open batch without a notification, because the reader is polling and sees the
+        new data itself.
+        """
         notify, self._notify = self._notify, None
         self.seal()
         self._notify = notify

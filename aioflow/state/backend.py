@@ -63,9 +63,9 @@ absent.
 
 
 class _NoKey:
-    """Stands for "no current key".
+    """The value of "no current key".
 
-    A lookup of it in any dict raises StateError, so the hot path needs no check.
+    A lookup of this value in any dict raises StateError, so that normal accesses need no check.
     """
 
     __slots__ = ()
@@ -85,7 +85,7 @@ NO_KEY: Any = _NoKey()
 
 
 class StateTable(Protocol):
-    """Raw storage for a built-in operator: a dict for each namespace."""
+    """A table of raw state for a built-in operator, with one dict for each namespace."""
 
     name: str
 

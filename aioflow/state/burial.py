@@ -23,7 +23,7 @@ FEW = 64
 
 
 class _Grave:
-    """The dicts that wait to be freed on one event loop."""
+    """A queue of dicts that are freed slice by slice on one event loop."""
 
     __slots__ = ("_freed", "_waiting")
 

@@ -73,7 +73,7 @@ Keys = set[Any] | dict[Any, Any] | list[Any]
 
 
 class Space:
-    """One namespace of one table: key -> stored value, and the notes of its changes."""
+    """One namespace of one table: a dict of key -> stored value, and the notes of its changes."""
 
     __slots__ = (
         "born",
@@ -122,16 +122,16 @@ class Space:
         return list(islice(self.entries, start, start + count))
 
     def release(self) -> None:
-        """Releases the contents, which have no reader any more."""
+        """Releases the contents, because no snapshot reads them any more."""
         entries, self.entries = self.entries, {}
         bury(entries)
 
 
 class Kept:
-    """The former values of the keys of a batch, as columns.
+    """The former values of the keys of a batch, stored as columns.
 
-    Few of these values are read later, one by one. Python's garbage collector would count and walk
-    a copy of each value.
+    Python's garbage collector would examine a separate copy of each value. Columns avoid that, and
+    only few of the values are read later.
     """
 
     __slots__ = ("_columns", "_keys", "_layout", "_rows")
@@ -283,7 +283,10 @@ class ChangeLog:
                 touched.pop(key, None)
 
     def dirty_of(self, space: Space) -> Any:
-        """Returns the notes of `space` in this generation, unless a snapshot is unfinished."""
+        """Returns the set or dict in which changed keys of `space` are noted.
+
+        Must not be called while a snapshot is unfinished.
+        """
         if space.token is self.token:
             return space.dirty
         touched = self.current.touched
@@ -303,7 +306,7 @@ class ChangeLog:
         return saved
 
     def born(self, space: Space) -> None:
-        """Notes that `space` was created."""
+        """Notes that `space` was created, so that all its keys count as changed."""
         space.born = self.current.number
         if self.noting:
             self.current.whole[space] = None
@@ -429,9 +432,10 @@ def missing_in(held: Sequence[Any]) -> bool:
 
 
 class Guard:
-    """Replaces the dict that a state reads from while a snapshot is unfinished.
+    """A read-only mapping that states use instead of their dict while a snapshot is unfinished.
+    Before it returns a mutable value, it saves a copy of the value.
 
-    A guard belongs to one generation.
+    A new guard is made for each generation.
     """
 
     __slots__ = ("_held", "_saved")
@@ -453,9 +457,9 @@ class Guard:
 
 
 class GuardMarks:
-    """Replaces the notes of one generation while a snapshot is unfinished.
+    """The collection in which states note changing keys while a snapshot is unfinished.
 
-    Looking up a key notes it.
+    The lookup `key in marks` saves the former value of the key.
     """
 
     __slots__ = ("_held", "_saved")

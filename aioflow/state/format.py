@@ -66,7 +66,7 @@ _HEADER, _DROPS, _PUTS, _REMOVES, _END = range(5)
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The header of a file."""
+    """The decoded header of a state file."""
 
     max_parallelism: int
     groups: KeyGroupRange
@@ -82,7 +82,7 @@ class FileHeader:
 
 @dataclass(frozen=True, slots=True)
 class Drops:
-    """Namespaces of a table that were dropped."""
+    """A frame that lists namespaces of a table that were dropped."""
 
     table: str
     namespaces: list[Any]
@@ -90,7 +90,7 @@ class Drops:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Rows of one table. `values` is None if the keys were removed."""
+    """A frame that contains rows of one table. `values` is None if the keys were removed."""
 
     table: str
     groups: KeyGroupRange
@@ -152,7 +152,7 @@ def groups_of_read(kind: str, keys: Sequence[Any], max_parallelism: int, where: 
 
 
 def encode_header(header: FileHeader) -> bytes:
-    """Encodes the beginning of a file."""
+    """Returns the bytes at the beginning of a file."""
     tables = [(name, meta.kind, meta.timed) for name, meta in header.tables.items()]
     groups = header.groups
     return (
@@ -200,7 +200,7 @@ def encode_entries(
 
 
 def encode_end(frames: int) -> bytes:
-    """Encodes the end of a file of `frames` frames, including the header."""
+    """Returns the bytes at the end of a file that has `frames` frames, including the header."""
     return _frame(_End(_END, frames))
 
 
@@ -224,10 +224,10 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 
 
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
-    """Encodes one value.
+    """Returns `value` as bytes.
 
-    Raises TypeNotSupported naming `owner`, the key, the type and the remedy. Errors of the value's
-    own code raise it too, because they would be repeated.
+    Raises TypeNotSupported naming `owner`, the key, the type and the remedy. It does so too if code
+    of the value itself raises an error, because a retry would fail again.
     """
     if type(value) is Uncopied:
         raise ValueNotSupported(

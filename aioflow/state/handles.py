@@ -19,7 +19,9 @@ CANONICAL = "canonical"
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """Bytes that were written once and never change. The handle itself contains small files."""
+    """The handle of a file that was written once and never changes. It contains the bytes of a
+    small file.
+    """
 
     name: str
     """Path relative to the root of the flow's store; "" if the content is here."""
@@ -50,7 +52,7 @@ class KeyedStateHandle:
 
 
 class StateOutput(Protocol):
-    """The destination of one subtask's state in one checkpoint."""
+    """The interface to write the state of one subtask in one checkpoint."""
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
         """Writes `chunks` as one file, which is durable on return.
@@ -60,7 +62,7 @@ class StateOutput(Protocol):
 
 
 class StateInput(Protocol):
-    """The source of state at a restore."""
+    """The interface to read state during a restore."""
 
     async def read(self, file: StateFile) -> bytes:
         """Returns the whole content of `file`.

@@ -62,7 +62,7 @@ class Sections:
         self.count = min(SECTIONS_MAX, self._groups)
 
     def of(self, group: int) -> int:
-        """Returns the section of key group `group`."""
+        """Returns the number of the section that contains key group `group`."""
         return (group - self._start) * self.count // self._groups
 
     def group_of(self, section: int) -> int | None:
@@ -135,7 +135,9 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fate of the files of an archive: files from `first` to before `end` are kept."""
+    """The decision which files of an archive the next checkpoint keeps: those from index `first` to
+    `end` (exclusive).
+    """
 
     first: int
     end: int
@@ -145,11 +147,12 @@ class Choice:
 
     @property
     def is_base(self) -> bool:
-        """Whether the new file is the first of the list."""
+        """Whether no file is kept, so that the new file is the first of the list."""
         return self.first >= self.end
 
     def again(self, archive: Archive) -> Iterator[list[tuple[int | None, SpokenKeys]]]:
-        """Yields for each old file, oldest first, the keys that the new file has to contain again.
+        """Yields for each old file, oldest first, those keys that the new file has to contain
+        again.
 
         Each item is a pair of a section and its keys; section None stands for several sections.
         """

@@ -105,12 +105,12 @@ async def breathe() -> None:
 
 
 class Pace:
-    """The amount of work of a snapshot between two yields to the loop.
+    """The amount of work that a snapshot does between two yields to the loop.
 
-    On an idle loop the amount is small, so that no record waits long. On a busy loop all tasks wait
-    for each other anyway, and the job pays for its changes while a snapshot is unfinished. So the
-    snapshot works longer there, and yields one turn instead of several. The amount grows with the
-    age of the snapshot, so that the snapshot ends however busy the loop is.
+    On an idle loop the amount is small, so that no record waits long. On a busy loop the amount is
+    larger: tasks wait for each other there anyway, and every change costs more while a snapshot is
+    unfinished. The amount also grows with the age of the snapshot, so that the snapshot ends
+    however busy the loop is.
     """
 
     __slots__ = ("_began_s", "_done", "_long_breaths", "_pause_at", "_resumed_s", "_runs_left")
@@ -159,7 +159,9 @@ class Pace:
 
 
 class GatheredKeys:
-    """Keys by table and key group, as of the end of a generation. False if empty."""
+    """Keys grouped by table and key group, as they were at the end of a generation. False if
+    empty.
+    """
 
     def __init__(self, ended: Generation, max_parallelism: int, pace: Pace) -> None:
         self.sources = 0
@@ -305,7 +307,9 @@ class GatheredKeys:
 
 
 class CutKeys:
-    """The division of keys into frames, in order of key groups, each key once."""
+    """An iterator-like object that divides keys into frames, in order of key groups, with each key
+    once.
+    """
 
     def __init__(self, rows: Rows, repeated: set[Space]) -> None:
         self.parts: list[GroupPart] = []
@@ -323,7 +327,8 @@ class CutKeys:
         self._group = 0
 
     def take(self, wanted: int) -> bool:
-        """Puts up to `wanted` keys into `parts`; fewer, or none, if many keys are repeated.
+        """Sets `parts` to the next keys, at most `wanted`. They may be fewer, or none, if many keys
+        are repeated.
 
         Returns False at the end.
         """
@@ -370,7 +375,7 @@ class CutKeys:
 
 
 class SpokenKeys:
-    """The keys that a file contains or removes, in order, in tuples."""
+    """The keys that a file contains or removes, in order, stored in tuples."""
 
     __slots__ = ("_count", "_few", "_parts", "_spaces")
 
@@ -393,7 +398,7 @@ class SpokenKeys:
         self.add_few(repeat(space, len(keys)), keys)
 
     def add_few(self, spaces: Iterable[Space], keys: Sequence[Any]) -> None:
-        """Adds keys with one space per key."""
+        """Adds `keys`, of which each has its own space in `spaces`."""
         self._count += len(keys)
         self._spaces += spaces
         self._few += keys

@@ -27,7 +27,7 @@ __all__ = ["ReadFile", "ReadState", "read_handle", "read_state_file", "restored_
 
 @dataclass(slots=True)
 class ReadFile:
-    """The contents of one file, for an archive that continues from it."""
+    """The contents of one file that was read, for an archive that continues from the file."""
 
     file: StateFile
     spoken: list[tuple[Iterable[int | None], str, Sequence[Any], Sequence[Any]]] = field(
@@ -41,7 +41,7 @@ class ReadFile:
 
 @dataclass(slots=True)
 class ReadState:
-    """The contents of a handle for the wanted key groups."""
+    """The contents of all files of a handle, limited to the wanted key groups."""
 
     header: FileHeader
     """The header of the newest file."""

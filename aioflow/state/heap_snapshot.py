@@ -63,7 +63,7 @@ GENERATIONS_MAX = 8
 
 @dataclass(slots=True)
 class SnapshotPlan:
-    """The decisions made when a snapshot begins."""
+    """The parameters of a snapshot, decided when it begins."""
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
@@ -97,7 +97,7 @@ class HeapSnapshot:
         merged: Callable[[tuple[Generation, ...], Generation], None],
         retired: Retired,
     ) -> None:
-        """`spaces` returns all existing spaces.
+        """Begins the snapshot. `spaces` returns all existing spaces.
 
         `retired` holds obsolete objects of former checkpoints, which this snapshot frees.
         """
@@ -353,7 +353,7 @@ class HeapSnapshot:
         return encoded
 
     def _is_news(self, choice: Choice, space: Space, key: Any) -> bool:
-        """Returns whether the file has to record the removal of `key`.
+        """Returns whether the new file has to record the removal of `key`.
 
         This is necessary if a kept file may contain the key and no later kept file removes it.
         """

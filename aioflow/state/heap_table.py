@@ -16,7 +16,7 @@ _NOTHING: Any = MappingProxyType({})
 
 
 class HeapStateTable:
-    """`namespace -> key -> value`. Namespace None always exists."""
+    """A table of state: namespace -> key -> value, in dicts. Namespace None always exists."""
 
     __slots__ = ("_log", "_notes_births", "_spaces", "index", "meta", "name", "result")
 
@@ -144,7 +144,9 @@ class HeapStateTable:
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A namespace whose changes are not announced by key: each access is noted."""
+    """A mapping for one namespace, used if the caller does not say which keys will change: each
+    access notes the key as changed.
+    """
 
     __slots__ = ("_namespace", "_table")
 

@@ -21,7 +21,7 @@ RAW = "table"
 
 
 class NamedTable(views.Table, Protocol):
-    """The interface of a table."""
+    """The interface of a table that has a name and a declaration."""
 
     name: str
     meta: TableMeta
@@ -32,7 +32,10 @@ T = TypeVar("T", bound=NamedTable)
 
 
 class NamedStates(Generic[T]):
-    """Tables of type T, made by `make`, and the states that are views of them."""
+    """The named tables of a backend, and the states that read and write them.
+
+    T is the type of the tables, which `make` creates.
+    """
 
     def __init__(self, owner: views.Owner, make: Callable[[str, TableMeta], T]) -> None:
         self.tables: dict[str, T] = {}

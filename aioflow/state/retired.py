@@ -28,7 +28,7 @@ FREED_A_SLICE = FREED_A_KEY * KEYS_A_SLICE
 
 
 class Retired:
-    """Obsolete keys and notes that wait for `release`."""
+    """A collection of obsolete keys and notes, which `release` frees in slices."""
 
     __slots__ = ("_notes", "_parts")
 
@@ -37,12 +37,12 @@ class Retired:
         self._notes: list[set[Any] | dict[Any, Any] | list[Any]] = []
 
     def add_keys(self, void: Iterable[SpokenKeys]) -> None:
-        """Adds keys that are obsolete here."""
+        """Adds keys that the files of checkpoints no longer need."""
         for spoken in void:
             self._parts += spoken.tuples()
 
     def add_generations(self, generations: Iterable[Generation]) -> None:
-        """Adds generations without a reader."""
+        """Adds generations that no snapshot reads any more."""
         for generation in generations:
             self._notes += [keys for _, keys in generation.noted()]
 

@@ -51,7 +51,7 @@ ROWS_A_SLICE = 256
 
 @dataclass(slots=True)
 class RocksDB:
-    """Options of the RocksDB backend, also a `StateBackend`: `state=RocksDB(path="/fast/disk")`."""
+    """The RocksDB backend with its options, to be passed as `state=RocksDB(path="/fast/disk")`."""
 
     needs_host: ClassVar[bool] = True
 
@@ -116,7 +116,7 @@ class _Timers:
 
 
 class RocksKeyedStateBackend:
-    """All keyed state of one operator's subtask."""
+    """All keyed state of one operator's subtask, in a RocksDB database."""
 
     def __init__(
         self,
@@ -421,7 +421,7 @@ class RocksKeyedStateBackend:
 
 
 class _Restoring:
-    """Data that is collected from all handles before it can be used."""
+    """The data that a restore collects from all handles before it can be used."""
 
     def __init__(self) -> None:
         self.watermarks: dict[str, list[int]] = {}

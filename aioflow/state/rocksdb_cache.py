@@ -63,7 +63,7 @@ class CacheLimits:
 
 
 class Capture(Protocol):
-    """A snapshot whose rows are not all written yet."""
+    """The interface of a snapshot whose rows are not all written yet."""
 
     frozen: dict[Space, dict[Any, Any]]
 
@@ -91,7 +91,7 @@ class Entries(dict[Any, Any]):
 
 
 class Space:
-    """One namespace of one table."""
+    """One namespace of one table, with its keys in memory and their dirty marks."""
 
     __slots__ = (
         "cache", "complete", "dirty", "dropped", "entries", "few", "fresh", "groups", "namespace",
@@ -135,7 +135,7 @@ class Space:
         return self.entries.get(key, MISSING)
 
     def named(self) -> dict[Any, int]:
-        """Returns the dirty keys, to which the caller may add keys."""
+        """Returns the dict of dirty keys, to which the caller may add keys."""
         cache = self.cache
         if self.token is not cache.token:
             self.token, self.dirty, self.fresh = cache.token, {}, set()
@@ -215,7 +215,7 @@ class Space:
                 yield key, value
 
     def holds_more(self) -> bool:
-        """Returns whether the database holds a key that memory does not know.
+        """Returns whether the database has a key of this space that memory does not know.
 
         Called when no entry is in memory.
         """
@@ -320,9 +320,9 @@ class Cache:
         return space
 
     def adopt(self, number: int, space: Space) -> None:
-        """Gives `space` the number `number`, for which the database has rows.
+        """Gives `space` the number `number`, for which the database already has rows.
 
-        Another space that has this number here, and no rows yet, gets a new number.
+        If another space has this number, and no rows yet, that space gets a new number.
         """
         if self.spaces.get(space.number) is space:
             del self.spaces[space.number]
@@ -342,7 +342,7 @@ class Cache:
         self.spaces[number] = space
 
     def drop(self, space: Space) -> None:
-        """Drops `space`. Its rows are removed when no capture needs them."""
+        """Drops `space`. Its rows are removed when no unfinished snapshot needs them."""
         space.dropped = True
         self.spaces.pop(space.number, None)
         self.dirty.pop(space, None)
@@ -352,26 +352,28 @@ class Cache:
             self.bury()
 
     def bury(self) -> None:
-        """Removes the rows of dropped spaces, unless a capture still needs them."""
+        """Removes the rows of dropped spaces from the database, unless an unfinished snapshot still
+        needs them.
+        """
         if self._doomed and not self.captures:
             doomed, self._doomed = self._doomed, []
             self.remove(doomed)
 
     def doom(self, spaces: Iterable[Space]) -> None:
-        """Schedules the removal of the rows of `spaces`."""
+        """Marks `spaces` as dropped, so that their rows are removed later."""
         self._doomed.extend(spaces)
 
     def take_doomed(self) -> list[Space]:
-        """Returns the spaces dropped so far; the caller removes their rows."""
+        """Returns the dropped spaces, whose rows the caller has to remove."""
         doomed, self._doomed = self._doomed, []
         return doomed
 
     def remove(self, doomed: Iterable[Space]) -> None:
-        """Removes the rows of `doomed`: a few rows one by one, many rows as a range for each key
-        group.
+        """Removes the rows of the spaces `doomed`: a few rows one by one, many rows as a range for
+        each key group.
 
-        A deleted range makes all reads slower until RocksDB has flushed its memory, so the many
-        short sessions must not leave one each.
+        A deleted range makes all reads slower until RocksDB has flushed its memory. So the many
+        spaces of short sessions must not leave one range each.
         """
         batch = WriteBatch(raw_mode=True)
         for space in doomed:

@@ -81,7 +81,7 @@ class Directory:
         return os.path.join(self._made(), f"other-{number}")
 
     def checkpoint(self) -> str:
-        """Returns an unused path."""
+        """Returns an unused path for a checkpoint of RocksDB."""
         self._checkpoints += 1
         return os.path.join(self._made(), f"checkpoint-{self._checkpoints}")
 
@@ -124,7 +124,7 @@ class Database:
     """
 
     def __init__(self, path: str) -> None:
-        """Raises StateError naming the path."""
+        """Opens or creates the database. Raises StateError naming the path."""
         try:
             self._db = rocksdict.Rdict(path, _options())
         except Exception as error:
@@ -142,7 +142,7 @@ class Database:
         self._db.write(batch, self._write)
 
     def rows(self, start: bytes, stop: bytes) -> Rows:
-        """Yields rows from `start` up to, and without, `stop`, as they are when the first row is
+        """Yields the rows from `start` up to `stop` (exclusive), as they are when the first row is
         read.
         """
         return _until(cast("Rows", self._db.items(from_key=start)), stop)
@@ -161,19 +161,19 @@ class Database:
 
 
 class View:
-    """The rows at the moment in which `iterator` was made.
+    """A view of the rows at the moment at which `iterator` was made.
 
-    Drop it soon, because it keeps rows that were deleted since. A snapshot of rocksdict would not
-    do: its iterators show the present rows (0.3.29).
+    Drop it soon, because it keeps rows that were deleted since. A snapshot of rocksdict cannot be
+    used instead: its iterators show the present rows (0.3.29).
     """
 
     def __init__(self, iterator: rocksdict.RdictIter) -> None:
         self._iterator = iterator
 
     def rows(self, start: bytes, stop: bytes) -> Rows:
-        """Yields rows from `start` up to, and without, `stop`.
+        """Yields the rows from `start` up to `stop` (exclusive).
 
-        Must be exhausted before the next call.
+        The iterator must be exhausted before the next call.
         """
         iterator = self._iterator
         iterator.seek(start)

@@ -55,7 +55,7 @@ async def download(
 
 
 class StoredState:
-    """A downloaded database."""
+    """A downloaded database of a checkpoint, opened to read its rows."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class StoredState:
         rows: RowCodec,
         operator: str,
     ) -> None:
-        """Raises RestoreError naming the operator."""
+        """Opens the database. Raises RestoreError naming the operator."""
         bundle, self.files = downloaded
         self._rows = rows
         self._operator = operator

@@ -62,7 +62,7 @@ _DAMAGE = (ProtocolError, msgspec.MsgspecError, ValueError, LookupError, TypeErr
 
 
 class Spaced(Protocol):
-    """The properties of a space that its rows need."""
+    """The interface of a space, with the properties that its rows need."""
 
     @property
     def number(self) -> int: ...
@@ -83,7 +83,7 @@ class Spaced(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredSpace:
-    """A space as it is stored in the database."""
+    """The description of a space, as the database stores it."""
 
     number: int
     table: str

@@ -75,7 +75,9 @@ POLL_S = 0.001
 
 
 class Bundle(msgspec.Struct, forbid_unknown_fields=True):
-    """The last file of a handle."""
+    """The last file of a handle: the description of the checkpoint, and all small files of the
+    database.
+    """
 
     version: int
     max_parallelism: int
@@ -101,7 +103,7 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class SnapshotPlan:
-    """The decisions made when a snapshot begins."""
+    """The parameters of a snapshot, decided when it begins."""
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
@@ -118,7 +120,7 @@ class SnapshotPlan:
 
 
 class RocksSnapshot:
-    """A snapshot that has begun."""
+    """A snapshot of the RocksDB backend that has begun."""
 
     def __init__(self, host: Host, directory: Directory, cache: Cache, plan: SnapshotPlan) -> None:
         self.plan = plan
@@ -400,7 +402,7 @@ class RocksSnapshot:
 
 
 class _Frame:
-    """Rows of one table for one frame of a canonical file."""
+    """The rows of one table that become one frame of a canonical file."""
 
     __slots__ = ("first", "keys", "last", "namespaces", "size", "values")
 

@@ -18,7 +18,9 @@ _NOTHING: Any = MappingProxyType({})
 
 
 class RocksTable:
-    """`namespace -> key -> value`. Namespace None always exists."""
+    """A table of state: namespace -> key -> value, in the cache over RocksDB. Namespace None always
+    exists.
+    """
 
     __slots__ = (
         "_cache",
@@ -188,7 +190,7 @@ class _Store:
 
 
 class _Peek(Mapping[Any, Any]):
-    """A space for reading. Reading a single value loads it into memory."""
+    """A mapping for reading one space. Reading a single value loads it into memory."""
 
     __slots__ = ("_space",)
 
@@ -222,7 +224,7 @@ class _Peek(Mapping[Any, Any]):
 
 
 class _Items(ItemsView[Any, Any]):
-    """Iterates over the rows once, instead of looking each key up."""
+    """An items view that iterates over the rows once, instead of looking each key up."""
 
     _mapping: _Peek
 
@@ -231,7 +233,9 @@ class _Items(ItemsView[Any, Any]):
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A namespace whose changes are not announced by key: each access is noted."""
+    """A mapping for one namespace, used if the caller does not say which keys will change: each
+    access notes the key as changed.
+    """
 
     __slots__ = ("_namespace", "_table")
 

@@ -35,7 +35,7 @@ class TimerSpace(Space):
 
 
 class _Log:
-    """The log of changes of a queue: each change makes a timer dirty."""
+    """A log of the changes of a timer queue. Each change makes the row of the timer dirty."""
 
     __slots__ = ("_space",)
 
@@ -59,7 +59,7 @@ class _Log:
 
 
 def open_queue(cache: Cache, name: str) -> TimerSpace:
-    """Returns a queue and its space."""
+    """Returns a timer queue, and the space that stores its timers."""
     space = cache.new_space(name, None, TimerSpace)
     # The queue uses only these methods of a ChangeLog.
     space.queue = TimerQueue(_Log(space), name)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ ATOMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TableMeta:
-    """The part of the declaration of a table on which stored data depends."""
+    """The properties of a table that determine the form of its stored values."""
 
     kind: str
     """Value, list, map, reducing or aggregating; `table` for raw storage of a built-in operator."""
@@ -67,10 +67,10 @@ def check_max_parallelism(found: int, expected: int, what: str) -> None:
 
 
 class Uncopied:
-    """Stands in a snapshot for a value that could not be copied.
+    """A placeholder in a snapshot for a value that could not be copied.
 
-    Encoding it is rejected with its name and `reason`. It is no dataclass, because a dataclass
-    could be encoded in place of the value.
+    Encoding the placeholder raises an error with the value's name and `reason`. The class is no
+    dataclass, because a dataclass could be encoded.
     """
 
     __slots__ = ("reason",)

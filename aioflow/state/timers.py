@@ -48,13 +48,13 @@ Timer = tuple[Any, Any]
 
 
 class Cancelable(Protocol):
-    """A timer of the runtime that can be cancelled."""
+    """The interface of a timer of the runtime that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class TimerBackend(Protocol):
-    """The methods of a keyed backend that timers need."""
+    """The interface that timers use of a keyed backend."""
 
     current_key: Any
 

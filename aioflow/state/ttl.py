@@ -43,7 +43,9 @@ SLICES = 8
 
 
 class ExpiryIndex:
-    """Index of each (namespace, key) that may have expired, by the time slice of its last write."""
+    """An index of the pairs (namespace, key) that may have expired, by the time slice of their last
+    write.
+    """
 
     __slots__ = ("_oldest_end", "_slices", "_width", "ttl_ms")
 
@@ -86,8 +88,8 @@ class ExpiryIndex:
 
 
 class TimedView(View):
-    """The common base of the timed kinds: it reads a key's stored value without expired parts, and
-    notes writes.
+    """The common base of the states with a time to live. It reads a key's stored value without
+    expired parts, and notes writes.
     """
 
     def prepare(self) -> None:

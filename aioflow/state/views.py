@@ -92,10 +92,10 @@ class View:
         )
 
     def prepare(self) -> None:
-        """Reads the attributes of the descriptor that the view needs."""
+        """Reads those attributes of the descriptor that the view needs."""
 
     def in_namespace(self, namespace: Any) -> View:
-        """Returns the same state in another namespace."""
+        """Returns a view of the same state in another namespace."""
         return _NAMESPACED[type(self)](self._backend, self._table, self.descriptor, namespace)
 
     def clear(self) -> None:
@@ -333,7 +333,7 @@ class AggregatingView(AppendingView):
 
 
 class InNamespace:
-    """Mixin for views in a namespace other than None: looks up the dict at each access."""
+    """A mixin for views in a namespace other than None, which looks up the dict at each access."""
 
     __slots__ = ()
 
