@@ -10,11 +10,16 @@ PIP     = -m pip install --quiet --disable-pip-version-check
 FAST    = not integration and not examples and not simulation and not spark and not slow
 # Whether other planted bugs are found by simulated worlds takes thousands of worlds: `make ablations` looks.
 SLOW    = (integration or examples or simulation or spark or slow) and not hunt
+# The lanes services, browser, sim and spark, and what is left of the slow tests: together they are the suite.
+REST    = $(SLOW) and not services and not browser and not simulation and not spark
+PYTEST  = $(BIN)/pytest -n $(JOBS) --dist loadgroup
+# Debug mode replaces the fused chain by one that looks for mutations. These run with the chain that ships.
+SHIPPED = tests/task tests/operators tests/api
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim hunt fuzz soak ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test check static lint types layers unit debug shipped hashseeds suite services browser processes spark sim hunt fuzz soak ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +45,15 @@ demo: $(DEMO)/.ready ## run the demonstration on the core alone, then with Spark
 	$(DEMO)/bin/python -m aioflow demo
 	@$(if $(filter 0,$(SPARK)),,$(DEMO)/bin/python -m aioflow.cli.demo_spark $(if $(filter jre,$(SPARK)),--jre))
 
-test: setup venv lint types layers debug hashseeds suite ## all that must hold: lint, types, layers, tests
+test: setup venv lint types layers debug shipped hashseeds suite ## all that must hold: lint, types, layers, tests
+
+check: ## static checks and all tests of one package: PKG=task is tests/task
+	@test -n "$(PKG)" && test -d "tests/$(PKG)" || { echo "PKG names a folder of tests: make check PKG=task" >&2; exit 2; }
+	$(MAKE) static
+	$(PYTEST) -q -m "not hunt" tests/$(PKG)
+
+static: lint types layers ## lint, types, layers, and the rules that hold for every file
+	$(BIN)/pytest -q -n $(JOBS) tests/test_architecture.py tests/test_behaviours.py
 
 lint: venv ## ruff: format, style, mistakes, banned calls
 	$(BIN)/ruff check .
@@ -58,17 +71,29 @@ unit: venv ## the fast tests once, while working
 debug: venv ## the fast tests under asyncio's debug mode
 	PYTHONASYNCIODEBUG=1 $(BIN)/pytest -q -n $(JOBS) -m "$(FAST)"
 
+shipped: venv ## fast tests of tasks, operators and the API, without debug mode
+	$(BIN)/pytest -q -n $(JOBS) -m "$(FAST)" $(SHIPPED)
+
 hashseeds: venv ## keys, routing and simulation under several hash seeds
 	set -e; for seed in $(SEEDS); do PYTHONHASHSEED=$$seed $(BIN)/pytest -q -n $(JOBS) -m "hashseed and not slow"; done
 
 suite: venv ## the tests that are not fast; prints pytest's closing line last
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "$(SLOW)"
+	$(PYTEST) -m "$(SLOW)"
+
+services: venv ## the connectors, with the servers that they talk to
+	$(PYTEST) -m services tests/contracts tests/integration
+
+browser: venv ## the dashboard, in Chromium
+	$(PYTEST) -m browser tests/monitoring
+
+processes: venv ## workers, clusters, programs, examples: what is slow and in no other lane
+	$(PYTEST) -m "$(REST)"
 
 spark: venv ## the tests of Spark alone: those of one session in one process, programs of their own beside them
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m spark tests/spark
+	$(PYTEST) -m spark tests/spark
 
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which, LEDGER=1 keeps account
-	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS) $(if $(LEDGER),--ledger),$(BIN)/pytest -n $(JOBS) -m simulation)
+	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS) $(if $(LEDGER),--ledger),$(PYTEST) -m "simulation and not hunt" tests/simulation)
 
 hunt: venv ## drawn programs against a plain model, in every way to run them; SEEDS=FIRST:END or MINUTES=N, LEDGER=1 keeps account
 	$(BIN)/python -m tests.programs.hunt --jobs $(JOBS) --seeds $(if $(findstring :,$(SEEDS)),$(SEEDS),1000:11000) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LEDGER),--ledger)

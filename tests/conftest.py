@@ -5,8 +5,8 @@ that asyncio could only log fails, and the message names what is left. The price
 test, so it is always on.
 
 Markers follow the place of a test: `tests/integration`, `tests/simulation` and
-`tests/test_examples*.py` mark themselves, and modules about keys, routing and simulation are
-repeated under several `PYTHONHASHSEED`s.
+`tests/test_examples*.py` mark themselves, and so do the modules of connectors and of the dashboard.
+Modules about keys, routing and simulation are repeated under several `PYTHONHASHSEED`s.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ SHARED_DEVICES = frozenset({"/dev/null", "/dev/random", "/dev/urandom"})
 LOOP_TURNS = 5
 """How many turns of the loop a task that was already cancelled may take to end."""
 
+SERVICES_MODULES = re.compile(r"^test_(kafka|nats|postgres|redis|sink|source)\.py$")
+"""Modules whose integration tests start servers: connectors, and the contracts that they pass."""
+
 HASHSEED_MODULES = re.compile(r"^test_.*(key|rout|partitioner|simul|canonical)")
 
 # Two shared cores make deadlines flaky; a fixed derivation makes a failure in CI the failure on the
@@ -65,6 +68,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ()
         if "integration" in place[:-1]:
             item.add_marker(pytest.mark.integration)
+        if item.get_closest_marker("integration") is not None:
+            if SERVICES_MODULES.match(item.path.name):
+                item.add_marker(pytest.mark.services)
+            if item.path.name.startswith("test_dashboard"):
+                item.add_marker(pytest.mark.browser)
         if "simulation" in place[:-1]:
             item.add_marker(pytest.mark.simulation)
             if (
