@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,11 @@ MODULE_LINES_MAX = 800
 LONG_ALLOWED = {
     "api/streams.py": "the classes of streams return each other, so apart they are a circle"
 }
+
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/behaviours.md")
+"""Pages that send a reader to files, as `task/chain.py` or `aioflow/task/chain.py`."""
+
+NAMED_FILE = re.compile(r"`([a-z]\w*(?:/[\w.*]+)+/?)`")
 
 COMPOSITION_ROOTS = ("__init__.py", "__main__.py", "cli", "testing")
 """What may import packages instead of modules: the places where the parts are put together."""
@@ -408,3 +414,24 @@ def test_package_is_found_where_it_is_checked() -> None:
     spec = importlib.util.find_spec("aioflow")
     assert spec is not None
     assert spec.origin == str(PACKAGE / "__init__.py")
+
+
+def named_files(text: str) -> list[str]:
+    """Returns the files and folders of this repository that a page names, `*` included."""
+    rooms = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
+    return [name for name in NAMED_FILE.findall(text) if name.partition("/")[0] in rooms]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_names_files_that_exist(page: str) -> None:
+    lost = [
+        name
+        for name in named_files((ROOT / page).read_text(encoding="utf-8"))
+        if not any([*ROOT.glob(name), *PACKAGE.glob(name)])
+    ]
+    assert not lost, f"{page} names files that are not there: moved, or spelled wrongly?"
+
+
+def test_check_for_named_files_leaves_other_words_alone() -> None:
+    text = "`task/chain.py`, `tests/spark`, `io/*_files.py`, but `a/b`, `/jobs/x` and `af.io.csv`"
+    assert named_files(text) == ["task/chain.py", "tests/spark", "io/*_files.py"]
