@@ -134,7 +134,7 @@ class Abort:
 class WaitUntil:
     """Verdict: call `tick` at the wall-clock time `at_ms`, when the alignment times out.
 
-    A call of `tick` too many does nothing.
+    An additional call of `tick` does nothing.
     """
 
     at_ms: int
@@ -183,8 +183,8 @@ class BarrierAlignment:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a checkpoint is under way. Meanwhile the task reports processed records to
-        `processed`.
+        """Whether a checkpoint has begun at this task and not ended. Meanwhile the task reports
+        processed records to `processed`.
         """
         return self._pending is not None
 
@@ -330,7 +330,9 @@ class BarrierAlignment:
         return []
 
     def processed(self, records: int) -> None:
-        """Counts `records` records that the task processed while a checkpoint is under way."""
+        """Counts `records` records that the task has processed since the pending checkpoint
+        began.
+        """
         if self._pending is not None:
             self._processed += records
 
@@ -362,7 +364,9 @@ class BarrierAlignment:
         return verdicts
 
     def _wait(self, *, first: bool, now_ms: int) -> list[Verdict]:
-        """Returns the timer of a checkpoint whose first sign just arrived (`first`), or nothing."""
+        """Returns a `WaitUntil` for the timeout of the checkpoint, or nothing. `first` means that
+        the first barrier or announcement of the checkpoint just arrived.
+        """
         return (
             [WaitUntil(self._due_ms)]
             if first and self._due_ms is not None and self._due_ms > now_ms
@@ -430,7 +434,7 @@ class BarrierAlignment:
         return [complete]
 
     def _abort(self, reason: CheckpointFailureReason) -> list[Verdict]:
-        """Aborts the checkpoint that is under way, if any."""
+        """Aborts the pending checkpoint, if there is one."""
         if self._pending is None:
             return []
         aborted = Abort(self._pending.checkpoint_id, reason)

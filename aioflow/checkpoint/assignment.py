@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OperatorRestore:
-    """The state that one operator of one subtask restores."""
+    """The state from which one operator of one subtask is restored."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
     """Handles that hold key groups of this subtask's range, in ascending order; they may hold
@@ -86,7 +86,7 @@ class InFlightRestore:
 
 @dataclass(frozen=True, slots=True)
 class TaskRestore:
-    """The state that one subtask restores.
+    """The state from which one subtask is restored.
 
     The subtask counts as restored even if there is no state for it.
     """
@@ -110,7 +110,7 @@ class TaskRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The state that a whole job restores."""
+    """The state from which a whole job is restored."""
 
     tasks: Mapping[tuple[int, int], TaskRestore]
     """State of every subtask of the job, by vertex id and index."""
@@ -136,9 +136,9 @@ def plan_restore(
     *,
     allow_non_restored: bool = False,
 ) -> RestorePlan:
-    """Assigns `checkpoint` to the subtasks of `vertices`.
+    """Assigns the state of `checkpoint` to the subtasks of `vertices`.
 
-    Raises RestoreError, which says what does not fit and what to do.
+    Raises RestoreError, which tells what does not fit and what to do.
     """
     former = {operator.uid: _Former(checkpoint, operator) for operator in checkpoint.operators}
     _collect(checkpoint, former)
@@ -336,9 +336,9 @@ _IN_TASK = (ChannelSide.CHAIN, ChannelSide.RESTORED)
 def _keeps_channels(
     checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]
 ) -> bool:
-    """Whether the checkpoint holds data in flight.
+    """Returns whether the checkpoint contains data in flight.
 
-    Raises RestoreError if it does, but the operators or exchanges of the flow have changed since.
+    Raises RestoreError if it does and the operators or exchanges of the flow have changed since.
     """
     if not any(
         channel.is_data for state in checkpoint.subtasks.values() for channel in state.channels

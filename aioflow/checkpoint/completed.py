@@ -25,7 +25,7 @@ __all__ = [
 
 
 class CheckpointKind(StrEnum):
-    """The purpose of a checkpoint."""
+    """The kind of a checkpoint: an ordinary checkpoint, or a savepoint for the user."""
 
     CHECKPOINT = "CHECKPOINT"
     """A checkpoint of the engine. Restarts begin with it; it is deleted once newer ones complete.
@@ -194,7 +194,8 @@ class CheckpointRetention:
     def ended(self, checkpoint_id: int) -> Discard:
         """Notes that a pending checkpoint or savepoint has completed. Returns what to delete.
 
-        Older checkpoints are not kept for it any more. The references of a savepoint stay for ever.
+        Older checkpoints that were kept for this one are no longer needed. The references of a
+        savepoint stay for ever.
         """
         for dropped in self._dropped:
             dropped.waits_for.discard(checkpoint_id)
@@ -219,9 +220,10 @@ class CheckpointRetention:
         )
 
     def deleted(self, state: SubtaskState) -> list[str]:
-        """Returns the files that `state` refers to but that are deleted already.
+        """Returns the files that `state` refers to but that are already deleted.
 
-        This happens if the writer did not know yet that the checkpoint it built on was subsumed.
+        This happens if the writer built on a checkpoint and did not know yet that a newer one had
+        replaced it.
         """
         return [
             name
@@ -230,9 +232,9 @@ class CheckpointRetention:
         ]
 
     def all_ours(self) -> Discard:
-        """Drops all retained checkpoints, for a job that leaves nothing to resume.
+        """Drops all retained checkpoints, for a job after which nothing is to be resumed.
 
-        Returns what to delete: checkpoints that are not ours stay.
+        Returns what to delete, without checkpoints that other jobs own.
         """
         for checkpoint in self._kept:
             self._dropped.append(_Dropped(checkpoint, set()))

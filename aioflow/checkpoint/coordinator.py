@@ -149,7 +149,7 @@ class CheckpointCoordinator:
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        """Ids of the checkpoints under way, including those being stored."""
+        """Ids of the unfinished checkpoints, including those that are being stored."""
         return tuple(self._pending)
 
     @property
@@ -183,7 +183,7 @@ class CheckpointCoordinator:
         """Prepares for a restart of `subtasks`, (vertex id, index) pairs, from the checkpoint
         `latest`.
 
-        All checkpoints under way are aborted.
+        All unfinished checkpoints are aborted.
         """
         for vertex_id, index in subtasks:
             self._subtasks.reset(vertex_id, index)
@@ -213,9 +213,9 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def tick(self, now: Moment) -> list[Instruction]:
-        """Handles what is due at `now`: timeouts, warnings, the next checkpoint.
+        """Handles everything that is due at `now`: timeouts, warnings, and the next checkpoint.
 
-        An early call is harmless: the returned `WakeAt` says again when to call.
+        An early call is harmless: the returned `WakeAt` contains the next time to call.
         """
         self._wake_at_s = None
         instructions: list[Instruction] = []

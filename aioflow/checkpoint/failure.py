@@ -42,7 +42,7 @@ class CheckpointFailureReason(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """The reason as a clause for messages."""
+        """The reason in words, as a part of a message."""
         return _SENTENCES[self]
 
     @property

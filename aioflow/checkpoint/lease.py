@@ -92,12 +92,12 @@ class LeaseOptions:
 
     @property
     def take_over_s(self) -> float:
-        """Seconds for which a candidate must see the same number before it takes over."""
+        """How many seconds a candidate must see the same newest number before it takes over."""
         return self.lease_s * (1 + self.clock_drift) / (1 - self.clock_drift)
 
 
 class LeaseStore(Protocol):
-    """A store of numbered objects.
+    """The interface of a store of numbered objects.
 
     A listing shows all objects that were created before it began and are not deleted. Failures of
     the store are OSError.
@@ -194,7 +194,7 @@ class Lease:
 
     @property
     def is_revoked(self) -> bool:
-        """Whether `revoke` was called; time may be left."""
+        """Whether `revoke` was called, even if the lease has not expired."""
         return self._revoked
 
     @property
@@ -241,7 +241,7 @@ class ObjectLeases:
 async def current_holder(leases: LeaseStore) -> LeaseInfo | None:
     """Returns the newest object of the lease, None if there is none.
 
-    Its holder may be dead: only time tells.
+    The holder may be dead, which shows only after a while.
     """
     for number in reversed(await leases.numbers()):
         data = await leases.read(number)
@@ -331,11 +331,11 @@ class LeaseKeeper:
             return
 
     async def renew_late(self, lease: Lease) -> bool:
-        """Renews a lease whose time is up, or nearly. Returns whether that worked.
+        """Renews a lease whose time is over, or nearly over. Returns whether this succeeded.
 
-        False: another candidate has the lease, or the store does not answer. A renewal shows that
-        no other holder acted in between: a take-over would have created the number that is created
-        here. Until then the lease is not valid.
+        It fails if another candidate has the lease, or if the store does not answer. A success
+        shows that no other holder acted in between: a take-over would have created the number that
+        is created here. Until then the lease is not valid.
         """
         try:
             async with asyncio.timeout(self._options.lease_s * LATE_LEASES):

@@ -87,7 +87,9 @@ class LocalState:
         return len(self._content)
 
     def copies(self, output: StateOutput) -> LocalCopies:
-        """Returns an output that writes to `output` and makes copies. `keep` takes them over."""
+        """Returns an output that writes to `output` and also copies what it writes. The copies are
+        dropped unless they are passed to `keep`.
+        """
         return LocalCopies(output, self._max - self._size)
 
     def keep(self, checkpoint_id: int, state: SubtaskState, copies: LocalCopies) -> None:

@@ -127,7 +127,7 @@ def encode_subtask(state: SubtaskState) -> list[Any]:
 def decode_subtask(data: Any, where: str) -> SubtaskState:
     """Returns the state from the plain data that `encode_subtask` made.
 
-    Raises RestoreError, naming `where` the data came from, for anything else.
+    Raises RestoreError for anything else; the error names `where`, the origin of the data.
     """
     operators, channels, finished = _parse(data, where, (list, list, bool))
     return SubtaskState(
@@ -150,7 +150,7 @@ def rename_files(
 def seal(body: Any, key: bytes | None = None) -> bytes:
     """Returns plain data `body` as bytes with a digest, so that `unseal` detects damage.
 
-    With a `key` it also detects changes by anyone without the key.
+    With a `key`, `unseal` also detects changes made by anyone without the key.
     """
     packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
     version = bytes([VERSION])
@@ -160,7 +160,9 @@ def seal(body: Any, key: bytes | None = None) -> bytes:
 
 
 def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
-    """Returns the plain data that `seal` encoded. Raises RestoreError, naming `where` it was."""
+    """Returns the plain data that `seal` encoded. Raises RestoreError for anything else; the error
+    names `where`, the origin of `data`.
+    """
     if data[: len(MAGIC)] != MAGIC:
         _refuse(where, "it does not begin as such a file does")
     digest, rest = data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]

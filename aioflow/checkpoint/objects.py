@@ -66,7 +66,8 @@ class ObjectStore(Protocol):
     async def harden(self) -> None:
         """Makes every visible object durable.
 
-        Its creator may have died before it did so. For a caller that acts on what it finds.
+        An object's creator may have died before it did so. Call this method before acting on the
+        objects that exist.
         """
 
     async def sweep(self, before_ms: int) -> None:
@@ -99,8 +100,9 @@ async def collect(chunks: Chunks) -> bytes:
 async def to_the_end(step: Awaitable[bool]) -> bool:
     """Awaits a step that must not be abandoned halfway, and returns its result.
 
-    A cancellation is raised only once the step has ended. A call in another thread cannot be taken
-    back. If its caller left, the object could appear after all had agreed that it does not exist.
+    A cancellation is raised only once the step has ended. The reason is that a call in another
+    thread cannot be cancelled. If its caller left, the object could appear after all processes had
+    agreed that it does not exist.
     """
     future = asyncio.ensure_future(step)
     cancelled: asyncio.CancelledError | None = None

@@ -1,5 +1,5 @@
-"""A checkpoint that is under way: the tasks that must still acknowledge it, and the state of the
-rest.
+"""An unfinished checkpoint: the tasks that must still acknowledge it, and the state of the
+others.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ __all__ = ["PendingCheckpoint"]
 
 @dataclass(slots=True, kw_only=True)
 class PendingCheckpoint:
-    """A checkpoint that is under way.
+    """A checkpoint that was triggered and has not completed or failed yet.
 
     `waiting` holds the attempts that must still acknowledge. `states` holds the state of the
-    others, by uid of the vertex and subtask index, with finished subtasks from the beginning.
+    others, by uid of the vertex and subtask index. It contains finished subtasks from the
+    beginning.
     """
 
     barrier: CheckpointBarrier
@@ -68,7 +69,9 @@ class PendingCheckpoint:
         return self.storing
 
     def missing(self, timeout_ms: int, name_of: Callable[[ExecutionAttemptId], str]) -> str:
-        """Returns a clause that names the tasks still missing after `timeout_ms`."""
+        """Returns a part of a message that names the tasks which have not acknowledged after
+        `timeout_ms`.
+        """
         if self.storing is not None:
             return f"{timeout_ms} ms have passed, and it is still being stored"
         return f"{timeout_ms} ms have passed without a word of {self.waits_for(name_of)}"

@@ -30,7 +30,7 @@ _NAMED_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class VertexInput:
-    """An exchange that a vertex reads."""
+    """The description of an exchange from which a vertex reads."""
 
     vertex_id: int
     producers: tuple[Sequence[int], ...] | None = None
@@ -83,7 +83,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRefused:
-    """The reason why no checkpoint can be taken now."""
+    """The result of `plan` when no checkpoint can be taken now, with the reason."""
 
     reason: CheckpointFailureReason
     detail: str

@@ -21,8 +21,8 @@ REQUESTS_MAX = 1000
 class Request:
     """A request for a checkpoint or savepoint.
 
-    The requester chooses `number`, and the answer quotes it. None: a request of the engine itself,
-    which needs no answer.
+    The requester chooses `number`, and the answer contains it. None means a request of the engine
+    itself, which needs no answer.
     """
 
     kind: CheckpointKind
@@ -36,7 +36,9 @@ class Request:
 
 
 class RequestQueue:
-    """The requests that wait to be served."""
+    """The queue of requests for checkpoints and savepoints, in the order in which they will be
+    served.
+    """
 
     def __init__(self, requests_max: int = REQUESTS_MAX) -> None:
         self._max = requests_max

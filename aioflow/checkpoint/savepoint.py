@@ -45,7 +45,7 @@ __all__ = ["Entry", "OperatorSummary", "Savepoint", "StateSummary"]
 
 
 class Entry(NamedTuple):
-    """One entry of a keyed state."""
+    """One entry of a keyed state: a key and its value."""
 
     key: Any
     value: Any
@@ -181,7 +181,9 @@ class Savepoint:
         ]
 
     async def positions(self, uid: str) -> list[SplitState]:
-        """Returns the splits of a source, with the position where each was read on."""
+        """Returns the splits of a source, each with the position at which reading would
+        continue.
+        """
         self.operator(uid)
         found: list[SplitState] = []
         for handle in self.handles(uid):
@@ -272,7 +274,7 @@ class Savepoint:
 def _without_times(stored: Any, kind: str, where: str) -> Any:
     """Returns a stored value of a state with a time to live, without its time stamps.
 
-    Raises RestoreError, naming `where` it is, for anything else.
+    Raises RestoreError for anything else; the error names `where`, the place of the value.
     """
     try:
         if kind == "list":

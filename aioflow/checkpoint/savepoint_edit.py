@@ -46,7 +46,7 @@ Change = Callable[[Any, Any], Any]
 
 @dataclass(slots=True)
 class _Changes:
-    """The changes to one operator."""
+    """The collected changes to one operator of a savepoint."""
 
     uid: str
     removed_states: set[str] = field(default_factory=set)

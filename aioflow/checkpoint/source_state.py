@@ -78,14 +78,14 @@ class FinishedSplits:
     """The splits that one subtask has read to their end. The set only grows."""
 
     def __init__(self, splits: Iterable[tuple[str, Any]] = ()) -> None:
-        """Adds `splits`, pairs of id and payload."""
+        """Makes a set that contains `splits`, given as pairs of id and payload."""
         self._full: list[_Pack] = []
         self._rows: list[tuple[str, Any]] = []
         for split_id, payload in splits:
             self.add(split_id, payload)
 
     def add(self, split_id: str, payload: Any) -> None:
-        """Adds a split."""
+        """Adds a split that was read to its end."""
         self._rows.append((split_id, payload))
         if len(self._rows) == PACKED:
             self._full.append(_Pack(self._rows))
@@ -98,7 +98,7 @@ class FinishedSplits:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The state of one subtask of a source at a checkpoint."""
+    """The state of one subtask of a source at a checkpoint: its splits and its watermark."""
 
     splits: Sequence[SplitState]
     """The unfinished splits of the subtask."""

@@ -67,7 +67,7 @@ class VertexRecord:
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointRecord:
-    """The course of one checkpoint or savepoint, from its trigger on."""
+    """The statistics of one checkpoint or savepoint, from its trigger on."""
 
     id: int
     kind: CheckpointKind
@@ -132,7 +132,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class RestoredRecord:
-    """The checkpoint that the job, or a part of it, began with."""
+    """The checkpoint from which the job, or a part of it, was restored."""
 
     id: int
     restore_timestamp: int
@@ -142,7 +142,7 @@ class RestoredRecord:
 
 @dataclass(slots=True)
 class CheckpointCounts:
-    """Numbers of checkpoints since the coordinator started."""
+    """How many checkpoints were triggered, completed and so on since the coordinator started."""
 
     restored: int = 0
     total: int = 0
@@ -163,8 +163,8 @@ class LatestCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution of one figure over the completed checkpoints of the history. Zeros if
-    none.
+    """The distribution (minimum, maximum, percentiles) of one figure over the completed checkpoints
+    of the history. All values are 0 if there are none.
     """
 
     min: float = 0
@@ -193,7 +193,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class SummaryStatistics:
-    """Distributions over the completed checkpoints of the history."""
+    """The distributions of all figures over the completed checkpoints of the history."""
 
     checkpointed_size: Distribution
     state_size: Distribution

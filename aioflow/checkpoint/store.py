@@ -250,9 +250,8 @@ class FlowStore:
     async def discard(self, discard: Discard) -> None:
         """Deletes checkpoints and files that are no longer needed, metadata first.
 
-        If the store fails, the rest is left to `sweep`, with all files that it may refer to.
-        Without the lease nothing is deleted: another job may have begun with a checkpoint that was
-        given up here but stored nevertheless.
+        If the store fails, `sweep` deletes the rest later. Without the lease nothing is deleted:
+        another job may have begun with a checkpoint that was given up here but stored nevertheless.
         """
         places = Places(self._host, self._objects)
         # Without a location nothing was stored, or `settle` has removed it.
@@ -313,10 +312,9 @@ class FlowStore:
             ) from error
 
     async def ended_ms(self, found: CompletedCheckpoint) -> int | None:
-        """Returns when the job of checkpoint `found` came to its end by itself with that
-        checkpoint.
+        """Returns when the job of checkpoint `found` ended by itself with that checkpoint.
 
-        In wall-clock milliseconds; None if the job did not end so.
+        The time is in wall-clock milliseconds; None if the job did not end in this way.
         """
         if found.kind.is_savepoint or found.location != join_url(
             self.url, f"checkpoints/{found.checkpoint_id}"
@@ -334,8 +332,9 @@ class FlowStore:
     async def leave_behind(self, number: int) -> None:
         """Marks that a job goes back to checkpoint `number`: `newest` ignores all later ones.
 
-        Sinks drop what they prepared since. So a savepoint taken in between lacks data that it
-        would have to commit. Durable on return. Raises CheckpointError if the store fails.
+        Sinks drop the data that they prepared after that checkpoint. So a savepoint taken later
+        lacks data that it would have to commit. The mark is durable on return. Raises
+        CheckpointError if the store fails.
         """
         await self._confirm_lease()
         try:
@@ -350,11 +349,11 @@ class FlowStore:
             ) from error
 
     async def begin_with(self, found: CompletedCheckpoint, number: int) -> None:
-        """Marks that a job was told to begin with `found`.
+        """Marks that the user told a job to begin with `found`.
 
-        `newest` finds only that until the job completes its own first checkpoint. Sinks drop what
-        was prepared since, as in `leave_behind`. `number` must be larger than all others. Durable
-        on return. Raises CheckpointError if the store fails.
+        `newest` returns only that checkpoint until the job completes its own first one. Sinks drop
+        the data that was prepared after it, as in `leave_behind`. `number` must be larger than all
+        others. The mark is durable on return. Raises CheckpointError if the store fails.
         """
         if (
             found.location.startswith(f"{self.url}/")
@@ -428,7 +427,9 @@ class FlowStore:
         return None
 
     async def highest(self) -> int:
-        """Returns the largest number in use, 0 if there is none. A new job begins above it."""
+        """Returns the largest checkpoint number in use, 0 if there is none. A new job uses larger
+        numbers.
+        """
         return max(
             [
                 await self.finished(),

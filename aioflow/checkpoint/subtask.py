@@ -23,8 +23,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OperatorStateHandle:
-    """Handles of the state of one operator in one subtask. None: the operator has no state of that
-    kind.
+    """The handles of the state of one operator in one subtask. A field is None if the operator has
+    no state of that kind.
     """
 
     uid: str
@@ -60,7 +60,7 @@ number of channels.
 
 @dataclass(frozen=True, slots=True)
 class ChannelStateHandle:
-    """The data in flight at one place that an unaligned checkpoint overtook."""
+    """The handle of the data that waited at one place when an unaligned checkpoint overtook it."""
 
     edge_id: int
     side: ChannelSide
@@ -69,7 +69,7 @@ class ChannelStateHandle:
 
     @property
     def is_data(self) -> bool:
-        """Whether the file holds records, not only the event time of the whole input.
+        """Whether the file contains records, and not only the event time of the whole input.
 
         Event time alone need not be restored: the sources send it again.
         """

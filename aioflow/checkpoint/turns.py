@@ -76,7 +76,7 @@ class CheckpointTurns:
         return self._requests.add(request)
 
     def stop(self, request: Request) -> None:
-        """Makes the final checkpoint answer `request`."""
+        """Sets `request` as the request that the final checkpoint answers."""
         self._stop = request
 
     def clear(self) -> list[Request]:
@@ -144,7 +144,7 @@ class CheckpointTurns:
         return True
 
     def next_due(self, *, has_slot: bool) -> float | None:
-        """Returns when to ask again although nothing happens, in seconds of the monotonic clock, or
+        """Returns when to ask again even if no event happens, in seconds of the monotonic clock, or
         None.
 
         Without a slot no further checkpoint can be triggered.

@@ -36,9 +36,9 @@ ESCAPED = re.compile(rb"\.([0-9A-F]{2})")
 def open_objects(url: str, host: Host) -> ObjectStore:
     """Returns the object store at a URL.
 
-    Known are `file:///path` or just a path, `memory://name`, `s3://bucket/prefix`, `gs://` and
-    `az://`. Does no I/O. Raises CheckpointError for an unknown kind of URL, or if the extra for it
-    is not installed.
+    The possible URLs are `file:///path` or just a path, `memory://name`, `s3://bucket/prefix`,
+    `gs://` and `az://`. Does no I/O. Raises CheckpointError for an unknown kind of URL, or if the
+    extra for it is not installed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

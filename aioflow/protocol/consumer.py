@@ -163,7 +163,9 @@ class _Inlet:
         )
 
     def request(self) -> PartitionRequest:
-        """Returns a request from the current position on, with all ready buffers as credit."""
+        """Returns a request that continues at the current position, with all ready buffers as
+        credit.
+        """
         credit = self.credit
         credit.take_credit()
         self.told()
@@ -195,7 +197,7 @@ class _Inlet:
 
 
 class ConsumerExchange:
-    """The channels whose data the peer produces. Outlives its connections, see `attach`.
+    """The channels whose data the peer produces. They outlive the connection, see `attach`.
 
     `on_output` is called when there is output, at most once until the next `data_to_send`.
     """
@@ -263,8 +265,8 @@ class ConsumerExchange:
     def request_again(self, channel: int) -> None:
         """Repeats a request after PartitionNotFound, once the back-off is over.
 
-        No effect if the channel was cancelled meanwhile, or requested on a new connection. Elements
-        in transit would be sent again, perhaps under other numbers.
+        Has no effect if the channel was cancelled meanwhile, or was requested on a new connection:
+        a second request would send elements again, perhaps under other numbers.
         """
         inlet = self._inlets.get(channel)
         if inlet is not None and inlet.is_refused:
@@ -313,7 +315,9 @@ class ConsumerExchange:
             self._post(channel, NewBufferSize(records))
 
     def send_task_event(self, channel: int, payload: bytes) -> None:
-        """Sends `payload` to the producing task: at most once, lost with the connection."""
+        """Sends `payload` to the producing task. The event arrives at most once, and is lost if the
+        connection breaks.
+        """
         if channel in self._inlets:
             self._post(channel, TaskEvent(payload))
 
@@ -335,7 +339,8 @@ class ConsumerExchange:
         return 0 if inlet is None else inlet.backlog
 
     def buffers(self, channel: int) -> tuple[int, int, int]:
-        """Returns the buffers of a channel: (all, ready, ready ones that the producer knows of).
+        """Returns three numbers of buffers of a channel: all, those that are ready, and those ready
+        ones that the producer knows of.
 
         Borrowed buffers are included.
         """
@@ -536,7 +541,7 @@ class ConsumerExchange:
     def _remove(self, inlet: _Inlet) -> None:
         """Removes a channel and returns the buffers of its elements.
 
-        Elements still in use are ordinary memory.
+        Elements that the task still uses are in ordinary memory, and stay valid.
         """
         del self._inlets[inlet.channel]
         self._credit_due.pop(inlet.channel, None)

@@ -25,7 +25,7 @@ __all__ = ["BufferKind", "CreditReceiver", "CreditSender", "FloatingBuffers", "N
 
 
 class NextElement(Enum):
-    """What the sender may send next on a channel."""
+    """The kind of element that the sender may send next on a channel."""
 
     NONE = "none"
     """The queue is empty, or has data without credit, or the channel is blocked."""
@@ -128,7 +128,7 @@ class CreditSender:
             self.credit = 0
 
     def reset(self, credit: int, blocked: bool) -> None:
-        """Starts on a new connection: frames in transit are lost, and `credit` buffers are
+        """Begins again on a new connection: frames in transit are lost, and `credit` buffers are
         ready.
         """
         self.credit = credit
@@ -170,11 +170,12 @@ class BufferKind(Enum):
 
 
 class CreditReceiver:
-    """The consumer's side of `channel`: `exclusive` own buffers, and floating ones from `pool`.
+    """The consumer's side of `channel`, with `exclusive` own buffers, and floating ones from
+    `pool`.
 
-    `pool` None: no floating buffers. `available` buffers are ready to receive. The sender does not
-    know the `unannounced` ones yet. `on_credit` is called when the pool gave a buffer by itself.
-    All other changes happen inside calls of the owner.
+    `pool` None means that there are no floating buffers. `available` buffers are ready to receive.
+    The sender does not know the `unannounced` ones yet. `on_credit` is called when the pool offered
+    a buffer without being asked. All other changes happen inside calls of the owner.
     """
 
     __slots__ = (
@@ -336,8 +337,8 @@ class CreditReceiver:
             self._return_floating(self._floating_ready)
 
     def release(self) -> None:
-        """Ends the channel, and returns borrowed buffers, those in use when they are recycled.
-        Idempotent.
+        """Ends the channel, and returns borrowed buffers. Buffers in use return when they are
+        recycled. Idempotent.
         """
         self.is_released = True
         self.unannounced = 0
@@ -347,7 +348,9 @@ class CreditReceiver:
         self._exclusive_ready = 0
 
     def _borrow(self) -> None:
-        """Borrows floating buffers up to the target. If there are too few, queues once."""
+        """Borrows floating buffers up to the target. If there are too few, waits in the queue of
+        the pool, once.
+        """
         pool = self._pool
         while pool is not None and self.available < self.required and not self._is_waiting:
             if pool.try_request_permit(self.channel):

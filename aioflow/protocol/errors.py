@@ -55,7 +55,9 @@ _MEMBER_HEADER_BYTES = 8
 
 
 class PartitionNotFound(Broken):
-    """The producer does not have the partition, or not yet. Ask again after the back-off."""
+    """The producer does not have the partition, at least not yet. The consumer asks again after the
+    back-off.
+    """
 
 
 class BufferReordering(RemoteProtocolError):

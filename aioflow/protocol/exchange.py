@@ -44,7 +44,8 @@ _FOR_THE_PRODUCER = frozenset(
 
 
 class Exchange:
-    """`producer` serves the channels that the peer reads, `consumer` those read from the peer.
+    """All channels between two processes: `producer` serves the channels that the peer reads,
+    `consumer` those read from the peer.
 
     `on_output` is called when `data_to_send` has new output.
     """
@@ -69,7 +70,7 @@ class Exchange:
         self.consumer.attach(encoder)
 
     def connection_lost(self) -> None:
-        """Waits for the next `attach`; call `close` to give up instead. Idempotent."""
+        """Stops sending until the next `attach`. Call `close` to give up instead. Idempotent."""
         self._encoder = None
         self._heartbeats.clear()
         self.producer.connection_lost()
@@ -84,9 +85,9 @@ class Exchange:
         self.consumer.close()
 
     def receive(self, frame: Frame) -> list[tuple[int, Stimulus]]:
-        """Returns the stimuli of `frame`, by channel.
+        """Returns what `frame` causes: pairs of a channel and an element or message.
 
-        RemoteProtocolError ends the connection, not the channels.
+        A RemoteProtocolError ends the connection, not the channels.
         """
         kind = frame.type
         if kind in _FOR_THE_CONSUMER:

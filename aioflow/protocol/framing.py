@@ -147,7 +147,9 @@ class FrameEncoder:
     __slots__ = ("_count", "_key")
 
     def __init__(self, mac_key: bytes | None = None) -> None:
-        """`mac_key` is the key of this direction, from the handshake; None writes no MAC."""
+        """Makes an encoder. `mac_key` is the key of this direction, from the handshake; None means
+        no MAC.
+        """
         self._key = None if mac_key is None else hmac.new(mac_key, digestmod=hashlib.sha256)
         self._count = 0
 
@@ -201,7 +203,9 @@ class FrameDecoder:
     def __init__(
         self, accepted: frozenset[FrameType] = DATA_PLANE, mac_key: bytes | None = None
     ) -> None:
-        """`mac_key` is the key of the peer's direction, from the handshake; None expects no MAC."""
+        """Makes a decoder. `mac_key` is the key of the peer's direction, from the handshake; None
+        means no MAC.
+        """
         self._accepted: dict[int, FrameType] = {
             int(kind): kind for kind in FrameType if kind in accepted
         }
@@ -251,7 +255,7 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes of an incomplete frame."""
+        """Number of bytes that belong to an incomplete frame."""
         return len(self._buffer)
 
     def _parse(self, view: memoryview) -> tuple[list[Frame], int, int]:

@@ -51,7 +51,9 @@ _SERVER_LABEL, _CLIENT_LABEL, _SESSION_LABEL = (
 
 
 class PeerRole(IntEnum):
-    """Role of a client. Each listener accepts a few roles, and a role limits its connection."""
+    """The role of a client. Each listener accepts a few roles, and a role limits what its
+    connection may send.
+    """
 
     SUBMITTER = 1
     JOBMANAGER = 2
@@ -110,7 +112,7 @@ class ClientHandshake:
         self._failed = False
 
     def start(self) -> bytes:
-        """Returns the hello, to be sent first."""
+        """Returns the first bytes to send."""
         return _MAGIC + bytes((_VERSION, self._role)) + self._nonce
 
     def receive(self, data: bytes) -> bytes:

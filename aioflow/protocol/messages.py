@@ -69,7 +69,7 @@ class PartitionRequest:
 class ErrorResponse:
     """An error as data, never as a pickle: see `protocol.errors`.
 
-    With a channel it ends that channel, without a channel all of them.
+    With a channel number the error ends that channel, without one all channels.
     """
 
     type_name: str
@@ -90,7 +90,9 @@ class TaskEvent:
 
 @dataclass(frozen=True, slots=True)
 class CancelPartitionRequest:
-    """Cancels a channel; without a channel, all that were not requested on this connection."""
+    """Cancels a channel. Without a channel number, cancels all channels that were not requested on
+    this connection.
+    """
 
 
 @dataclass(frozen=True, slots=True)

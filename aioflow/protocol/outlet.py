@@ -1,4 +1,6 @@
-"""The producer's side of one channel: sent frames to keep, and frames to send next."""
+"""The state of one channel at its producer: frames that were sent and are kept, and frames to send
+next.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,7 @@ class Outlet:
 
     @property
     def sent_sequence(self) -> int:
-        """Sequence of the next frame to send."""
+        """The sequence number of the next frame to send."""
         return self.unsent[0].sequence if self.unsent else self.next_sequence
 
     def unsent_elements(self) -> list[bytes | Event]:
@@ -216,7 +218,7 @@ class Outlet:
         self.next_sequence += 1
 
     def can_send(self) -> bool:
-        """Whether a frame may be sent now. Also True for an error that a poll will raise."""
+        """Whether a frame may be sent now. Also True if the next poll will raise an error."""
         if self.is_closed or self.is_detached or self.error is not None:
             return False
         if self.unsent:

@@ -60,7 +60,7 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class ProducerExchange:
-    """The channels that the peer reads. Outlives its connections, see `attach`.
+    """The channels that the peer reads. They outlive the connection, see `attach`.
 
     `on_output` is called when there is output, at most once until the next `data_to_send`.
     """
@@ -288,7 +288,7 @@ class ProducerExchange:
         return len(payload) + PREFIX.size
 
     def _poll(self, outlet: Outlet) -> bool:
-        """Turns the next element of the view into frames. Returns False if there is none."""
+        """Converts the next element of the queue into frames. Returns False if there is none."""
         view, permits, index = outlet.view, outlet.permits, outlet.partition[1]
         # The pool of a released partition is gone; `poll` then has no element, and the consumer
         # must learn that.
@@ -470,7 +470,7 @@ class ProducerExchange:
         self._post(outlet.channel, outlet.error)
 
     def _close(self, outlet: Outlet) -> None:
-        """Ends `outlet`, which no longer has a reader."""
+        """Ends `outlet`, because nobody reads it any more."""
         if self._outlets.pop(outlet.channel, None) is not None:
             outlet.is_closed = True
             self._drop(outlet)

@@ -182,7 +182,7 @@ class RpcPeer:
         return None if gathered is None else handle(self, call_id, gathered)
 
     def _gather(self, kind: FrameType, call_id: int, body: bytes) -> bytes | None:
-        """Returns the whole body once its last part is there."""
+        """Returns the whole body once its last part has arrived, None before."""
         flag = body[:1]
         if flag not in (_LAST, _MORE):
             raise RemoteProtocolError(f"a {kind.name} frame begins with {flag!r}, expected 0 or 1")

@@ -62,10 +62,10 @@ class Call:
 
 
 class CallThreads:
-    """The threads that run calls.
+    """A pool of threads that run calls.
 
-    `run(call)` does the work of a call in its thread, including what surrounds the call and the
-    handling of its error.
+    `run(call)` executes a call in its thread. It also makes the preparations for the call, and
+    handles its error.
     """
 
     def __init__(self, host: Host, capacity: int, run: Callable[[Call], Any], name: str) -> None:
@@ -84,8 +84,8 @@ class CallThreads:
 
     @property
     def abandoned(self) -> int:
-        """Number of calls that were given up and have not returned. Their threads exceed the
-        capacity.
+        """Number of calls that were given up and have not returned. Their threads do not count
+        towards the capacity.
         """
         return self._abandoned
 
@@ -96,8 +96,8 @@ class CallThreads:
             return self._live - len(self._idle)
 
     def submit(self, call: Call) -> None:
-        """Starts `call`, or queues it until a thread is free. Called on the loop. Raises Closed
-        after `close`.
+        """Starts `call`, or queues it until a thread is free. Must be called on the event loop.
+        Raises Closed after `close`.
         """
         with self._lock:
             if self._closed:
@@ -168,9 +168,10 @@ class CallThreads:
             call = self._one(call, inbox) or inbox.get()
 
     def _one(self, call: Call, inbox: queue.SimpleQueue[Call | None]) -> Call | None:
-        """Runs `call` and returns the next one.
+        """Runs `call` and returns the next call for this thread.
 
-        Returns None if the next call, or None as the end, comes through `inbox`.
+        Returns None if the thread has to wait for the next call, or for None as the end, at
+        `inbox`.
         """
         with self._lock:
             begins = not call.started

@@ -40,11 +40,13 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class ChannelStream(Protocol):
-    """The receiver of a channel's frames. All calls come from the loop."""
+    """The interface of an object that receives the frames of channels. All calls come from the
+    event loop.
+    """
 
     @property
     def op(self) -> str:
-        """The direction of its tasks: push or pull."""
+        """What the tasks of the stream do with rows: push or pull."""
 
     def on_task(self, channel: Channel, hello: Hello) -> None:
         """Handles a new task, which waits for START."""
@@ -59,7 +61,7 @@ class ChannelStream(Protocol):
 
 
 class ChannelListener:
-    """Listens at the address of `reach` until closed.
+    """A listener for the tasks of Spark jobs, at the address `reach`, until it is closed.
 
     `add` gives a stream the name by which tasks find it.
     """
@@ -107,7 +109,7 @@ class ChannelListener:
         return name
 
     def remove(self, name: str) -> None:
-        """Removes a stream: tasks that ask for it later are told that it is over.
+        """Removes a stream: tasks that ask for the stream later get the answer that it is over.
 
         Has no effect for an unknown name.
         """
@@ -153,7 +155,7 @@ class ChannelListener:
 
 
 class Channel(asyncio.BufferedProtocol):
-    """One connection of one task attempt."""
+    """The connection to one attempt of a Spark task."""
 
     def __init__(self, listener: ChannelListener) -> None:
         self._listener = listener

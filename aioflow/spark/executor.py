@@ -65,9 +65,9 @@ class ServiceAddress:
 
 
 class TaskChannel:
-    """One connection of one task attempt, used as a context manager.
+    """The connection of one task attempt to the service, used as a context manager.
 
-    `start` is the service's answer to the task's hello.
+    `start` is the service's answer to the task's first message.
     """
 
     def __init__(self, address: ServiceAddress, hello: Hello) -> None:
@@ -101,7 +101,7 @@ class TaskChannel:
         self._socket.close()
 
     def push(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Sends the rows that follow those that the service has already.
+        """Sends the rows of the partition that the service does not have yet.
 
         Returns the total number of rows.
         """
@@ -221,7 +221,7 @@ class TaskChannel:
 
 @dataclass(frozen=True, slots=True)
 class PushRows:
-    """Function for `mapInArrow` that sends a partition to the service.
+    """The function that `mapInArrow` calls to send a partition to the service.
 
     It returns one row with the result.
     """
@@ -238,7 +238,7 @@ class PushRows:
 
 @dataclass(frozen=True, slots=True)
 class PullRows:
-    """Function for `mapInArrow` that returns the rows that the service has for a partition.
+    """The function that `mapInArrow` calls to get the rows that the service has for a partition.
 
     Its input is a range with one row for each partition.
     """

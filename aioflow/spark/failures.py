@@ -85,7 +85,9 @@ def translated(error: BaseException) -> BaseException:
 
 
 def _of_java(throwable: Any) -> SparkError:
-    """Returns an error with the innermost cause of a Java throwable that has a message."""
+    """Returns an error with the message of a Java throwable's innermost cause that has a
+    message.
+    """
     chain = [throwable]
     while len(chain) < CAUSES_MAX:
         cause = chain[-1].getCause()
@@ -118,7 +120,7 @@ def _of_text(text: str, condition: str, trace: str, class_name: str = "") -> Spa
 
 
 def _of_python(text: str, condition: str, trace: str) -> SparkError:
-    """Returns an error for a Python function that failed on an executor. `text` holds its
+    """Returns an error for a Python function that failed on an executor. `text` contains its
     traceback.
     """
     start = text.find("Traceback (most recent call last)")
@@ -157,7 +159,9 @@ def _class(throwable: Any) -> str:
 
 
 def _condition(chain: list[Any]) -> str:
-    """Returns Spark's name of the error, from the text: not every throwable has the method."""
+    """Returns Spark's name of the error. It is taken from the text, because not every throwable has
+    a method for it.
+    """
     return next(
         filter(None, (_condition_in(str(one.getMessage() or "")) for one in reversed(chain))), ""
     )

@@ -53,7 +53,7 @@ SCHEMA_BYTES_MAX: Final = 1 << 22
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame."""
+    """The type of a frame."""
 
     HELLO = 1
     START = 2
@@ -90,7 +90,9 @@ class Start(NamedTuple):
 
 
 class BatchBody:
-    """Functions for the body of a BATCH: 4 bytes chain, then the batch in Arrow's IPC format."""
+    """Functions for the body of a BATCH frame: 4 bytes of checksum (the chain), then the batch in
+    Arrow's IPC format.
+    """
 
     @staticmethod
     def prefix(chain: int) -> bytes:
@@ -98,7 +100,7 @@ class BatchBody:
 
     @staticmethod
     def split(body: bytes | bytearray | memoryview) -> tuple[int, memoryview]:
-        """Returns chain and batch, which is not copied.
+        """Returns the chain and the batch, which is not copied.
 
         Raises RemoteProtocolError if the body is too short.
         """
@@ -111,7 +113,9 @@ class BatchBody:
 
     @staticmethod
     def link(chain: int, batch: bytes | memoryview) -> int:
-        """Returns the chain after `batch`."""
+        """Returns the new chain: the checksum over the batches that `chain` covers, followed by
+        `batch`.
+        """
         return crc32(batch, chain)
 
 

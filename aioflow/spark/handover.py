@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 
 
 class Handover:
-    """The directory of one source.
+    """The directory that stores the batches of one source.
 
     `taken` are the complete batches in order, including those that may be deleted.
     """
@@ -95,7 +95,9 @@ class Handover:
 
     @property
     def first(self) -> int:
-        """Number of the first batch in the directory, or else of the next batch."""
+        """Number of the first batch in the directory, or of the next batch if the directory is
+        empty.
+        """
         return min(self.taken, default=self._newest + 1)
 
     def knows(self, number: int) -> bool:
@@ -118,7 +120,9 @@ class Handover:
             )
 
     async def begin(self, number: int) -> None:
-        """Begins to receive a batch, and deletes what an earlier attempt at it left."""
+        """Begins to receive a batch, and deletes the files that an earlier attempt at the batch
+        left.
+        """
         await self._fs.delete(self._path(_data(number)))
         self._schema, self._lengths = b"", []
 
@@ -148,7 +152,7 @@ class Handover:
         return taken
 
     async def read(self, taken: Taken, place: int) -> pa.RecordBatch:
-        """Returns the Arrow batch number `place` of a complete batch."""
+        """Returns one of the Arrow batches of a complete batch, the one with the number `place`."""
         offset = sum(taken.lengths[:place])
         data = await self._fs.read(self._path(_data(taken.number)), offset, taken.lengths[place])
         return pa.ipc.read_record_batch(

@@ -1,13 +1,13 @@
-"""Batches from the tasks of one Spark job, each exactly once, even if task attempts fail.
+"""Receives batches from the tasks of one Spark job, each exactly once, even if task attempts fail.
 
-Spark may run a task again, or twice at a time. Every partition counts its rows here. A later
-attempt learns the row after which to go on, and skips up to there on its own side. The chain shows
-whether the rows are the same. Of two attempts at a time the first sends, and the second waits
-until the first is done or gone.
+Spark may run a task again, or twice at the same time. This module counts the rows of every
+partition. A later attempt is told after which row to continue, and skips the rows before. The chain
+(a checksum) shows whether the rows are the same. Of two attempts at the same time the first one
+sends, and the second one waits until the first has finished or is gone.
 
 Invariants: a partition's batches come in order, none twice and none left out. At most `WINDOW`
 batches of each partition wait here, since credit is returned only for batches that were taken. A
-partition that is done stays done.
+partition that has ended stays so.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Partition:
 class InboundStream:
     """Receives the batches of pushing tasks, as a `ChannelStream`.
 
-    `start` says how much of each partition was taken before.
+    `start` contains how much of each partition was taken before.
     """
 
     op = "push"
@@ -122,7 +122,7 @@ class InboundStream:
 
     @property
     def rows(self) -> int:
-        """Number of rows received, of all partitions."""
+        """Number of rows received so far, in all partitions together."""
         return sum(partition.progress.rows for partition in self._partitions.values())
 
     def _wake(self) -> None:

@@ -63,7 +63,7 @@ class SparkProcess:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we started the context, and so end it."""
+        """Whether this object started the context, and so has to end it."""
         return self._scratch is not None
 
     @property
@@ -130,7 +130,7 @@ class SparkProcess:
     def stop(self) -> None:
         """Ends the context and the Java process, in whatever state they are.
 
-        Has no effect if the context is not ours.
+        Has no effect if the program itself made the context.
         """
         if not self.is_ours:
             return
@@ -237,7 +237,7 @@ def _end(process: Any) -> None:
 
 
 def _forget() -> None:
-    """Makes PySpark forget the gateway, so that the next session starts another process."""
+    """Makes PySpark forget the gateway, so that the next session starts another Java process."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -280,7 +280,7 @@ def _last_words(log: Path) -> str:
 
 
 def gone(process: SparkProcess) -> SparkGone:
-    """Returns the error of a call that found the Java process ended."""
+    """Returns the error for a call during which the Java process has ended."""
     code = None if process._process is None else process._process.poll()
     how = "" if code is None else f" with code {code}"
     return SparkGone(

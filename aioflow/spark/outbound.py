@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 class OutboundStream:
     """Sends batches to pulling tasks, as a `ChannelStream`.
 
-    `error` is the first error of `open` or its generator: the tasks get only its text.
+    `error` is the first error of `open` or its generator. The tasks get only the text of this
+    error.
     """
 
     op = "pull"
@@ -44,7 +45,7 @@ class OutboundStream:
         self.error: Exception | None = None
 
     async def close(self) -> None:
-        """Ends the tasks that send."""
+        """Ends all asyncio tasks that send."""
         await cancel_and_wait([sending.task for sending in list(self._sending.values())])
 
     # ChannelStream
@@ -103,7 +104,7 @@ class OutboundStream:
 
 
 class _Sending:
-    """The asyncio task that serves one task attempt."""
+    """The state of one task attempt that pulls: its credit, and the asyncio task that sends."""
 
     __slots__ = ("_news", "credit", "task")
 

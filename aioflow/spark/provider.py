@@ -48,7 +48,7 @@ EXIT_S = 5.0
 
 
 class CannotStart(SparkError):
-    """No worker can start on these executors, so trying again is useless."""
+    """The error when no worker can start on these executors, so that a retry is useless."""
 
 
 @dataclass(slots=True, eq=False)

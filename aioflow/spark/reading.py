@@ -30,10 +30,10 @@ __all__ = ["FrameReading", "frame_of"]
 
 
 def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
-    """Returns the DataFrame that `what` stands for: SQL, a function of the session, or a DataFrame.
+    """Returns the DataFrame that `what` describes: SQL, a function of the session, or a DataFrame.
 
-    Runs in a call. Raises GraphError for anything else, and for a streaming query unless
-    `streaming` allows one.
+    Must run in a call of the bridge. Raises GraphError for anything else, and for a streaming query
+    unless `streaming` allows one.
     """
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):

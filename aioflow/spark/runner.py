@@ -133,7 +133,8 @@ class Spark:
         return SparkRun(host, planner(graph), options, spark, sources, planner)
 
     def _with_bridge_of(self, source: FrameSource[Any] | StreamSource[Any], spark: Spark) -> Spark:
-        """Returns a place with the bridge of `source`, unless `spark` has a bridge already.
+        """Returns this place with the bridge of `source`, unless the place `spark` already has a
+        bridge.
 
         A DataFrame can only be read in its own session. Raises GraphError for two different
         sessions.
@@ -267,8 +268,8 @@ class SparkRun(RunningJob):
     async def _discover(self) -> dict[int, list[list[Split]]]:
         """Returns the splits of each subtask of each source, by stage.
 
-        A subtask has one split if each split is a subtask; otherwise splits are distributed as
-        usual.
+        If each split is a subtask of its own, a subtask has one split. Otherwise splits are
+        distributed as in any other run.
         """
         found: dict[int, list[list[Split]]] = {}
         for stage in self._plan.stages:
@@ -315,7 +316,7 @@ class SparkRun(RunningJob):
     ) -> dict[int, list[Any]]:
         """Passes the results to the tasks that run in this program.
 
-        Returns the prepared writes of sinks, by node.
+        Returns the prepared writes of sinks, by the id of the node.
         """
         take: Callable[[], list[BlockRow]] = rdds.take if at_once else rdds.take_some
         committables: dict[int, list[Any]] = {}
@@ -333,7 +334,7 @@ class SparkRun(RunningJob):
         return committables
 
     def metrics(self) -> dict[str, float]:
-        """Returns nothing: Spark counts in its own web interface."""
+        """Returns no metrics, because Spark shows them in its own web interface."""
         return {}
 
     def refuse_state(self, operator: str) -> None:
@@ -370,7 +371,9 @@ class SparkRun(RunningJob):
 
 
 class _NoTasks:
-    """Stands for the tasks of job `name`, which Spark runs: taps and state queries are refused."""
+    """An object that takes the place of a job's tasks when Spark runs them. It refuses taps and
+    state queries with an error that names the job.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -73,9 +73,9 @@ class SubtaskFailed(Exception):
 class StageProgram:
     """The functions of one stage that Spark calls in its tasks.
 
-    `job` is the shipped job, `paths` are the import paths of its modules. `splits` are those of
-    each subtask of a source. `planner` makes the stages of the job's graph, as where the flow was
-    submitted.
+    `job` is the shipped job, `paths` are the import paths of its modules. `splits` contains the
+    splits of each subtask of a source. `planner` makes the stages from the job's graph, exactly as
+    in the program that submitted the flow.
     """
 
     def __init__(
@@ -96,11 +96,15 @@ class StageProgram:
         self._planner = planner
 
     def on_splits(self, number: int, _nothing: Iterable[Any]) -> Iterator[Pair]:
-        """Function for `mapPartitionsWithIndex` over one partition for each subtask of a source."""
+        """The function that Spark's `mapPartitionsWithIndex` calls for a source. Each subtask of
+        the source is a partition.
+        """
         return _pairs_of(self.read(number, _attempt()))
 
     def on_rows(self, target: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Function for `mapPartitionsWithIndex` over the sorted blocks of an exchange."""
+        """The function that Spark's `mapPartitionsWithIndex` calls for the sorted blocks of an
+        exchange.
+        """
         return _pairs_of(
             self.process(
                 target, (BlockRow(*place, payload) for place, payload in pairs), _attempt()
@@ -108,8 +112,8 @@ class StageProgram:
         )
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Function for `mapInArrow` over a DataFrame that a source reads; each partition is a
-        subtask.
+        """The function that `mapInArrow` calls for a DataFrame that a source reads. Each partition
+        is a subtask.
         """
         from pyspark import TaskContext
 
@@ -167,9 +171,10 @@ def run_subtask(
     splits: Sequence[Split] | None = None,
     outlets: Outlets | None = None,
 ) -> Iterator[list[Any]]:
-    """Runs one subtask from its first record to its end, in a new loop. Yields its output rows.
+    """Runs one subtask from its first record to its end, in a new event loop. Yields its output
+    rows.
 
-    `outlets` make the outlets of exchanges; by default they write blocks.
+    `outlets` makes the outlets of exchanges; by default they write blocks.
     """
     codec = Codec(job.types)
     loop = new_event_loop()
@@ -227,7 +232,9 @@ def run_subtask(
 
 @contextmanager
 def told(codec: Codec) -> Iterator[None]:
-    """Turns an error of user code into a SubtaskFailed, whose text contains the encoded error."""
+    """A context manager that turns an error of user code into a SubtaskFailed, whose text contains
+    the encoded error.
+    """
     try:
         yield
     except SubtaskFailed:
@@ -240,7 +247,9 @@ def told(codec: Codec) -> Iterator[None]:
 
 
 class Turns:
-    """Runs a generator and an asyncio task alternately."""
+    """Lets a generator and an asyncio task run alternately: the generator yields the rows that the
+    task has made.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -252,7 +261,7 @@ class Turns:
     # In the task.
 
     def put(self, row: Any) -> None:
-        """Adds an output row, which has a `payload`."""
+        """Adds an output row. The row must have a `payload`."""
         self._rows.append(row)
         self._bytes += len(row.payload)
 

@@ -69,10 +69,10 @@ class StageRdds:
     def compute(self) -> bool:
         """Runs the stages on Spark.
 
-        Returns whether the output for this program is small enough to be taken in one piece.
-        Counting is the cheapest way to run a stage: rows stay bytes to Java, and need no second
-        Python process. Spark reports the true size of what it keeps in memory. What it moved to
-        disk is compressed there, and is too much to take at once.
+        Returns whether the output for this program is small enough to be fetched in one piece.
+        Counting the rows is the cheapest way to run a stage: rows stay bytes in Java, and need no
+        second Python process. Spark reports the true size of the output that it keeps in memory.
+        Output that it moved to disk is compressed there, and counts as too large.
         """
         ends, kept = [], set()
         for stage in self._plan.stages:
@@ -130,7 +130,7 @@ class StageRdds:
         }
 
     def _wanted(self, stage: Stage) -> list[int]:
-        """Returns the edges of the rows that go to this program."""
+        """Returns the ids of the edges whose rows go to this program."""
         edges = [edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home]
         return [*edges, COMMITTABLES] if any(node.sink for node in stage.nodes()) else edges
 

@@ -20,9 +20,9 @@ __all__ = ["FrameRows"]
 
 
 class FrameRows:
-    """Replaces a `FrameSource` in a job of Spark.
+    """A source that replaces a `FrameSource` in a job of Spark.
 
-    The payload of its split is an iterator of record batches, which it reads.
+    The payload of its split is an iterator of record batches, which the source reads.
     """
 
     bounded = True

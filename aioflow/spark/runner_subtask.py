@@ -119,7 +119,7 @@ class StageSubtask:
 
     @property
     def root(self) -> Operator:
-        """The operator that the stage begins with. The stage must not be a source."""
+        """The first operator of the stage. The stage must not be a source."""
         return self._first.operators[0]
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
@@ -284,7 +284,9 @@ class StageSubtask:
         return found
 
     async def commit(self, checkpoint_id: int = ONLY_CHECKPOINT) -> None:
-        """Lets the sinks commit what they have prepared. Called in the program after `prepared`."""
+        """Lets the sinks commit the writes that they have prepared. Called in the program after
+        `prepared`.
+        """
         for task in self._tasks:
             for operator in task.operators:
                 operator.notify_checkpoint_complete(checkpoint_id)
@@ -318,9 +320,9 @@ class StageSubtask:
     # Mail, slices and waiting.
 
     async def _settle(self, *, idle: bool = False) -> None:
-        """Runs mail and the chains until nothing waits.
+        """Runs mail and the chains until no work is left.
 
-        With `idle` also until no operator has results to come.
+        With `idle`, also waits until no operator has unfinished asynchronous work.
         """
         chains = [
             task.chain for task in reversed(self._tasks)
@@ -396,7 +398,7 @@ class StageSubtask:
         self._first.chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
-        """Does nothing, as `emit_status`."""
+        """Does nothing, for the same reason as `emit_status`."""
 
     def on_end_of_input(self, input_index: int) -> None:
         """Does nothing: a source has one input, and `read` notices its end."""

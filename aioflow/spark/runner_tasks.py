@@ -53,7 +53,7 @@ class Outlet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SubtaskId:
-    """Identifies a subtask of a stage and its attempt."""
+    """The identity of a subtask of a stage, with its attempt."""
 
     job_id: str
     index: int
@@ -62,7 +62,7 @@ class SubtaskId:
 
 
 class StageTask:
-    """One task of the stage: its chain, and where its output goes."""
+    """One task of the stage: its chain of operators, and the targets of its output."""
 
     def __init__(self, vertex: JobVertex) -> None:
         self.vertex = vertex

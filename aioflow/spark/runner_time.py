@@ -25,8 +25,8 @@ __all__ = ["ReplayedClock", "ReplayedTimers", "StageContext"]
 
 
 class ReplayedClock:
-    """The clock of a subtask whose records have arrived before: its wall clock follows the
-    records.
+    """The clock of a subtask that reads stored records: its wall clock follows the times at which
+    the records arrived.
     """
 
     def __init__(self, clock: Clock, now_ms: int = 0) -> None:
@@ -39,7 +39,7 @@ class ReplayedClock:
 
 
 class ReplayedTimer:
-    """A registered timer of the replayed clock."""
+    """A timer registered at a `ReplayedClock`."""
 
     __slots__ = ("callback",)
 
@@ -51,7 +51,7 @@ class ReplayedTimer:
 
 
 class StageContext(TaskOperatorContext):
-    """The context of an operator.
+    """The context of an operator in a Spark task.
 
     Timers of keys use the clock of the records; an operator's own timers use the machine's clock.
     """
@@ -100,7 +100,8 @@ class ReplayedTimers:
     async def pass_time(self, now_ms: int, settle: Callable[[], Awaitable[None]]) -> None:
         """Advances the clock to `now_ms`, if that is later.
 
-        Timers that are due before then fire, each at its own time, and `settle` runs what follows.
+        Timers that are due before then fire, each at its own time. After each, `settle` runs the
+        resulting work.
         """
         clock, heap = self._clock, self._heap
         while heap and heap[0][0] < now_ms:

@@ -162,7 +162,7 @@ class SparkBridge:
 
     @property
     def running(self) -> int:
-        """Number of calls under way that were not given up."""
+        """Number of unfinished calls, without those that were given up."""
         return self._threads.running
 
     @property
@@ -172,8 +172,8 @@ class SparkBridge:
 
     @property
     def host(self) -> Host:
-        """The host: clock, files and network of the machine. It is open as long as the bridge
-        is.
+        """The host, which provides clock, files and network of the machine. It is open as long as
+        the bridge is.
         """
         return self._host
 
@@ -240,8 +240,8 @@ class SparkBridge:
         )
 
     async def job(self, fn: Callable[[], T]) -> T:
-        """Like `call`, for a function that lasts as long as a stream. Its thread exceeds the
-        capacity.
+        """The same as `call`, for a function that lasts as long as a stream. Its thread does not
+        count towards the capacity.
         """
         return await self._call(fn, getattr(fn, "__qualname__", repr(fn)), None, apart=True)
 
@@ -273,7 +273,7 @@ class SparkBridge:
     async def close(self) -> None:
         """Ends the session, and the Java process if the bridge started it.
 
-        Calls under way are cancelled. Closing again has no effect.
+        Unfinished calls are cancelled. Closing again has no effect.
         """
         if self._closed:
             return

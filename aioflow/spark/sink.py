@@ -62,7 +62,9 @@ class FrameSink:
     stays_here = True
 
     def __init__(self, bridge: SparkBridge, target: Target, schema: str, spool: str) -> None:
-        """`schema` in Spark's own words: "station string, celsius double"."""
+        """Makes the sink. `schema` uses Spark's notation, such as "station string, celsius
+        double".
+        """
         self.bridge = bridge
         self.target = target
         self.schema = schema
@@ -109,7 +111,9 @@ class FrameSink:
 
 
 class FrameWriter:
-    """Turns records into batches, and batches into files of the spool."""
+    """A writer that makes Arrow batches of the records, and writes the batches into files of the
+    spool.
+    """
 
     def __init__(self, ctx: OperatorContext, sink: FrameSink) -> None:
         self._ctx = ctx
@@ -209,7 +213,7 @@ class FrameWriter:
 
 
 class FrameCommitter:
-    """Makes Spark write staged batches, with one job for each."""
+    """A committer that makes Spark write the staged batches, with one job for each."""
 
     def __init__(self, host: Host, sink: FrameSink) -> None:
         self._host = host

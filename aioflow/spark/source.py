@@ -51,7 +51,7 @@ class FrameSource(Generic[T]):
         *,
         batches: bool,
     ) -> None:
-        """`make` turns a row into an element; None leaves dicts.
+        """Makes the source. `make` turns a row into an element; with None the elements are dicts.
 
         With `batches` the elements are Arrow's record batches.
         """

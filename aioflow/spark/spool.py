@@ -44,7 +44,7 @@ _MARK = re.compile(r"(\d+)-[0-9a-f]+\.done")
 
 
 class Staged(NamedTuple):
-    """A complete file of the spool, as a committable of a sink."""
+    """The description of a complete file of the spool, which is a committable of the sink."""
 
     path: str
     token: str
@@ -56,7 +56,9 @@ class Staged(NamedTuple):
 
     @property
     def batch_id(self) -> str:
-        """Id of the batch: unique, the same for every commit, and ascending within a job."""
+        """The id of the batch. It is unique, the same for every commit, and ascending within a
+        job.
+        """
         return f"{self.checkpoint:010}-{self.token}"
 
 

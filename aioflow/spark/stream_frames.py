@@ -97,7 +97,8 @@ def start_query(
 def _source_rows(
     session: Any, apart: Any, stage: Stage, source: StreamSource[Any], program: StageProgram
 ) -> Any:
-    """Returns the rows that a source's stage gives before the key, in the session `apart`.
+    """Returns the rows that the operators of a source's stage make, up to the key, as a DataFrame
+    of the session `apart`.
 
     That session has the settings of the run, which other queries must not get.
     """
@@ -124,10 +125,10 @@ def _told_time(stage: Stage, rows: Any) -> Any:
 
 
 def _of(rows: Any, edges: list[int]) -> Any:
-    """Returns the rows of these `edges`.
+    """Returns the rows of `rows` that belong to the exchanges `edges`.
 
-    Spark would move a condition on the edge alone before `withWatermark`, and lose the rows that
-    tell the time. So the condition also mentions the time.
+    The condition also mentions the time. Otherwise Spark would move the condition before
+    `withWatermark`, and lose the rows that advance the time.
     """
     from pyspark.sql import functions as f
 

@@ -62,7 +62,7 @@ class Turn(NamedTuple):
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """The state of one key, as Spark stores it."""
+    """The content of the bytes that Spark stores as the state of one key."""
 
     timer_ms: int | None
     max_parallelism: int
@@ -223,5 +223,5 @@ def _place(block: Block) -> tuple[int, int]:
 
 
 def timer_of(state: bytes | None) -> int | None:
-    """Returns the timer that was set when `state` was stored."""
+    """Returns the timer of the key, as it was when `state` was stored."""
     return None if state is None else _unpack(state).timer_ms

@@ -141,7 +141,7 @@ def _check(plan: SparkPlan, stage: Stage) -> None:
 
 
 def _behind(stage: Stage) -> Iterator[StreamNode]:
-    """Yields the operators of a stage except the first one."""
+    """Yields all operators of a stage except the first one."""
     return (node for node in stage.nodes() if node is not stage.root.head)
 
 

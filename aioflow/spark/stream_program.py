@@ -33,7 +33,7 @@ class SourceProgram(StageProgram):
     """
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Function for `mapInArrow`."""
+        """The function that `mapInArrow` calls: returns the output rows of one partition."""
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class StreamRun:
-    """One run of the query. `home` are the stages that run in this program."""
+    """The run of a flow as one streaming query. `home` are the stages that run in this program."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class StreamRun:
         )
 
     async def _noted(self, rows: Sequence[BlockRow], number: int) -> None:
-        """Processes a batch, and remembers the task, so that `_close` can cancel it and free its
-        thread.
+        """Processes a batch, and remembers the asyncio task, so that `_close` can cancel it and
+        free the waiting thread.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -163,7 +163,7 @@ class StreamRun:
             self._asked.discard(task)
 
     async def _close(self) -> None:
-        """Stops the query. A batch under way will come again."""
+        """Stops the query. Spark will repeat an unfinished batch in the next run."""
         self._closing = True
         await cancel_and_wait(list(self._asked))
         query, self._query = self._query, None

@@ -98,7 +98,8 @@ class StreamSource(Generic[T]):
 class _StreamReader:
     """Reads the batches of a streaming query.
 
-    Position: the batch to read, the Arrow batch in it, and the number of rows of that already read.
+    The position is the number of the batch, the number of the Arrow batch in it, and how many rows
+    of the Arrow batch were read.
     """
 
     def __init__(self, ctx: SourceContext, source: StreamSource[Any]) -> None:
@@ -177,8 +178,8 @@ class _StreamReader:
         return asyncio.run_coroutine_threadsafe(self._noted(coroutine), self._loop).result()
 
     async def _noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Awaits a coroutine, and remembers the task, so that `close` can cancel it and free its
-        thread.
+        """Awaits a coroutine, and remembers the asyncio task, so that `close` can cancel it and
+        free the waiting thread.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -341,7 +342,7 @@ class _StreamReader:
         return True
 
     def _end_batch(self) -> None:
-        """Moves the position on, after all rows of an Arrow batch were read."""
+        """Advances the position after all rows of an Arrow batch were read."""
         self._current = None
         number, place, _ = self._position
         last = place + 1 == len(self._handover.taken[number].lengths)
@@ -378,7 +379,7 @@ class _StreamReader:
             self._releases.append(self._loop.create_task(release, name="spark-stream-release"))
 
     async def close(self) -> None:
-        """Stops the query. A batch under way is given again later."""
+        """Stops the query. Spark repeats an unfinished batch later."""
         self._closing = True
         await cancel_and_wait(list(self._asked))
         query, self._query = self._query, None

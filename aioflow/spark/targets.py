@@ -36,7 +36,7 @@ _OF_FILES = ("datasources.FileFormat", "datasources.v2.FileDataSourceV2")
 
 
 class Target(Protocol):
-    """A target of committed batches. All calls come in a thread of the bridge."""
+    """The interface of a target of committed batches. All calls come in a thread of the bridge."""
 
     def check(self, session: Any, schema: Any) -> None:
         """Raises SparkError if rows of this StructType can never be written. Called before the
@@ -48,7 +48,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileTarget:
-    """A directory in a file system that Spark knows, in a format that writes part files."""
+    """A target directory in a file system that Spark supports, with part files."""
 
     path: str
     format: str = "parquet"
@@ -162,7 +162,9 @@ class TableTarget:
 
 @dataclass(frozen=True, slots=True)
 class FunctionTarget:
-    """A user's function `function(frame, batch_id)`, as with Spark's own foreachBatch."""
+    """A target that calls the user's function `function(frame, batch_id)`, as Spark's own
+    foreachBatch does.
+    """
 
     function: Callable[[Any, str], object]
 

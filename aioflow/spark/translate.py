@@ -58,7 +58,9 @@ SPREADING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Tasks that run together. `id` is that of the vertex at the root."""
+    """Tasks of a flow that Spark runs together, without an exchange between them. `id` is the id of
+    the first vertex, the root.
+    """
 
     id: int
     vertices: tuple[JobVertex, ...]
@@ -239,7 +241,7 @@ def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> Job
 
 
 def _with_frames_there(graph: JobGraph) -> JobGraph:
-    """Returns the graph in which Spark's tasks read the DataFrames, not this program."""
+    """Returns the graph in which Spark's tasks, instead of this program, read the DataFrames."""
     vertices = []
     for vertex in graph.vertices:
         source: object = (
@@ -256,8 +258,8 @@ def _with_frames_there(graph: JobGraph) -> JobGraph:
 
 
 def _prints(node: StreamNode) -> bool:
-    """Whether a sink writes to standard output: the output of Spark's executors would not be
-    seen.
+    """Returns whether a sink writes to standard output. Such a sink must not run on Spark's
+    executors, whose output nobody would see.
     """
     factory: Callable[..., object] | None = node.factory
     return (
@@ -269,7 +271,7 @@ def _prints(node: StreamNode) -> bool:
 
 
 def _is_fused(graph: JobGraph, edge: JobEdge, home: set[int]) -> bool:
-    """Whether the consumer of `edge` runs in the Spark tasks of its producer."""
+    """Returns whether the consumer of `edge` runs in the same Spark tasks as its producer."""
     source, target = graph.vertex(edge.source), graph.vertex(edge.target)
     if (
         source.id in home

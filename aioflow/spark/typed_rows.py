@@ -22,13 +22,15 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 
 @dataclass(frozen=True, slots=True)
 class TypedRows:
-    """Converts a row to a value of `type`. It is sent to Spark's executors with the flow."""
+    """A function that converts a row to a value of `type`. It is sent to Spark's executors with the
+    flow.
+    """
 
     make: Callable[[dict[str, Any]], Any]
     type: Any
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the value. Raises ValidationError naming type, field and row."""
+        """Returns the value of `row`. Raises ValidationError naming type, field and row."""
         try:
             return self.make(row)
         except msgspec.ValidationError as error:
