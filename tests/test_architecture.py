@@ -34,7 +34,9 @@ PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/behaviours.md")
 NAMED_FILE = re.compile(r"`([a-z]\w*(?:/[\w.*]+)+/?)`")
 
 COMPOSITION_ROOTS = ("__init__.py", "__main__.py", "cli", "testing")
-"""What may import packages instead of modules: the places where the parts are put together."""
+"""Modules that may import packages instead of modules: the places where the parts are put
+together.
+"""
 
 CORE_DEPENDENCIES = frozenset({"aioflow", "msgpack", "msgspec"})
 CORE_LAZY_DEPENDENCIES = frozenset({"numpy", "pyarrow"})
@@ -42,7 +44,7 @@ CORE_LAZY_DEPENDENCIES = frozenset({"numpy", "pyarrow"})
 it.
 """
 
-# What may call a banned builtin, with the reason.
+# Modules that may call a banned builtin, with the reason.
 OPEN_ALLOWED = {
     "core/system_files.py": "part of SystemHost: the one place that touches the file system",
     "core/system_processes.py": (

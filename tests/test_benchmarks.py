@@ -122,7 +122,7 @@ def test_rows_and_columns_are_compared_and_reported(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
-def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_of_state_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_state.main(["--keys", "2000", "--rounds", "1"])
     measured = ["ValueState.update", "running count", "window count"]
     assert [row["access"] for row in report["accesses"]] == [
@@ -134,7 +134,7 @@ def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
-def test_what_rocksdb_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_of_rocksdb_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_rocksdb.main(["--keys", "2000", "--rounds", "1"])
     assert [row["access"] for row in report["accesses"]] == [
         "ValueState value + update",
@@ -149,7 +149,7 @@ def test_what_rocksdb_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
-def test_what_results_of_windows_cost_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_of_window_results_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_windows.main(["--records", "2000", "--rounds", "1"])
     assert [row["merge"] for row in report["merges"]] == list(bench_windows.MERGED)
     assert [row["share"] for row in report["shares"]] == list(bench_windows.SHARED)

@@ -119,7 +119,7 @@ SILENCES = f"""
 """
 
 
-def test_what_the_files_say_is_what_the_departures_are_taken_for(
+def test_departures_equal_the_content_of_the_files(
     db: duckdb.DuckDBPyConnection,
 ) -> None:
     """The date of a row is the date of the schedule: schedule and delay give the clock time of
@@ -210,7 +210,7 @@ def test_an_alarm_is_raised_for_each_silence_and_ends_with_it(
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Of two TaskManagers."""
+    """A cluster of two TaskManagers."""
     made = Cluster(tmp_path / "cluster")
     try:
         made.start(workers=2, slots=1)

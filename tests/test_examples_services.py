@@ -116,7 +116,7 @@ async def talk_to_the_fastapi_service(client: aiohttp.ClientSession, url: str) -
 
 
 async def last_reading(client: aiohttp.ClientSession, url: str, sensor: str) -> float:
-    """Of a sensor; 404 for one that was not heard of."""
+    """Returns the last reading of a sensor; 404 for an unknown sensor."""
     async with client.get(f"{url}/sensors/{sensor}") as response:
         return float(await response.json()) if response.status == 200 else response.status
 

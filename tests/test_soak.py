@@ -17,8 +17,8 @@ HOUR = 3600
 def measured(
     slope_per_h: float, *, seconds: int = HOUR, lives: int = 1, noise: float = 1.0, saw: float = 0.0
 ) -> Slope:
-    """Of values around 100 that rise by so much an hour within each life, with a saw of a minute
-    on them.
+    """Returns values around 100 that rise by this much an hour within each life, with a saw of a
+    minute on them.
     """
     rng = np.random.default_rng(3)
     points = []
@@ -42,7 +42,7 @@ def test_the_slope_is_found_within_three_errors(slope: float) -> None:
         assert abs(found.slope - slope) <= 3 * found.error + 0.2
 
 
-def test_what_lives_begin_with_is_no_slope() -> None:
+def test_level_at_the_start_of_each_life_is_no_slope() -> None:
     assert not measured(0.0, lives=6).rises(Bound(1.0))
 
 
@@ -65,7 +65,9 @@ def test_too_few_points_say_nothing() -> None:
 
 
 def samples(seconds: int, **slopes_per_s: float) -> list[dict[str, float]]:
-    """Of one life with a kill each minute, which makes the first ten seconds slow."""
+    """Returns samples of one life with a kill each minute, which makes the first ten seconds
+    slow.
+    """
     found = []
     for second in range(seconds):
         sample = {"at": float(second), "life": 1, "worker": 17, "since_kill": float(second % 60)}

@@ -290,7 +290,7 @@ MUTANTS: list[Mutant] = [
         "if order:",
         (
             "tests/state/test_timers.py::"
-            "test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhile",
+            "test_timers_of_the_clock_are_taken_in_order_without_later_changes",
         ),
     ),
     Mutant(
@@ -300,7 +300,7 @@ MUTANTS: list[Mutant] = [
         "if order is None or order <= newest:",
         (
             "tests/state/test_timers.py::"
-            "test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhile",
+            "test_timers_of_the_clock_are_taken_in_order_without_later_changes",
         ),
     ),
     Mutant(
@@ -1230,7 +1230,7 @@ MUTANTS: list[Mutant] = [
         'if id_ in generators and id_ == ""]',
         (
             "tests/task/test_split_watermarks.py::"
-            "test_the_event_time_is_the_least_whatever_happens_to_the_splits",
+            "test_event_time_is_the_least_for_any_events_of_the_splits",
         ),
     ),
     Mutant(

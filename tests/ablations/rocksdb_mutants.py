@@ -27,7 +27,7 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "aioflow/state/rocksdb_cache.py",
         "            del self.dirty[key]\n",
         "            pass\n",
-        (f"{ROCKSDB}test_what_comes_and_goes_between_two_checkpoints_is_never_written",),
+        (f"{ROCKSDB}test_keys_that_come_and_go_between_two_checkpoints_are_never_written",),
     ),
     Mutant(
         "a key whose row a snapshot was to delete is fresh when it comes back",
@@ -104,7 +104,7 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "        snapshot = self._snapshots.pop(checkpoint_id, None)\n        if snapshot is not "
         "None:\n            snapshot.cancel()\n",
         "        self.checkpoint_completed(checkpoint_id)\n",
-        (f"{ROCKSDB}test_what_an_aborted_checkpoint_uploaded_is_uploaded_again",),
+        (f"{ROCKSDB}test_files_of_an_aborted_checkpoint_are_uploaded_again",),
     ),
     Mutant(
         "what a cancelled snapshot was to write is clean",

@@ -188,7 +188,7 @@ STATE_MUTANTS: list[Mutant] = [
         "                pass\n",
         (
             "tests/state/"
-            "test_changes.py::test_what_comes_and_goes_between_two_snapshots_leaves_no_note",
+            "test_changes.py::test_keys_that_come_and_go_between_two_snapshots_leave_no_note",
         ),
     ),
     Mutant(
@@ -198,7 +198,7 @@ STATE_MUTANTS: list[Mutant] = [
         "                return\n",
         (
             "tests/state/"
-            "test_changes.py::test_what_comes_and_goes_between_two_snapshots_leaves_no_note",
+            "test_changes.py::test_keys_that_come_and_go_between_two_snapshots_leave_no_note",
         ),
     ),
     Mutant(
@@ -215,7 +215,7 @@ STATE_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/state/"
-            "test_changes.py::test_what_comes_and_goes_between_two_snapshots_leaves_no_note",
+            "test_changes.py::test_keys_that_come_and_go_between_two_snapshots_leave_no_note",
         ),
     ),
     Mutant(
@@ -279,10 +279,7 @@ STATE_MUTANTS: list[Mutant] = [
         "aioflow/state/heap_keys.py",
         "            self._runs_left -= 1\n",
         "",
-        (
-            "tests/state/"
-            "test_heap_keys.py::test_what_has_waited_for_eight_slices_does_not_make_a_loop_full",
-        ),
+        ("tests/state/test_heap_keys.py::test_yield_after_eight_slices_does_not_make_a_loop_busy",),
     ),
     Mutant(
         "a batch that is changed while a snapshot is unfinished is shared with it",
@@ -411,8 +408,7 @@ STATE_MUTANTS: list[Mutant] = [
         (
             "tests/api/test_checkpoints.py::"
             "test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed",
-            "tests/state/"
-            "test_operator_state.py::test_restored_lists_that_nobody_asked_for_are_known",
+            "tests/state/test_operator_state.py::test_unclaimed_restored_lists_are_known",
         ),
     ),
     Mutant(
@@ -432,7 +428,7 @@ STATE_MUTANTS: list[Mutant] = [
             "tests/api/test_checkpoints.py::"
             "test_operator_state_that_cannot_be_kept_fails_a_running_job_at_its_first_checkpoint",
             "tests/state/test_operator_state.py::"
-            "test_what_cannot_be_copied_is_refused_by_name_when_it_is_written",
+            "test_uncopyable_value_is_refused_by_name_when_it_is_written",
         ),
     ),
     Mutant(
@@ -442,7 +438,7 @@ STATE_MUTANTS: list[Mutant] = [
         "            name in ()\n",
         (
             "tests/state/"
-            "test_operator_state.py::test_what_can_travel_but_cannot_be_copied_is_refused_by_name",
+            "test_operator_state.py::test_encodable_but_uncopyable_value_is_refused_by_name",
         ),
     ),
     Mutant(

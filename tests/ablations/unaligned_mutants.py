@@ -11,7 +11,7 @@ __all__ = ["UNALIGNED_MUTANTS"]
 HERE = "tests/task/test_unaligned.py::"
 CLOSED_GATE = f"{HERE}test_a_checkpoint_behind_a_closed_gate_completes_and_keeps_what_waits"
 CONNECTION = f"{HERE}test_barriers_overtake_what_waits_on_both_sides_of_a_connection"
-RESCALED = f"{HERE}test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled"
+RESCALED = f"{HERE}test_data_in_flight_is_redistributed_when_the_job_is_rescaled"
 ENDED = (
     "tests/api/test_unaligned.py::test_checkpoints_complete_while_records_of_an_ended_source_wait"
 )
@@ -30,7 +30,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "                if self._perf_ns() < 0:\n                    yield\n",
         (
             "tests/task/test_chain.py::"
-            "test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is",
+            "test_firing_that_cannot_wait_is_worked_off_in_slices_even_without_room",
             "tests/task/test_unaligned.py::"
             "test_a_checkpoint_amid_a_firing_ends_it_without_room_and_gives_the_loop_turns",
         ),
@@ -84,7 +84,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/task/test_priority_events.py::"
-            "test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint",
+            "test_overtaken_data_is_forgotten_with_its_checkpoint",
         ),
     ),
     Mutant(
@@ -136,7 +136,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/network_input.py",
         "            self._capture.add(log, (element,))\n",
         "            pass\n",
-        (f"{HERE}test_what_a_channel_brings_before_its_own_barrier_is_kept",),
+        (f"{HERE}test_data_that_a_channel_brings_before_its_own_barrier_is_kept",),
     ),
     Mutant(
         "data in flight is not dealt out by key",

@@ -51,10 +51,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "aioflow/network/link.py",
         "            subpartition.fit(batch, len(content))\n",
         "            pass\n",
-        (
-            "tests/task/"
-            "test_unaligned.py::test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too",
-        ),
+        ("tests/task/test_unaligned.py::test_data_behind_a_closed_gate_is_bounded_in_bytes_too",),
     ),
     Mutant(
         "a group of errors travels without its members",
@@ -248,7 +245,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "    step = records\n",
         (
             "tests/task/test_output.py::"
-            "test_what_comes_at_once_is_queued_in_few_batches_and_says_nothing_of_the_consumer",
+            "test_simultaneous_records_are_queued_in_few_batches_and_do_not_count_as_pace",
         ),
     ),
     Mutant(

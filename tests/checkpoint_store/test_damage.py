@@ -173,7 +173,7 @@ def test_a_newer_version_says_which_program_to_use() -> None:
             "wrote it"
         ),
     ):
-        unseal(digested(bytes([VERSION + 1, 0]) + b"whatever comes then"), "here")
+        unseal(digested(bytes([VERSION + 1, 0]) + b"any bytes"), "here")
 
 
 async def test_a_forged_body_under_a_right_digest_never_ends_in_another_error(host: Host) -> None:

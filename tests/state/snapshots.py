@@ -19,7 +19,7 @@ from aioflow.state.timers import InternalTimerService
 T = TypeVar("T")
 
 TURNS = 2
-"""After so many turns of the loop a blocking call has been made."""
+"""Number of turns of the loop after which a blocking call has been made."""
 
 _made: list[KeyedStateBackend] = []
 

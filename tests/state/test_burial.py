@@ -1,4 +1,4 @@
-"""What state lets go of at once is freed a slice at a time, and only what nobody looks at."""
+"""State that is dropped at once is freed a slice at a time, and only if it has no reader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_much_is_freed_in_as_many_turns() -> None:
     assert await lengths(entries) == [MANY, MANY - FREED_A_TURN, MANY - 2 * FREED_A_TURN, 7]
 
 
-async def test_little_is_freed_by_whoever_lets_go_of_it() -> None:
+async def test_dropping_state_frees_little_at_once() -> None:
     entries = dict.fromkeys(range(FREED_A_TURN))
     bury(entries)
     assert await lengths(entries) == [FREED_A_TURN]
@@ -58,13 +58,13 @@ class Windowed(dict[Any, Any]):
     """A dict of which one can tell whether it is there."""
 
 
-def test_without_a_loop_nobody_waits() -> None:
+def test_without_a_loop_nothing_is_cleared() -> None:
     entries = dict.fromkeys(range(MANY))
     bury(entries)
     assert len(entries) == MANY
 
 
-async def test_a_namespace_that_is_dropped_begins_anew_at_once() -> None:
+async def test_dropped_namespace_is_usable_again_at_once() -> None:
     table = HeapKeyedStateBackend(
         max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0
     ).table("windows")
@@ -76,7 +76,7 @@ async def test_a_namespace_that_is_dropped_begins_anew_at_once() -> None:
     assert dict(table.peek(10)) == {1: 2}
 
 
-async def test_what_an_unfinished_snapshot_needs_stays() -> None:
+async def test_state_that_an_unfinished_snapshot_needs_stays() -> None:
     backend = HeapKeyedStateBackend(
         max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0
     )

@@ -1,4 +1,4 @@
-"""What a batch held before it was changed, while a snapshot is unfinished."""
+"""The former content of a batch that changes while a snapshot is unfinished."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def noted(state: HeapKeyedStateBackend) -> int:
     return notes + len(generation.whole) + len(generation.drops) + len(state._log._dropped)
 
 
-async def test_what_comes_and_goes_between_two_snapshots_leaves_no_note() -> None:
+async def test_keys_that_come_and_go_between_two_snapshots_leave_no_note() -> None:
     state, output = backend(), InlineState()
     passing = Passing(state)
     for key in range(-20, 0):

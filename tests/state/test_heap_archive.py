@@ -43,7 +43,7 @@ class Named(InlineState):
 
 
 class Subtask:
-    """One backend, and beside it what it should hold."""
+    """One backend, and a copy of its expected content."""
 
     def __init__(self, output: Named) -> None:
         self.output = output
@@ -68,7 +68,9 @@ class Subtask:
         return handle
 
     async def change(self, keys: int, times: int = 1) -> KeyedStateHandle:
-        """So many checkpoints with so many keys changed before each, one after the other."""
+        """Takes this number of checkpoints, one after the other, with this number of keys changed
+        before each.
+        """
         for _ in range(times):
             self.put([(self.at + number) % KEYS for number in range(keys)], self.number)
             self.at += keys
@@ -89,7 +91,7 @@ def backend(groups: KeyGroupRange | None = None) -> HeapKeyedStateBackend:
 
 
 async def held(handle: KeyedStateHandle, groups: KeyGroupRange | None = None) -> dict[Any, Any]:
-    """What whoever is restored from `handle` has."""
+    """Returns the content of a backend restored from `handle`."""
     restored = backend(groups)
     await restored.restore_from([handle], InlineState())
     return dict(restored.items("t")) if "t" in restored.names() else {}
@@ -145,7 +147,7 @@ async def test_no_checkpoint_writes_more_than_a_few_times_what_has_changed(
     assert sum(filled.output.sizes[1:]) < 0.04 * whole * 3 * ROUND
 
 
-async def test_where_little_changes_little_is_written_and_files_stay_few(filled: Subtask) -> None:
+async def test_few_changes_write_little_and_files_stay_few(filled: Subtask) -> None:
     whole = filled.output.sizes[0]
     handle = await filled.change(1, 200)
     assert len(handle.files) < 20
@@ -156,7 +158,7 @@ async def test_where_little_changes_little_is_written_and_files_stay_few(filled:
     assert await held(handle) == filled.expected
 
 
-# What is gone.
+# Removed keys.
 
 
 async def test_a_key_that_is_gone_stays_gone_wherever_the_bases_are(filled: Subtask) -> None:
@@ -206,7 +208,9 @@ async def test_half_way_round_a_checkpoint_is_restored_at_another_parallelism(
 async def test_a_subtask_that_is_restored_again_and_again_goes_on_with_the_round(
     filled: Subtask,
 ) -> None:
-    """H7.1: otherwise no file would ever leave, where restarts come faster than bases go round."""
+    """H7.1: otherwise no file would ever be removed if restarts come faster than the bases are
+    rewritten.
+    """
     first = await filled.change(64)
     for _ in range(3 * ROUND // 4):
         handle = await filled.change(64, 4)

@@ -117,7 +117,7 @@ async def test_an_old_snapshot_holds_a_full_loop_no_longer_than_its_bound(
             await pace.looked_at(KEYS_A_SLICE)
 
 
-async def test_what_has_waited_for_eight_slices_does_not_make_a_loop_full(
+async def test_yield_after_eight_slices_does_not_make_a_loop_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Records at a steady rate: the more a snapshot does at once, the longer they take when

@@ -223,10 +223,8 @@ class Uncopied:
         raise RuntimeError("there is one of it")
 
 
-def test_what_cannot_be_copied_is_refused_by_name_when_it_is_written() -> None:
-    """Not where the view is taken: that would fail the task, which would come back to it for
-    ever.
-    """
+def test_uncopyable_value_is_refused_by_name_when_it_is_written() -> None:
+    """Not where the view is taken: that would fail the task, which would restart for ever."""
     backend = HeapOperatorStateBackend()
     backend.get_list_state("one").update([Uncopied()])
     with pytest.raises(
@@ -243,10 +241,8 @@ class Locked:
 
 
 @pytest.mark.parametrize("kind", ["list", "union", "broadcast"])
-def test_what_can_travel_but_cannot_be_copied_is_refused_by_name(kind: str) -> None:
-    """F1: it would be written as it is then, with what elements from behind the barrier have
-    made of it.
-    """
+def test_encodable_but_uncopyable_value_is_refused_by_name(kind: str) -> None:
+    """F1: the value would be written late, with the changes by elements from behind the barrier."""
     types = TypeRegistry()
     types.register(Locked, encode=lambda value: value.number, decode=Locked)
     backend = HeapOperatorStateBackend()
@@ -269,7 +265,7 @@ def test_what_can_travel_but_cannot_be_copied_is_refused_by_name(kind: str) -> N
         encode_operator_state(view, Codec(types), "keeps")
 
 
-def test_restored_lists_that_nobody_asked_for_are_known() -> None:
+def test_unclaimed_restored_lists_are_known() -> None:
     backend = HeapOperatorStateBackend()
     backend.restore(
         OperatorSnapshot({"a": [1], "b": [2], "empty": []}, {"c": [3]}, {"later": {"x": 1}})

@@ -1,4 +1,4 @@
-"""What checkpoints leave is freed in slices, and only what nobody looks at."""
+"""Leftovers of checkpoints are freed in slices, and only if they have no reader."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_others_get_their_turn_while_much_is_freed() -> None:
     assert await turns_of(retired.release(Pace())) <= 2, "nothing is left"
 
 
-async def test_what_a_completed_checkpoint_made_void_goes_with_the_next_one() -> None:
+async def test_data_made_void_by_a_completed_checkpoint_goes_with_the_next_one() -> None:
     state, output = backend(), InlineState()
     put(state, range(100), 1)
     await state.begin_snapshot(1, full=True).write(output)

@@ -1,5 +1,5 @@
-"""What is particular to the state backend over RocksDB: its cache, its files, its directory, and
-who may use it.
+"""Properties of the state backend over RocksDB: its cache, its files, its directory, and its
+users.
 """
 
 from __future__ import annotations
@@ -231,8 +231,8 @@ async def test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_row
         assert held.pop(number) == number
         assert bool(held) is (gone < count)
     assert looked_at < 5 * count
-    # What comes back, and is put on disk by others, is found there although rows behind it were
-    # looked at.
+    # A key that returns, and that others push to disk, is found there although rows behind it were
+    # read.
     again, others = numbers[0], range(-4_000, 0)
     for number in (again, *others):
         table.of_key(window, number)[number] = number
@@ -249,7 +249,7 @@ async def test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_row
 async def test_however_many_windows_there_are_few_entries_are_written_out_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of one key each, as sessions have it."""
+    """The windows have one key each, like sessions."""
     small, windows = backend(RocksDB(cache_entries=6_000)), 12_000
     table = small.table("t")
     written: list[int] = []
@@ -318,7 +318,7 @@ async def test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_hav
     assert (Deletions.rows, Deletions.ranges) == (1 if ranges else keys + 1, ranges)
 
 
-async def test_what_comes_and_goes_between_two_checkpoints_is_never_written() -> None:
+async def test_keys_that_come_and_go_between_two_checkpoints_are_never_written() -> None:
     state: Any = backend()
     passing = Passing(state)
 
@@ -369,7 +369,7 @@ async def checkpoint_or_none(of: KeyedStateBackend) -> KeyedStateHandle | None:
     return await of.begin_snapshot(9).write(InlineState())
 
 
-def test_what_cannot_be_encoded_is_refused_at_the_update() -> None:
+def test_unencodable_value_is_refused_at_the_update() -> None:
     class Local:
         pass
 
@@ -406,7 +406,7 @@ async def test_a_file_of_the_database_is_uploaded_once() -> None:
     assert len(output.files) == 6, "each time one file and what belongs to it"
 
 
-async def test_what_an_aborted_checkpoint_uploaded_is_uploaded_again() -> None:
+async def test_files_of_an_aborted_checkpoint_are_uploaded_again() -> None:
     """Its files may be deleted as soon as it is aborted."""
     there, output = backend(), Counting()
     there.table("t").of()["a"] = 1
@@ -423,7 +423,9 @@ async def test_what_an_aborted_checkpoint_uploaded_is_uploaded_again() -> None:
     [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb"), ("heap", "heap")],
 )
 async def test_a_savepoint_of_one_backend_is_restored_by_the_other(old: str, new: str) -> None:
-    """H7: with timers in their order, windows and times reached, at another parallelism."""
+    """H7: with timers in their order, and the progress of windows and times, at another
+    parallelism.
+    """
     fired: list[tuple[int, Any]] = []
 
     def timers_of(of: KeyedStateBackend) -> InternalTimerService:
@@ -610,7 +612,7 @@ asyncio.run(main())
 async def test_after_kill_9_the_checkpoint_is_restored_and_the_directory_is_cleared(
     tmp_path: Path,
 ) -> None:
-    """H7, I5: what the dead process had written since is gone."""
+    """H7, I5: later writes of the dead process are gone."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         stdout=subprocess.PIPE,

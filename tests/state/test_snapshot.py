@@ -23,7 +23,7 @@ class Point:
 
 
 @pytest.mark.parametrize("value", [None, True, 5, 2**80, 1.5, "text", b"bytes", (1, "a", None), ()])
-def test_what_nobody_can_change_is_shared(value: Any) -> None:
+def test_immutable_values_are_shared(value: Any) -> None:
     assert frozen_copy(value) is value
 
 
@@ -42,7 +42,7 @@ def test_what_nobody_can_change_is_shared(value: Any) -> None:
         (Point([1]),),
     ],
 )
-def test_what_can_change_is_copied_all_the_way_down(value: Any) -> None:
+def test_mutable_values_are_copied_all_the_way_down(value: Any) -> None:
     copied = frozen_copy(value)
     assert copied == value
     assert type(copied) is type(value)

@@ -200,7 +200,7 @@ def test_deleted_timer_does_not_fire(bench: Bench) -> None:
     bench.timers.delete_event_time_timer("a", None, 5)
     bench.timers.delete_event_time_timer("a", None, 9)
     bench.timers.delete_processing_time_timer("a", None, 5)
-    bench.timers.delete_event_time_timer("nobody", None, 5)  # No error.
+    bench.timers.delete_event_time_timer("unknown", None, 5)  # No error.
     bench.timers.delete_event_time_timer("a", None, 77)
     bench.timers.delete_processing_time_timer("a", None, 77)
     bench.timers.advance_watermark(100)
@@ -484,7 +484,7 @@ def test_timers_deleted_one_by_one_leave_nothing_behind() -> None:
     assert queue.next_time == NO_TIMER
 
 
-def test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhile() -> None:
+def test_timers_of_the_clock_are_taken_in_order_without_later_changes() -> None:
     bench = Bench()
     for timestamp, key in (
         (7, "late"),
@@ -492,7 +492,7 @@ def test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhi
         (5, "b"),
         (5, "deleted"),
         (6, "deleted"),
-        (9, "set anew"),
+        (9, "set again"),
         (5, "c"),
     ):
         bench.timers.register_processing_time_timer(key, None, timestamp)
@@ -503,18 +503,18 @@ def test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhi
         if key == "a":
             bench.timers.delete_processing_time_timer("deleted", namespace, 5)
             bench.timers.delete_processing_time_timer("deleted", namespace, 6)
-            bench.timers.delete_processing_time_timer("set anew", namespace, 9)
+            bench.timers.delete_processing_time_timer("set again", namespace, 9)
             for new in (5, 8, 9):
-                bench.timers.register_processing_time_timer("set anew", namespace, new)
+                bench.timers.register_processing_time_timer("set again", namespace, new)
     assert taken == [(5, "a"), (5, "b"), (5, "c"), (7, "late")]
     assert bench.timers.processing_time_timers() == [
-        (5, "set anew", None),
-        (8, "set anew", None),
-        (9, "set anew", None),
+        (5, "set again", None),
+        (8, "set again", None),
+        (9, "set again", None),
     ]
 
 
-def test_what_waits_is_taken_from_where_a_mail_has_left_off() -> None:
+def test_timers_are_taken_from_where_a_mail_has_left_off() -> None:
     bench = Bench()
     count = FIRED_PER_MAIL + 10
     for key in range(count):

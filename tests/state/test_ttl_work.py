@@ -1,4 +1,4 @@
-"""What a time to live costs where one key holds much: counted by how often times are compared."""
+"""The cost of a time to live for a key with much content, as the number of comparisons of times."""
 
 from __future__ import annotations
 

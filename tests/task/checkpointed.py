@@ -172,7 +172,7 @@ class _LedgerWriter:
 def _is_parked(task: StreamTask) -> bool:
     return (
         not task._processor.is_default_action_available and not task._processor.mailbox.has_mail
-    )  # Nobody else asks.
+    )  # No other task asks.
 
 
 @dataclass(slots=True)
@@ -181,7 +181,7 @@ class Checkpoint:
 
     checkpoint_id: int
     states: dict[tuple[str, int], SubtaskState] = field(default_factory=dict)
-    """By uid of the head and index of the subtask."""
+    """State by uid of the head and index of the subtask."""
     stats: list[CheckpointStats] = field(default_factory=list)
 
 
@@ -249,7 +249,7 @@ class Run:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """A crash: whatever still runs is gone."""
+        """Crashes: all running tasks are gone."""
         for runner in self.runners.values():
             end_task(runner)
         await asyncio.gather(*self.runners.values(), return_exceptions=True)
@@ -257,7 +257,7 @@ class Run:
             partition.release()
         await self.host.close()
 
-    # What the test asks for.
+    # Requests of the test.
 
     async def checkpoint(self, **barrier: Any) -> Checkpoint:
         """Take one and wait until it is complete and everybody was told."""
@@ -268,7 +268,7 @@ class Run:
         return waiting.result()
 
     def trigger(self, **barrier: Any) -> asyncio.Future[Checkpoint]:
-        """Trigger the next one at whoever has no producer left."""
+        """Triggers the next one at all tasks without running producers."""
         checkpoint_id, self.next_id = self.next_id, self.next_id + 1
         self.pending[checkpoint_id] = Checkpoint(checkpoint_id)
         waiting = self.waiting[checkpoint_id] = asyncio.get_running_loop().create_future()
@@ -364,7 +364,7 @@ class Run:
             self.waiting[pending.checkpoint_id].set_result(pending)
 
     def _finished_before(self) -> dict[tuple[str, int], SubtaskState]:
-        """What the subtasks had that have finished meanwhile: they still count."""
+        """Returns the state of subtasks that have finished meanwhile: it still counts."""
         assert self.latest is not None
         gone = {self._key(attempt) for attempt, runner in self.runners.items() if runner.done()}
         return {key: state for key, state in self.latest.states.items() if key in gone}

@@ -1,5 +1,5 @@
-"""One task without a cluster: a chain of operators behind a reader that the test feeds, or
-behind gates, and what leaves it.
+"""One task without a cluster: a chain of operators behind a reader that the test feeds, or behind
+gates, and its output.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Feed:
 
 
 class Registry:
-    """Where partitions are found."""
+    """The registry of partitions."""
 
     def __init__(self) -> None:
         self.partitions: dict[PartitionId, ResultPartition] = {}

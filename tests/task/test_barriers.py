@@ -28,7 +28,7 @@ def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:
 
 
 class Behind:
-    """One task behind as many producers as asked for.
+    """One task behind a given number of producers.
 
     The producers do not run: the test writes their partitions.
     """
@@ -99,8 +99,8 @@ class Behind:
 
 
 async def test_a_channel_behind_its_barrier_waits_at_the_sender_until_all_have_theirs() -> None:
-    """F2.2: one snapshot, behind everything that came before the barriers, before everything
-    behind them.
+    """F2.2: one snapshot, behind all records before the barriers, before all records behind
+    them.
     """
     async with (behind := Behind(3)):
         behind.barriers(1, 1)
@@ -172,7 +172,7 @@ async def test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly
 
 
 async def test_the_coordinators_notice_of_abort_frees_the_channels_too() -> None:
-    """F3, F7.4: nobody need decline what the coordinator has given up."""
+    """F3, F7.4: no task need decline a checkpoint that the coordinator has given up."""
     async with (behind := Behind(2)):
         behind.barriers(1, 0)
         behind.data(0, 5)
@@ -198,7 +198,7 @@ async def test_an_input_that_ends_counts_as_aligned() -> None:
 
 
 async def test_a_trigger_counts_for_every_input_that_is_still_open() -> None:
-    """F1: and the barrier that comes all the same has no effect, and blocks nothing."""
+    """F1: and a late barrier has no effect, and blocks nothing."""
     async with (behind := Behind(2)):
         behind.event(0, EndOfPartition())
         behind.data(1, 1)
@@ -220,7 +220,7 @@ async def test_a_task_whose_inputs_have_all_ended_takes_the_checkpoint_by_itself
         await until(lambda: 1 in behind.answers.acknowledged)
 
 
-async def test_what_waits_behind_a_barrier_is_bounded_by_the_room_of_its_sender() -> None:
+async def test_data_behind_a_barrier_is_bounded_by_the_room_of_its_sender() -> None:
     """F10.2: however long the other channel takes, nothing piles up; the source that is ahead
     stands still.
     """

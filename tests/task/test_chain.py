@@ -28,7 +28,7 @@ def context(name: str) -> Any:
 
 
 class Clock:
-    """Nanoseconds that pass only when somebody says so."""
+    """Nanoseconds that pass only on demand."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -153,8 +153,8 @@ def test_a_function_that_turns_slow_holds_the_loop_for_one_slice_only() -> None:
 
 
 def test_a_stage_that_was_interrupted_once_is_given_whole_batches_again_within_ten() -> None:
-    """On a busy machine the processor is taken away in the midst of a batch, which then seems to
-    cost a thousand times as much.
+    """A busy machine takes the processor away in the middle of a batch, which then seems to cost a
+    thousand times as much.
     """
     clock = Clock()
     step = Step("interrupted", clock, 500)
@@ -171,7 +171,7 @@ def test_a_stage_that_was_interrupted_once_is_given_whole_batches_again_within_t
     assert max(step.sizes[:10]) == 1000
 
 
-def test_what_leaving_the_chain_costs_counts_for_its_last_stage() -> None:
+def test_cost_of_leaving_the_chain_counts_for_its_last_stage() -> None:
     """A key function of a millisecond behind a cheap map."""
     clock = Clock()
     sizes: list[int] = []
@@ -291,7 +291,7 @@ def test_a_long_firing_goes_on_before_new_input() -> None:
     assert world.out == ["begin a", *fired, "begin b", *fired]
 
 
-def test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is() -> None:
+def test_firing_that_cannot_wait_is_worked_off_in_slices_even_without_room() -> None:
     clock = Clock()
 
     class Fires(Step):
@@ -313,7 +313,7 @@ def test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_i
     assert world.out == ["fired 4", "fired 3", "fired 2", "fired 1", "fired 0"]
 
 
-def test_what_an_operator_emits_by_mail_goes_to_the_one_after_it() -> None:
+def test_output_of_an_operator_by_mail_goes_to_the_next_operator() -> None:
     clock = Clock()
     world = World(
         Step("a", clock), Step("b", clock, 0, lambda vs: [v + 1 for v in vs]), clock=clock
@@ -324,7 +324,7 @@ def test_what_an_operator_emits_by_mail_goes_to_the_one_after_it() -> None:
     assert sorted(world.out) == [10, 11]
 
 
-def test_what_is_emitted_while_operators_open_waits_for_the_chain() -> None:
+def test_output_during_open_waits_for_the_chain() -> None:
     """An operator may emit in `open`: those after it are open, but there are no stages yet."""
     clock, out = Clock(), []
     steps = [Step("a", clock), Step("b", clock, 0, lambda vs: [v + 1 for v in vs])]
@@ -338,7 +338,7 @@ def test_what_is_emitted_while_operators_open_waits_for_the_chain() -> None:
     assert out == [2]
 
 
-def test_stateless_neighbours_are_one_stage_until_somebody_looks_in_between() -> None:
+def test_stateless_neighbours_are_one_stage_until_a_tap_is_added_between_them() -> None:
     first = stateless("first", StatelessKind.MAP, lambda x: x + 1)
     second = stateless("second", StatelessKind.MAP, lambda x: x * 10)
     world = World(first, second)
@@ -363,7 +363,7 @@ def test_a_tap_of_the_input_sees_what_comes_into_the_chain() -> None:
     assert seen == [1, 2]
 
 
-def test_what_was_measured_is_kept_when_stages_are_made_anew() -> None:
+def test_measurements_are_kept_when_stages_are_rebuilt() -> None:
     clock = Clock()
     step = Step("slow", clock, 500_000)
     world = World(step, clock=clock, slice_ns=2_000_000)
@@ -410,7 +410,7 @@ def test_an_operator_that_holds_the_loop_for_long_is_remembered() -> None:
     assert world.chain.slowest_operator is slow
 
 
-def test_nobody_is_blamed_when_leaving_a_task_without_operators_took_long() -> None:
+def test_no_operator_is_blamed_when_leaving_a_task_without_operators_took_long() -> None:
     world = World()
 
     def leave(batch: RecordBatch) -> None:
@@ -502,7 +502,7 @@ def columns(count: int) -> RecordBatch:
     return RecordBatch(values)  # type: ignore[arg-type]
 
 
-def test_whoever_reads_columns_gets_large_pieces_of_them_and_of_rows_what_it_has_time_for() -> None:
+def test_reader_of_columns_gets_large_pieces_of_columns_and_slices_of_rows() -> None:
     clock = Clock()
     step = Columns(clock, 100)
     world = World(step, clock=clock)
@@ -517,7 +517,7 @@ def test_whoever_reads_columns_gets_large_pieces_of_them_and_of_rows_what_it_has
     assert max(step.sizes) <= BATCH_RECORDS_MAX
 
 
-def test_whoever_reads_rows_gets_columns_in_pieces_of_rows() -> None:
+def test_reader_of_rows_gets_columns_in_pieces_of_rows() -> None:
     clock = Clock()
     step = Step("rows", clock, 100)
     world = World(step, clock=clock)

@@ -63,7 +63,7 @@ def only(log: list[str], *what: str) -> list[str]:
 
 
 async def test_operators_prepare_head_first_the_barrier_leaves_snapshots_come_tail_first() -> None:
-    """F7.1: whoever waits for the barrier downstream does not wait for the snapshots here."""
+    """F7.1: tasks downstream that wait for the barrier do not wait for the snapshots here."""
     log: list[str] = []
 
     class Sees(Snapshotted):
@@ -88,7 +88,7 @@ async def test_operators_prepare_head_first_the_barrier_leaves_snapshots_come_ta
 
 
 async def test_a_checkpoint_falls_between_two_slices_and_never_into_one() -> None:
-    """F1.1, H6.2: what the records before it made of the chain has left when the snapshot is
+    """F1.1, H6.2: output that earlier records caused in the chain has left when the snapshot is
     taken.
     """
     log: list[str] = []
@@ -135,7 +135,7 @@ async def test_a_trigger_is_served_at_once_while_the_task_waits_for_input() -> N
         await running.acknowledged(1)
 
 
-async def test_a_task_that_does_not_run_yet_declines_and_nobody_downstream_waits_for_it() -> None:
+async def test_task_that_does_not_run_yet_declines_and_no_task_downstream_waits_for_it() -> None:
     """F1.2."""
     running = Checked(factories([]))
     running.trigger(7)
@@ -155,10 +155,10 @@ async def test_a_task_that_has_ended_declines_as_closing() -> None:
 
 
 @pytest.mark.parametrize("where", ["prepare", "snapshot"])
-async def test_an_operator_that_fails_in_its_snapshot_declines_the_checkpoint_and_fails_the_task(
+async def test_operator_that_fails_in_its_snapshot_declines_the_checkpoint_and_fails_the_task(
     where: str,
 ) -> None:
-    """F1.4, H6.3: with the cause, and whose it was."""
+    """F1.4, H6.3: with the cause and its operator."""
     log: list[str] = []
     made = factories(log)
 
@@ -178,8 +178,8 @@ async def test_an_operator_that_fails_in_its_snapshot_declines_the_checkpoint_an
         assert running.answers.acknowledged == {}
 
 
-async def test_what_prepare_emits_goes_through_the_chain_before_the_barrier() -> None:
-    """F7.1: also when the operators behind must work it off in several slices."""
+async def test_output_of_prepare_goes_through_the_chain_before_the_barrier() -> None:
+    """F7.1: also when later operators must work it off in several slices."""
     log: list[str] = []
 
     class Emits(Snapshotted):
@@ -285,7 +285,7 @@ async def test_cancelling_the_task_cancels_what_it_is_writing() -> None:
 
 
 async def test_a_notice_of_abort_cancels_what_is_being_written() -> None:
-    """F7.7: nobody wants it any more."""
+    """F7.7: it has no use any more."""
     log: list[str] = []
     async with (running := Checked(factories(log, cls=KeepsState))):
         running.store.held = True
@@ -402,7 +402,7 @@ async def test_every_operator_hears_of_a_completed_checkpoint_although_one_throw
 
 
 async def test_notices_overtake_all_other_mail() -> None:
-    """F8: as urgent mail."""
+    """F8: they are urgent mail."""
     log: list[str] = []
     async with (running := Checked(factories(log, "a"))):
         running.trigger(1)

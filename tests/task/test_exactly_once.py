@@ -29,7 +29,9 @@ Program = Callable[..., af.Flow]
 
 
 async def reference(program: Program, lists: list[list[Any]]) -> Counter[Any]:
-    """What the program gives when nothing goes wrong and no checkpoint is taken but the last."""
+    """Returns the output of the program without failures, and without checkpoints except the
+    last.
+    """
     feed, ledger = Feed(*lists), Ledger()
     feed.allow_all()
     async with Run(program(feed, ledger)) as run:
@@ -268,7 +270,7 @@ def midstream(feed: Feed, ledger: Ledger, parallelism: int = 2) -> af.Flow:
     "program", [windows, timers, midstream], ids=lambda program: program.__name__
 )
 async def test_windows_and_timers_survive_a_crash(program: Program, size: int) -> None:
-    """G5, F7: what was open fires once, with everything that belongs to it."""
+    """G5, F7: open ones fire once, with all their elements."""
     expected = await reference(program, EVENTS)
     assert (
         await crashed_twice(program, EVENTS, (20, 35, 40, 50), batch_records_max=size) == expected
@@ -277,7 +279,7 @@ async def test_windows_and_timers_survive_a_crash(program: Program, size: int) -
 
 
 @pytest.mark.parametrize("midway", [False, True], ids=["at the source", "in mid-stream"])
-async def test_what_was_late_before_a_crash_is_late_after_it(midway: bool) -> None:
+async def test_late_elements_before_a_crash_are_late_after_it(midway: bool) -> None:
     """G5, F7: event time does not regress, though the first record after the restore is far
     behind.
     """
@@ -301,7 +303,7 @@ async def test_what_was_late_before_a_crash_is_late_after_it(midway: bool) -> No
 
 
 class Marks(af.ProcessFunction[Any, Any]):
-    """What event time each record meets."""
+    """Records the event time that each record meets."""
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
         yield value[1], ctx.current_watermark
@@ -461,7 +463,7 @@ async def test_a_split_that_was_read_to_its_end_is_not_read_again_after_a_second
 
 
 async def test_a_reader_hears_of_its_checkpoint_and_of_its_completion() -> None:
-    """F8: what was read before may be acknowledged to whoever it came from."""
+    """F8: records read before may be acknowledged to their sender."""
     feed, ledger = Feed(["a", "b"], bounded=False), Ledger()
     flow = af.Flow("told")
     flow.source(feed).sink(ledger)
@@ -496,7 +498,7 @@ async def test_stopping_keeps_windows_open_for_the_run_that_goes_on() -> None:
 
 
 async def test_a_checkpoint_that_was_under_way_does_not_end_what_is_stopped() -> None:
-    """F4: what was triggered before the stop may reach a task behind its end, and complete; the
+    """F4: a checkpoint triggered before the stop may reach a task behind its end, and complete; the
     tasks stay for the final one.
     """
     feed, ledger = Feed(*EVENTS), Ledger()

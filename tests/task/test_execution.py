@@ -22,7 +22,7 @@ S = ExecutionState
 
 
 class Reports:
-    """What the JobMaster hears."""
+    """The reports that the JobMaster gets."""
 
     def __init__(self, bench: Bench) -> None:
         self.states: list[ExecutionState] = []
@@ -135,7 +135,7 @@ async def test_an_error_fails_the_task_as_it_is_and_its_readers_see_it(
 
 
 async def test_a_task_whose_producer_failed_is_canceled_not_failed() -> None:
-    """B1.6, and so are the ones behind it."""
+    """B1.6, and so are the tasks behind it."""
     bench = Bench([lambda: Logged("a", [])], [lambda: Logged("b", [])])
     reports: list[tuple[ExecutionState, Any]] = []
     consumer = TaskExecution(

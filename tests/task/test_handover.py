@@ -31,7 +31,7 @@ def test_a_chain_of_which_nothing_is_known_gets_one_record_and_a_quick_one_ever_
     assert hand_over.records == COLUMN_RECORDS_MAX
 
 
-def test_what_took_too_long_is_answered_by_less_at_once() -> None:
+def test_slow_work_is_answered_by_smaller_batches() -> None:
     hand_over = HandOver()
     quick(hand_over, 10)
     hand_over.handed(1000)
@@ -130,9 +130,9 @@ class CountingColumns(Counting):
 
 
 async def test_an_async_function_behind_columns_is_given_few_ahead_of_it() -> None:
-    """It is a task of its own: what has left the source is in the way of a checkpoint as well.
-    Twenty calls at a time, of a twentieth of a second each, make four hundred a second: as many as
-    four batches of what the task asks for then.
+    """The function is a task of its own, so records that have left the source delay a checkpoint as
+    well. Twenty calls at a time, of a twentieth of a second each, make four hundred a second: as
+    many as the four batches that the task then requests.
     """
     source, done, seen = CountingColumns(), asyncio.Event(), 0
 

@@ -1,5 +1,5 @@
-"""What was in flight becomes one line for each subtask: in its order, each record at the
-watermark that it would have seen.
+"""Data in flight becomes one line for each subtask: in its order, each record at the watermark that
+it would have seen.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ async def test_lines_of_former_subtasks_are_merged_in_the_order_of_their_waterma
 
 
 async def test_a_line_that_is_through_holds_the_others_at_its_end() -> None:
-    """Its subtask's records may come here: what is on time for them must not become late."""
+    """Records of its subtask may come here: records that are on time for them must not become
+    late.
+    """
     first = await former(0, await log(seen(10, at="a", after=30)))
     second = await former(1, await log(seen(20, 50, at="b", after=90)))
     found = await restored(first, second)
@@ -126,7 +128,7 @@ async def test_records_keep_the_watermark_in_force_though_none_of_them_saw_it_mo
 
 
 async def test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing() -> None:
-    """It is counted where the event time of the whole input is kept."""
+    """It counts where the event time of the whole input is kept."""
     head = await log(time=ChannelTime(15), channels=2)
     found = await restored(
         await former(
@@ -158,9 +160,7 @@ async def test_a_channel_that_is_idle_or_behind_holds_nothing_back() -> None:
     assert dict(told(found))["b60"] == 50
 
 
-async def test_what_waits_in_a_chain_comes_first_and_what_was_restored_before_what_came_later() -> (
-    None
-):
+async def test_chain_data_comes_first_and_restored_data_before_new_data() -> None:
     chain = [
         (2, await log(seen(5, at="t"), time=ChannelTime(5))),
         (1, await log(seen(8, at="h"), time=ChannelTime(8))),

@@ -1,4 +1,4 @@
-"""What is still being written when the input of a task has ended, or when it is cancelled."""
+"""Writes in progress when the input of a task has ended, or when it is cancelled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_task_whose_input_has_ended_writes_to_the_end_before_it_closes()
 
 
 async def test_an_input_that_ends_while_state_is_written_lets_that_be_written() -> None:
-    """B2.7: nor is the task over with it: it waits for a checkpoint behind its last record."""
+    """B2.7: nor does the task end: it waits for a checkpoint behind its last record."""
     async with (running := Checked(factories([], "a", cls=Snapshotted))):
         running.store.held = True
         running.trigger(1)
@@ -72,8 +72,8 @@ async def test_an_input_that_ends_while_state_is_written_lets_that_be_written() 
 async def test_a_job_that_is_cancelled_while_it_writes_leaves_no_file_that_looks_whole(
     tmp_path: Path,
 ) -> None:
-    """F7.7: in a store of files, at any moment of the write; the next run begins from what was
-    complete before.
+    """F7.7: in a store of files, at any moment of the write; the next run begins from the last
+    complete one.
     """
     counted: list[tuple[int, int]] = []
 

@@ -1,5 +1,5 @@
-"""What may happen at the edges of a task's life, and of its input and output: mail that is late,
-helpers that fail after the end.
+"""The edges of a task's life, and of its input and output: late mail, helpers that fail after the
+end.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def test_the_task_waits_for_the_asynchronous_part_of_a_checkpoint_before_i
 
 
 async def test_a_cancel_waits_for_the_timer_callback_that_is_running() -> None:
-    """B3.4: its end is not cut off, and nothing is closed under it."""
+    """B3.4: it is not interrupted, and nothing is closed under it."""
     log: list[str] = []
     inside = asyncio.Event()
 
@@ -188,8 +188,8 @@ async def test_after_the_end_of_input_mail_is_served_and_the_default_action_does
 
 
 async def test_an_error_of_a_flush_surfaces_at_once_and_is_not_lost() -> None:
-    """C9.5: here the task itself flushes, before it sleeps; what goes wrong fails the task, with
-    no further record.
+    """C9.5: here the task itself flushes before it sleeps; an error fails the task, without another
+    record.
     """
 
     class Broken(Exception):
@@ -313,8 +313,8 @@ async def test_elements_of_a_source_stand_still_while_a_checkpoint_looks() -> No
         seen = count
         before, after = await bench.task._executor.submit(snapshot, "checkpoint")
         assert before == after
-        # What the source has handed out and the chain still holds belongs to the snapshot of the
-        # chain, not to its counts.
+        # Records that the source has emitted and the chain still holds belong to the snapshot of
+        # the chain, not to its counts.
         assert 0 <= before[1] - before[0] <= bench.task._chain._batch_records_max
         await until(lambda seen=seen: count > seen)  # type: ignore[misc]
     runner.cancel()

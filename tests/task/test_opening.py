@@ -89,7 +89,7 @@ async def test_a_timer_of_open_does_not_fire_when_another_operator_fails_to_open
     assert log == ["b init", "b open", "a init", "a open", "b close", "a close"]
 
 
-async def test_what_close_emits_reaches_nobody() -> None:
+async def test_output_of_close_is_dropped() -> None:
     """B5.3: of an operator in the middle of the chain, by mail and by return; the next one is
     closed by then.
     """
@@ -107,8 +107,8 @@ async def test_what_close_emits_reaches_nobody() -> None:
     assert not any("99" in entry for entry in log)
 
 
-async def test_what_close_of_a_function_gives_or_puts_out_is_dropped() -> None:
-    """B5.3: whatever it tries."""
+async def test_results_and_side_outputs_of_close_of_a_function_are_dropped() -> None:
+    """B5.3: for every way of output."""
     tag = af.OutputTag[int]("late")
 
     class Yields(af.ProcessFunction[int, int]):

@@ -1,5 +1,5 @@
-"""What leaves a task: routing into partitions, flushing, watermarks to everyone, events behind
-records, and what may not travel.
+"""The output of a task: routing into partitions, flushing, watermarks to all consumers, events
+behind records, and unsupported values.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_full_batches_are_visible_at_once_the_rest_at_the_next_flush() -> None:
 
 
 def test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one() -> None:
-    """C9.1: a frame costs as much as hundreds of records, but nobody waits for it to be full."""
+    """C9.1: a frame costs as much as hundreds of records, but no consumer waits for a full one."""
     one = writer(ShipStrategy.GLOBAL, size=8)
     subpartition = one.partition.subpartitions[0]
     subpartition.create_read_view(lambda priority: None, acknowledges=True)
@@ -130,7 +130,7 @@ def test_the_lists_of_an_emitted_batch_are_not_changed() -> None:
     assert (batch.values, batch.timestamps) == ([1, 2], [10, 20])
 
 
-def test_a_flush_of_nothing_tells_nobody() -> None:
+def test_empty_flush_notifies_no_consumer() -> None:
     """C9.2: flush on empty no notification; two flushes one notification."""
     one, told = writer(ShipStrategy.GLOBAL), []
     one.partition.subpartitions[0].create_read_view(lambda priority: told.append(priority))
@@ -200,7 +200,7 @@ def test_side_outputs_go_by_operator_and_tag() -> None:
     output.add(second, (1, TAG))
     output.emit_side(0, TAG, "a", 5, 4)
     output.emit_side(1, TAG, "b", 6, 4)
-    output.emit_side(2, TAG, "nobody reads it", 6, 4)
+    output.emit_side(2, TAG, "unread", 6, 4)
     output.flush()
     assert (read(main, 0), read(first, 0), read(second, 0)) == ([], [["a"]], [["b"]])
 
@@ -254,7 +254,7 @@ def test_a_flush_to_many_channels_is_worth_it_from_some_records_each_on(
     channels: int, records: int
 ) -> None:
     output = task_output(writer(channels=channels, permits=channels))
-    for _ in range(2):  # Counted anew behind each flush.
+    for _ in range(2):  # Counted again after each flush.
         for _ in range(records):
             assert not output.is_worth_a_flush
             output.emit(RecordBatch([1]))
@@ -287,7 +287,7 @@ def test_a_task_with_two_consumers_follows_the_slower_one() -> None:
     assert told == [True]
 
 
-def test_what_goes_beyond_the_room_is_overdraft_and_never_lost() -> None:
+def test_records_beyond_the_room_are_overdraft_and_never_lost() -> None:
     """Hard back pressure: one record's own output."""
     one = writer(ShipStrategy.GLOBAL, channels=1, size=1, permits=2)
     output = task_output(one)
@@ -300,7 +300,7 @@ def test_what_goes_beyond_the_room_is_overdraft_and_never_lost() -> None:
     assert not output.is_overdrawn
 
 
-def test_a_released_consumer_takes_nothing_and_stops_nobody() -> None:
+def test_released_consumer_takes_nothing_and_blocks_no_other() -> None:
     one = writer(ShipStrategy.REBALANCE, channels=2, size=1)
     one.partition.subpartitions[0].release()
     one.emit(RecordBatch([1, 2, 3, 4]))
@@ -346,9 +346,7 @@ def test_strict_refuses_before_anything_is_written() -> None:
     assert read(one, 0) == []
 
 
-def test_the_task_is_told_what_makes_about_one_batch_for_each_consumer_of_its_narrowest_edge() -> (
-    None
-):
+def test_task_is_told_about_one_batch_per_consumer_of_its_narrowest_edge() -> None:
     spread, everywhere = (
         writer(channels=3, size=100),
         writer(ShipStrategy.BROADCAST, channels=3, size=100),
@@ -386,7 +384,7 @@ def test_columns_come_and_are_taken_in_batches_of_what_the_consumer_asked_for(
 @pytest.mark.parametrize(
     "make", [lambda count: RecordBatch(list(range(count))), columns], ids=["rows", "columns"]
 )
-def test_what_comes_at_once_is_queued_in_few_batches_and_says_nothing_of_the_consumer(
+def test_simultaneous_records_are_queued_in_few_batches_and_do_not_count_as_pace(
     make: Any,
 ) -> None:
     one = writer(ShipStrategy.GLOBAL, channels=1, size=2048)
@@ -435,7 +433,7 @@ def test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it(
     output.on_slice_records = lambda rows, columns: told.append((rows, columns))
     output.grow()
     whole = (1024, 1024 * 32)
-    assert told[-1] == whole, "nobody knows how fast the consumers are, but nothing waits for them"
+    assert told[-1] == whole, "the pace of consumers is unknown, but nothing waits for them"
     one.emit(RecordBatch([1]))
     output.grow()
     assert told[-1] == (16, 16), "gathered"

@@ -1,5 +1,5 @@
-"""Which consumer gets which record: every strategy, and errors of user functions that name the
-record.
+"""The assignment of records to consumers: every strategy, and errors of user functions that name
+the record.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def test_keys_that_travel_alone_go_where_their_records_would(
     "take", [lambda row: row[1], lambda row: str(row[1])], ids=["a body", "a call"]
 )
 @pytest.mark.parametrize("carried", ["all", "nothing"])
-def test_what_is_taken_of_records_goes_where_they_would(
+def test_projected_values_go_where_their_records_would(
     consumers: int, take: Callable[[Any], Any], carried: str
 ) -> None:
     rows = [(i % 7, i) for i in range(40)]
@@ -218,8 +218,8 @@ def test_what_is_taken_of_records_goes_where_they_would(
         ]
 
 
-def test_where_nothing_can_be_taken_records_go_whole() -> None:
-    """What is wrong is the consumer's to say, or to pass over: the record may be late."""
+def test_records_that_cannot_be_projected_go_whole() -> None:
+    """The consumer reports the error, or ignores it: the record may be late."""
     one = partitioner(ShipStrategy.HASH, 2, itemgetter(0), taken=(itemgetter(1),))
     rows: list[Any] = [(1, 2), (1,), (1, 3)]
     ((_, part),) = one.split(stamped(rows))

@@ -144,9 +144,9 @@ class Received(LocalInputChannel):
         return [b"waited"]
 
 
-def test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint() -> None:
-    """It is given up while the task is held up, so it never begins; the last of its barriers
-    comes later still.
+def test_overtaken_data_is_forgotten_with_its_checkpoint() -> None:
+    """The checkpoint is given up while the task is blocked, so it never begins; the last of its
+    barriers comes later still.
     """
     world = Overtaken(3, Received)
     for channel in range(2):
@@ -190,7 +190,7 @@ def test_a_mail_that_comes_after_the_channel_has_ended_does_nothing() -> None:
 async def test_a_barrier_that_overtakes_reaches_a_task_that_has_just_ended_without_an_error() -> (
     None
 ):
-    """F5.3: the mailbox is closed by then; whoever writes into the gate notices nothing."""
+    """F5.3: the mailbox is closed by then; a write into the gate has no effect."""
     log: list[str] = []
     bench, _, _ = checkpointed(factories(log, "a"), inputs=2)
     bench.environment.responder = answers = Answers()

@@ -1,9 +1,9 @@
 """Event time over a restore at another parallelism: with data in flight each record is as late as
 it was, and timers fire between the same records.
 
-Programs with one source give the same answers in every run, whatever is late in them. Each is cut
-by unaligned checkpoints with much in flight, and continued at other parallelisms; what comes out is
-what comes out without a restart.
+Programs with one source give the same answers in every run, with any late records. Each is cut by
+unaligned checkpoints with much in flight, and continued at other parallelisms. The output is that
+of a run without a restart.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def timers(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) -> af.
 
 
 def windows(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) -> af.Flow:
-    """With lateness, and what is too late besides."""
+    """Builds windows with lateness, and elements later than that."""
     flow = af.Flow("windows", parallelism=parallelism)
     counts = (
         source(flow, feed)
@@ -120,7 +120,7 @@ def sessions(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) -> a
 
 
 def in_the_source(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) -> af.Flow:
-    """What waits in the chain of the source keeps its event time, too."""
+    """Builds a flow in which data in the chain of the source keeps its event time, too."""
     flow = af.Flow("in the source", parallelism=parallelism)
     copies = source(flow, feed).process(Copies(), uid="copies", parallelism=1)
     events = copies.rebalance().map(gate, concurrency=2, uid="gate", parallelism=1)

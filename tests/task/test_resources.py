@@ -49,7 +49,7 @@ async def test_a_resource_is_opened_once_and_closed_at_the_end() -> None:
     assert steps() == ["open base", "close base"]
 
 
-async def test_what_a_resource_uses_opens_before_it_and_closes_after_it() -> None:
+async def test_dependency_of_a_resource_opens_before_it_and_closes_after_it() -> None:
     scope = ResourceScope()
     assert await scope.get(upper) == "upper on base"
     await scope.close()
@@ -66,7 +66,7 @@ async def test_each_resource_lives_in_one_task_of_its_own() -> None:
     assert len({*tasks.values(), asyncio.current_task()}) == 3
 
 
-async def test_whoever_gives_up_waiting_does_not_end_the_opening_for_others() -> None:
+async def test_waiter_that_gives_up_does_not_end_the_opening_for_others() -> None:
     go_on = asyncio.Event()
 
     @af.resource
@@ -166,7 +166,7 @@ async def test_every_accepted_form_is_entered_and_left(resource: Any) -> None:
     assert steps() == ["closed"]
 
 
-async def test_what_is_no_resource_is_refused_by_name() -> None:
+async def test_object_that_is_no_resource_is_refused_by_name() -> None:
     @af.resource
     def number() -> Any:
         return 5

@@ -1,4 +1,4 @@
-"""What a task takes over before it runs, what it says when that cannot be read, and the numbers
+"""The state that a task restores before it runs, its error if that cannot be read, and the numbers
 of its checkpoints.
 """
 

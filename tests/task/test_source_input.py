@@ -216,7 +216,7 @@ async def test_an_error_of_poll_comes_out(group: OrderedTaskGroup) -> None:
         world.input.emit_next(10)
 
 
-async def test_an_error_of_wait_is_reported_and_wakes_nobody_in_vain(
+async def test_error_of_wait_is_reported_and_wakes_no_task_in_vain(
     group: OrderedTaskGroup,
 ) -> None:
     world = await opened(group)
@@ -335,7 +335,7 @@ async def test_time_under_back_pressure_is_no_idleness(group: OrderedTaskGroup) 
     world.advance(600)
     world.input.pause()
     world.advance(50_000)
-    assert world.got == [], "nobody asked meanwhile"
+    assert world.got == [], "not polled meanwhile"
     world.input.emit_next(10)
     world.advance(50_399)
     assert world.got == []
@@ -344,7 +344,7 @@ async def test_time_under_back_pressure_is_no_idleness(group: OrderedTaskGroup) 
     world.input.close()
 
 
-async def test_records_begin_the_idle_time_anew(group: OrderedTaskGroup) -> None:
+async def test_records_restart_the_idle_time(group: OrderedTaskGroup) -> None:
     world = await opened(group, IDLE_AFTER_1S)
     world.input.emit_next(10)
     world.advance(900)
@@ -439,7 +439,7 @@ async def test_time_under_back_pressure_makes_no_split_idle(group: OrderedTaskGr
     world.input.pause()
     world.advance(50_000)
     world.poll(3000, split="a")
-    assert world.input.current_watermark == 9, "nobody asked for b meanwhile"
+    assert world.input.current_watermark == 9, "b was not polled meanwhile"
     for at in range(50_100, 51_300, 100):
         world.advance(at)
         world.poll(at, split="a")
@@ -546,7 +546,7 @@ async def test_event_time_is_kept_where_all_splits_were_read(group: OrderedTaskG
 
 
 def checkpointed(world: World, checkpoint_id: int) -> list[SplitState]:
-    """What a restore is given of it."""
+    """Returns the state that a restore gets."""
     return decode_source_state(
         world.input.checkpoint(checkpoint_id).encode(Codec(), "source"), Codec(), "source"
     )

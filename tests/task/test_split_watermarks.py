@@ -1,5 +1,5 @@
-"""The event time of many splits: the least of those that are read, whatever is idle, finished or
-found later.
+"""The event time of many splits: the least of the active ones, with idle, finished and later
+splits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aioflow.task.split_watermarks import SplitWatermarks
 
 
 class Reader:
-    """What is stamped comes from `current_split`."""
+    """A reader whose records belong to `current_split`."""
 
     def __init__(self) -> None:
         self.current_split = ""
@@ -47,7 +47,7 @@ class Clocks:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_event_time_is_the_least_whatever_happens_to_the_splits(seed: int) -> None:
+def test_event_time_is_the_least_for_any_events_of_the_splits(seed: int) -> None:
     """Against the plain minimum over all splits."""
     rng = Random(seed)
     reader, idle = Reader(), dict[str, None]()
@@ -101,7 +101,7 @@ def test_the_event_time_is_the_least_whatever_happens_to_the_splits(seed: int) -
         assert times.current == current
 
 
-def test_of_thousands_of_splits_a_batch_looks_at_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_examines_few_of_thousands_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0
 
     class Counting(BoundedGenerator):

@@ -64,7 +64,7 @@ async def test_ends_head_first_operator_by_operator() -> None:
     ]
 
 
-async def test_what_finish_emits_reaches_the_next_before_its_own_finish() -> None:
+async def test_output_of_finish_reaches_the_next_before_its_own_finish() -> None:
     """B4.3."""
     log: list[str] = []
 
@@ -190,7 +190,7 @@ async def test_without_drain_nothing_finishes_and_time_does_not_end() -> None:
 
 
 @pytest.mark.parametrize("drain", [True, False])
-async def test_what_is_downstream_hears_the_end_once_and_last(drain: bool) -> None:
+async def test_downstream_hears_the_end_once_and_last(drain: bool) -> None:
     """C2.4."""
     bench = Bench([lambda: Logged("a", [])], [lambda: Logged("b", [])])
     (partition,) = bench.registry.partitions.values()
@@ -315,7 +315,7 @@ async def test_timers_registered_while_opening_fire_only_when_all_are_open() -> 
     await runner
 
 
-async def test_what_open_emits_goes_to_the_operators_after_it() -> None:
+async def test_output_of_open_goes_to_the_operators_after_it() -> None:
     log: list[str] = []
 
     class Greets(Logged):
@@ -446,7 +446,7 @@ async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_ta
         lambda: bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason == HARD
     )
     assert log.count("a took") == 1
-    most = PIECES_MAX  # Of what is emitted at once on an edge that begins small.
+    most = PIECES_MAX  # The number of records emitted at once on an edge that begins small.
     assert partition.pool.size < partition.queued_batches <= most
     read: list[Any] = []
     while not runner.done() or partition.queue_length(0):

@@ -127,7 +127,7 @@ class Execution(Run):
         return Cut(await self.checkpoint(**barrier), self.vertices)
 
     async def stuck(self) -> None:
-        """Wait until nothing moves any more: whatever there is waits behind the gate."""
+        """Waits until nothing moves any more: all data waits behind the gate."""
         turns = 0
         while turns < 20:
             self._raise_failures()
@@ -140,7 +140,7 @@ class Execution(Run):
 
 
 class Gate:
-    """What comes through waits until it is open."""
+    """A gate whose records wait until it is open."""
 
     def __init__(self) -> None:
         self.is_open = asyncio.Event()
@@ -204,7 +204,7 @@ def windows(feed: Feed, ledger: Ledger, gate: Gate, parallelism: int = 2) -> af.
 
 
 def fired_windows(feed: Feed, ledger: Ledger, gate: Gate, parallelism: int = 2) -> af.Flow:
-    """What windows and timers made waits behind them."""
+    """Builds a flow in which results of windows and timers wait."""
     flow = af.Flow("fired", parallelism=parallelism)
     events = flow.source(feed, watermarks=strategy())
     events.key_by(lambda e: e[0]).process(Reminds()).rebalance().map(gate, concurrency=2).sink(
@@ -286,7 +286,7 @@ async def test_the_next_checkpoint_after_a_restore_may_meet_what_was_restored(
 
 @pytest.mark.parametrize("way", [(2, 3, 1), (1, 3, 2), (3, 1, 2)], ids=str)
 @pytest.mark.parametrize(("program", "lists"), PROGRAMS, ids=NAMES)
-async def test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled(
+async def test_data_in_flight_is_redistributed_when_the_job_is_rescaled(
     program: Program, lists: list[list[Any]], way: tuple[int, ...]
 ) -> None:
     """F6: by key where there are keys, otherwise as a whole; nothing is lost, repeated, or late."""
@@ -370,7 +370,7 @@ async def test_an_aligned_checkpoint_that_is_not_through_in_time_overtakes(
 
 
 async def settled(run: Execution) -> None:
-    """What can move has moved, over the connections too."""
+    """Waits until all movable data has moved, over the connections too."""
     for _ in range(5):
         await run.stuck()
         await asyncio.sleep(0.02)
@@ -382,7 +382,7 @@ async def settled(run: Execution) -> None:
 async def test_barriers_overtake_what_waits_on_both_sides_of_a_connection(
     program: Program, lists: list[list[Any]], size: int, timeout_ms: int | None
 ) -> None:
-    """F5.1, F6: what was received and not decoded, what was not sent, and what waits for credit."""
+    """F5.1, F6: received and undecoded data, unsent data, and data that waits for credit."""
     expected = await reference(program, lists)
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
     kind: dict[str, Any] = (
@@ -483,8 +483,8 @@ async def test_a_task_held_up_by_a_checkpoint_keeps_what_was_in_flight_at_those_
 async def test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whole(
     timeout_ms: int | None,
 ) -> None:
-    """F6: its first frames are at the consumer, the others wait: the producer keeps it, and it
-    is processed once all the same.
+    """F6: its first frames are at the consumer, the others wait: the producer keeps it, and it is
+    still processed once.
     """
     lists = [[f"{i:03}" * 20_000 for i in range(60)], [f"{i:03}" * 20_000 for i in range(60, 120)]]
     expected = await reference(counts, lists)
@@ -508,7 +508,7 @@ async def test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whol
     assert Counter(map(repr, ledger.rows)) == expected
 
 
-async def test_what_is_through_in_time_stays_aligned() -> None:
+async def test_checkpoint_that_completes_in_time_stays_aligned() -> None:
     """F6: nothing is in flight, and nothing is kept."""
     feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
     gate.is_open.set()
@@ -520,8 +520,8 @@ async def test_what_is_through_in_time_stays_aligned() -> None:
 
 
 async def test_a_savepoint_never_overtakes() -> None:
-    """F6.7: with the gate closed it waits; once it is open the savepoint completes, without data
-    in flight.
+    """F6.7: with the gate closed it waits; once it is open the savepoint completes, without data in
+    flight.
     """
     feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
     feed.allow(40)
@@ -538,7 +538,7 @@ async def test_a_savepoint_never_overtakes() -> None:
 
 
 class Marks(af.ProcessFunction[Any, Any]):
-    """What event time each record meets."""
+    """Records the event time that each record meets."""
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
         yield value[1], ctx.current_watermark
@@ -570,8 +570,8 @@ async def test_event_time_goes_on_where_each_channel_stood() -> None:
 
 
 async def test_a_channel_with_nothing_in_flight_holds_back_no_event_time_after_a_restore() -> None:
-    """G5, F6: it stands where it stood, though nobody tells it again before what was in flight
-    elsewhere is processed.
+    """G5, F6: its event time stands still, though the channel hears it again only after data in
+    flight elsewhere is processed.
     """
     behind = [("a", time) for time in range(500, 810, 10)]
     feed, ledger, gate = Feed([("a", 1000)], behind, bounded=False), Ledger(), Gate()
@@ -601,8 +601,8 @@ async def test_a_channel_with_nothing_in_flight_holds_back_no_event_time_after_a
 
 
 async def test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over() -> None:
-    """F6.1: its producer is not blocked and has taken its part in time; the barrier it sent
-    stands behind what nobody takes.
+    """F6.1: its producer is not blocked and has taken its part in time; the barrier it sent stands
+    behind unread data.
     """
     expected = await reference(counts, WORDS)
     feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
@@ -625,7 +625,7 @@ async def test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over(
     assert Counter(map(repr, ledger.rows)) == expected
 
 
-async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
+async def test_data_that_a_channel_brings_before_its_own_barrier_is_kept() -> None:
     """F6: it is processed here and now, and again after a restore, from the state as it was
     before.
     """
@@ -660,8 +660,8 @@ async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
 
 
 async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is_known() -> None:
-    """F6: what it waits for comes in over its inputs, or as a notice; a task that only waited
-    for its files would wait for ever.
+    """F6: the awaited data comes over its inputs, or as a notice; a task that only waited for its
+    files would wait for ever.
     """
     feed, ledger, gate = Feed(*WORDS), Ledger(), Gate()
     gate.is_open.set()
@@ -678,8 +678,7 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is
                 partial(heard, id_)
             )  # type: ignore[method-assign]
         await run.checkpoint()
-        # Of two sources only one hears of the next checkpoint, which has no chance any more when
-        # both end.
+        # Only one of two sources hears of the next checkpoint, which cannot complete when both end.
         held = next(task for task in run.tasks.values() if not task.descriptor.inputs)
         held.trigger_checkpoint = lambda barrier: None  # type: ignore[method-assign]
         run.trigger(unaligned=True)
@@ -701,7 +700,7 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is
 
 
 KEYS = 5_000
-"""Of one window: more than leave in one piece, and more than the channels take."""
+"""Number of keys in one window: more than leave in one piece, and more than the channels take."""
 
 
 def firing(feed: Feed, ledger: Ledger, gate: Gate) -> af.Flow:
@@ -765,11 +764,11 @@ async def test_a_checkpoint_amid_a_firing_ends_it_without_room_and_gives_the_loo
     )
 
 
-async def test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too(
+async def test_data_behind_a_closed_gate_is_bounded_in_bytes_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many records as a batch may hold were more than a consumer takes at once, if each is a
-    megabyte: the job failed.
+    """A full batch of records of a megabyte each was more than a consumer takes at once: the job
+    failed.
     """
     count, sizes, encode = 600, list[int](), link.encode_batch
 
@@ -792,5 +791,7 @@ async def test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too(
         gate.is_open.set()
         await run.finished()
     assert Counter(ledger.rows) == Counter(f"k{i}" for i in range(count))
-    assert max(sizes) <= subpartition.START_RECORDS, "before the first was encoded nobody knew"
+    assert max(sizes) <= subpartition.START_RECORDS, (
+        "the size was unknown before the first was encoded"
+    )
     assert max(sizes[-20:]) <= 9

@@ -104,7 +104,7 @@ def test_an_error_of_a_snapshot_is_the_cause_of_its_failure_and_the_elements_go_
 
 @pytest.mark.parametrize("key", [None, lambda x: x % 2])
 def test_no_element_is_processed_while_a_snapshot_awaits(key: Any) -> None:
-    """H6.4: what comes meanwhile waits, and is not in the snapshot."""
+    """H6.4: later elements wait, and are not in the snapshot."""
     function = Awaits()
     with OperatorHarness(function, key=key) as harness:
         task = harness._task

@@ -118,7 +118,7 @@ def test_an_object_of_the_test_is_the_one_that_runs_and_is_closed_once() -> None
     assert log.calls == ["open", "map", "close"]
 
 
-def test_a_harness_that_nobody_closed_closes_its_function_when_it_is_dropped() -> None:
+def test_unclosed_harness_closes_its_function_when_it_is_dropped() -> None:
     class Log(af.MapFunction[int, int]):
         closed: list[int] = []
 
@@ -412,7 +412,7 @@ def test_state_of_a_window_is_found_by_the_window() -> None:
         (lambda flow, source: source.map(str).side(LATE_TAG), "side output"),
     ],
 )
-def test_what_is_no_single_chain_is_refused(stream: Any, message: str) -> None:
+def test_flow_that_is_no_single_chain_is_refused(stream: Any, message: str) -> None:
     flow = af.Flow("f")
     with pytest.raises(GraphError, match=message):
         OperatorHarness(stream(flow, flow.source([1])))

@@ -1,5 +1,5 @@
-"""Whoever changes a value that others hold is found and named, in the harness and in debug mode;
-nobody else is.
+"""A function that changes a shared value is found and named, in the harness and in debug mode; no
+other function is.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ async def test_the_checks_change_no_result() -> None:
     assert await program().collect(debug=True) == await program().collect(debug=False)
 
 
-def test_values_that_nobody_can_change_have_no_digest() -> None:
+def test_immutable_values_have_no_digest() -> None:
     assert [digest(value) for value in (1, "a", None, (1, "b"), b"x")] == [None] * 5
     assert digest([1]) == digest([1]) != digest([True])
     cyclic: list[Any] = []

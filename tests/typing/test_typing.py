@@ -39,7 +39,7 @@ def test_each_mistake_is_an_error_of_its_own_line(tmp_path: Path) -> None:
     assert found == set(marked)
 
 
-def test_what_a_checker_accepts_can_also_be_built() -> None:
+def test_flows_that_a_checker_accepts_can_also_be_built() -> None:
     spec = importlib.util.spec_from_file_location("typing_accepted", CASES / "accepted.py")
     assert spec is not None
     assert spec.loader is not None

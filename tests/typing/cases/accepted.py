@@ -216,7 +216,7 @@ class Alert(af.KeyedProcessFunction[str, Trade, tuple[str, int]]):
 
 
 class Remembering(af.KeyedProcessFunction[str, Trade, int]):
-    """One state of each kind, kept in attributes whose types nobody wrote."""
+    """Has one state of each kind, kept in attributes without written types."""
 
     def open(self, ctx: af.RuntimeContext) -> None:
         self.last = ctx.get_state(af.ValueStateDescriptor[int]("last"))
