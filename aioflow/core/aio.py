@@ -1,8 +1,8 @@
-"""asyncio helpers whose order follows creation, never object addresses.
+"""Helpers for asyncio whose order follows the creation of tasks, never the addresses of objects.
 
-Stock `asyncio.TaskGroup`, `asyncio.wait` and `asyncio.as_completed` keep their children in sets.
-The order in which children are cancelled or reported follows memory addresses, so two runs under
-one seed differ. The runtime uses these helpers instead.
+The standard `asyncio.TaskGroup`, `asyncio.wait` and `asyncio.as_completed` keep their children in
+sets. The order in which children are cancelled or reported follows memory addresses, so two runs
+under one seed differ. The runtime uses these helpers instead.
 
 Invariant: all functions here visit tasks in the order in which the caller named or created them.
 """
@@ -58,11 +58,11 @@ def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
 
 
 class Done:
-    """The awaitable result of a call that takes effect at once.
+    """The result of a call that takes effect at once. It can also be awaited.
 
-    Other implementations of the same call must be awaited, so callers may await this one too. That
-    takes no turn of the loop. Such calls are annotated `Any`, because type checkers would complain
-    about an awaitable that is not awaited.
+    Other implementations of the same call must be awaited, so callers may await this one too.
+    Awaiting takes no turn of the loop. Such calls are annotated `Any`, because type checkers would
+    complain about an awaitable that is not awaited.
     """
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -252,8 +252,8 @@ def _ignore(task: asyncio.Task[Any]) -> None:
 
 
 async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Exception], None]) -> None:
-    """Awaits `coro` and passes its error to `report`, so that its siblings in a task group
-    continue.
+    """Awaits `coro` and passes its error to `report` instead of raising it, so that other tasks of
+    a task group continue.
     """
     try:
         await coro
@@ -366,7 +366,11 @@ async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, w
 async def _wait_uncancelled(
     task: asyncio.Task[Any], deadline: float
 ) -> asyncio.CancelledError | None:
-    """Waits for `task` until `deadline` on the loop's clock; returns the caller's cancellation."""
+    """Waits for `task` until `deadline`, even if the caller is cancelled. Returns the last
+    cancellation, or None.
+
+    The deadline is on the loop's clock.
+    """
     loop = asyncio.get_running_loop()
     cancelled: asyncio.CancelledError | None = None
     while not task.done() and (left := deadline - loop.time()) > 0:

@@ -141,7 +141,7 @@ def encode_batch(
 
 
 class TabledBytes(bytes):
-    """An encoded batch that refers to the tables of its channel."""
+    """The bytes of an encoded batch that refers to the tables of its channel."""
 
     def __new__(cls, content: bytes, codec: Codec, owner: str, tables: EntryTables) -> Self:
         made = super().__new__(cls, content)
@@ -370,7 +370,9 @@ def _add_column(parts: list[bytes], content: bytes) -> None:
 
 
 def _column(view: memoryview, at: int) -> tuple[memoryview, int]:
-    """Returns the column that begins at `at`, and the offset of the next one."""
+    """Returns the bytes of the column that begins at offset `at`, and the offset of the next
+    column.
+    """
     start = at + _LENGTH.size
     stop = start + _LENGTH.unpack_from(view, at)[0]
     if stop > len(view):

@@ -45,7 +45,9 @@ into the cache of a core.
 
 
 class Column(Sequence[Any]):
-    """The values of one field. Reads like a list; `take` and slices return columns."""
+    """The values of one field of many records. A column reads like a list; `take` and slices return
+    columns.
+    """
 
     __slots__ = ("_items",)
 
@@ -57,11 +59,11 @@ class Column(Sequence[Any]):
 
     @abstractmethod
     def part(self, which: slice) -> Column:
-        """Returns the values of a slice as a column."""
+        """Returns a column of the values of the slice `which`."""
 
     @abstractmethod
     def _one(self, index: int) -> Any:
-        """Returns one plain value, without making the others."""
+        """Returns the value at one index as a plain value, without making the others."""
 
     @abstractmethod
     def _make_list(self) -> list[Any]:
@@ -89,9 +91,10 @@ class Column(Sequence[Any]):
 
 
 class NumberColumn(Column):
-    """Values of bool, int64 or float64.
+    """A column of bool, int64 or float64 values.
 
-    `valid` marks the values that are not None; None: all. The other items have no meaning.
+    `valid` marks the values that are not None; without it no value is None. The items of `values`
+    that stand for None have no meaning.
     """
 
     __slots__ = ("valid", "values")
@@ -128,7 +131,7 @@ class NumberColumn(Column):
 
 
 class CodedColumn(Column):
-    """Each value is one of `entries`, by its index; -1 is None.
+    """A column whose values are indices into the list `entries`; index -1 means None.
 
     Entries may be anything but None, and need not differ. `entries` may grow at its end while
     columns share it, and is never changed otherwise.
@@ -164,7 +167,7 @@ class CodedColumn(Column):
 
 
 class ObjectColumn(Column):
-    """Values of any types, unchanged."""
+    """A column of values of any types, stored as they are."""
 
     __slots__ = ("items",)
 
@@ -256,7 +259,7 @@ class ColumnBatch(Column):
 def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns the items of `array` at int64 `indices`.
 
-    For items of several bytes it takes half the time of `take`; for single bytes it calls `take`.
+    For items of several bytes this takes half the time of `take`; for single bytes it calls `take`.
     """
     return array[indices] if array.itemsize > 1 else array.take(indices)
 

@@ -128,7 +128,9 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
 
 
 def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> list[list[Any]]:
-    """Returns the shape of each slice of `column`."""
+    """Returns the shape (see the module) of each slice of `column` between neighbours of
+    `bounds`.
+    """
     stretches = list(pairwise(bounds))
     if isinstance(column, NumberColumn):
         *head, values, valid = _shape(column, codec, owner, None)
@@ -159,7 +161,7 @@ def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> 
 def _coded_shapes(
     column: CodedColumn, bounds: Sequence[int], codec: Codec, owner: str
 ) -> list[list[Any]]:
-    """Returns each slice with the entries that it uses.
+    """Returns the shape of each slice, with only those entries that the slice uses.
 
     The entries are found by one sort of all codes: by slice, then by code.
     """
@@ -202,9 +204,9 @@ def _coded_shapes(
 
 
 def _floats(values: np.ndarray) -> tuple[str, bytes]:
-    """Returns type and bytes of `values`.
+    """Returns the dtype and the bytes of `values`.
 
-    Floats that lose nothing by it, such as whole numbers, halves and eighths, take half the bytes.
+    Floats that lose no digits, such as whole numbers, halves and eighths, take half the bytes.
     """
     import numpy as np
 
@@ -226,7 +228,9 @@ def _packed(codes: np.ndarray, dtype: str) -> bytes:
 
 
 def _smallest(greatest: int) -> str | None:
-    """Returns the type of unsigned ints up to `greatest`; None if they need all bytes."""
+    """Returns the smallest type of unsigned ints up to `greatest`, or None if all eight bytes are
+    needed.
+    """
     if greatest < 1 << 16:
         return "|u1" if greatest < 1 << 8 else "<u2"
     return "<u4" if greatest < 1 << 32 else None
@@ -317,9 +321,11 @@ def _coded(content: bytes, dtype: str, entries: list[Any]) -> CodedColumn:
 
 
 def _flags(valid: bytes | None, size: int, of_each: int) -> Any:
-    """Returns the flags of the values that are not None; None if all are.
+    """Returns an array of flags that are true for values that are not None. Returns None if all
+    flags are true.
 
-    Raises ValueError if an array of `size` bytes does not have one flag for each.
+    Raises ValueError if an array of `size` bytes does not have one flag for each item of `of_each`
+    bytes.
     """
     import numpy as np
 

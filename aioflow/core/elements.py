@@ -140,7 +140,7 @@ class RecordBatch:
         )
 
     def before_end(self) -> RecordBatch:
-        """Returns the same records; MAX_WATERMARK is replaced by the watermark before it."""
+        """Returns the same records with MAX_WATERMARK replaced by the watermark before it."""
         marks = self.watermarks
         if marks is None or not len(marks):
             return self.with_watermarks(None)
@@ -183,7 +183,7 @@ def empty_batch(watermark: int = MIN_WATERMARK) -> RecordBatch:
 class Watermark:
     """The event that no record with a timestamp <= `timestamp` follows on this channel.
 
-    It is used on channels without a record to carry the watermark.
+    It carries the watermark on channels that have no record to carry it.
     """
 
     timestamp: int
@@ -251,7 +251,7 @@ class EndOfData:
 
 @dataclass(frozen=True, slots=True)
 class EndOfPartition:
-    """The last element of a channel, which is then released."""
+    """The event that is the last element of a channel. The channel is released afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

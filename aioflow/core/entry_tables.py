@@ -29,13 +29,13 @@ ENTRIES_MAX = 1 << 20
 
 
 class GrowingList(list[Any]):
-    """A list that only grows at its end, and is shared by many batches."""
+    """A list that many batches share. It only grows at its end."""
 
     __slots__ = ()
 
 
 class EntryTables:
-    """The tables of one end of a channel."""
+    """The tables that one end of a channel keeps."""
 
     __slots__ = ("_lists", "_open", "_sent")
 
@@ -69,7 +69,7 @@ class EntryTables:
 
     @property
     def are_used(self) -> bool:
-        """Whether entries were placed since the last `commit` or `forget`."""
+        """Whether `place` has placed entries since the last `commit` or `forget`."""
         return bool(self._open)
 
     def commit(self) -> None:
@@ -83,7 +83,8 @@ class EntryTables:
         self._open.clear()
 
     def filled(self, number: int, base: int, new: list[Any]) -> list[Any]:
-        """Returns table `number` after the entries `new` follow its first `base` entries.
+        """Adds the entries `new` to table `number`, after its first `base` entries, and returns the
+        table.
 
         Entries that the table has already are not added twice. Raises ValueError for invalid
         arguments, which no producer sends.

@@ -76,7 +76,7 @@ class AioflowError(Exception):
 
 
 class GraphError(AioflowError):
-    """The flow is wrong. Raised while it is built, naming the operator."""
+    """The flow is wrong. Raised while the flow is built, with the name of the operator."""
 
 
 class TypeNotSupported(AioflowError, TypeError):
@@ -100,7 +100,7 @@ class MailboxClosed(Closed):
 
 
 class Broken(AioflowError):
-    """The peer, or another external resource, went away."""
+    """The connection to the peer, or to another external resource, has failed or ended."""
 
 
 class ProcessCrashed(Broken):
@@ -114,7 +114,7 @@ class ProducerFailed(Broken):
 
 
 class ProtocolError(AioflowError):
-    """Base of the two protocol errors: whose fault it was decides what to do."""
+    """Base of the two protocol errors, which tell whether this process or the peer is at fault."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -122,7 +122,9 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer, or a file, held something that the protocol or the format does not allow."""
+    """The peer sent, or a file contains, something that the protocol or the format does not
+    allow.
+    """
 
 
 class MalformedInput(RemoteProtocolError, ValueError):
@@ -145,7 +147,9 @@ class JobCanceled(JobError):
 
 
 class JobNotRunning(JobError):
-    """The job cannot answer now: not started, restarting for too long, or over."""
+    """The job cannot answer now, because it has not started, has been restarting for too long, or
+    is over.
+    """
 
 
 class CancellationTimeout(AioflowError):

@@ -1,4 +1,4 @@
-"""Error messages of public functions for unknown arguments.
+"""Improves the error messages of public functions for unknown arguments.
 
 Python only names the argument: "got an unexpected keyword argument 'discover'". A decorated
 function also names its parameters, and the parameter that was probably meant. A valid call costs
@@ -46,9 +46,10 @@ def explained(function: F, name: str | None = None) -> F:
 
 
 def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
-    """Adds a hint to an `explained` function: `hint` is called with the unknown arguments.
+    """Returns a decorator that adds a hint to an `explained` function: `hint` is called with the
+    unknown arguments.
 
-    Its result replaces the list of parameters in the error. None: no hint.
+    Its result replaces the list of parameters in the error. None means no hint.
     """
 
     def mark(function: F) -> F:
@@ -59,9 +60,9 @@ def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
 
 
 def explained_methods(cls: C) -> C:
-    """Returns `cls` with its public methods and its constructor `explained`.
+    """Returns `cls` with `explained` applied to its public methods and its constructor.
 
-    An `async def` stays one, because callers may inspect it.
+    An `async def` remains one, because callers may inspect it.
     """
     for name, method in list(vars(cls).items()):
         if (
@@ -125,7 +126,7 @@ def _explanation(
 
 
 def _shown(parameter: inspect.Parameter) -> str:
-    """Returns the spelling of a parameter in a call."""
+    """Returns a parameter as it is written in a call."""
     match parameter.kind:
         case inspect.Parameter.VAR_KEYWORD:
             return f"**{parameter.name}"

@@ -1,9 +1,8 @@
-"""The interfaces that users implement, and their contexts: the vocabulary between user code and
-operators.
+"""The interfaces that users implement, and their contexts.
 
 Functions are classes with optional hooks; plain callables are accepted wherever one method would
-do. Methods that emit return None, an iterable, or are generators; `async def` is allowed where
-`API` says so. Contexts here are Protocols: operators implement them.
+do. Methods that emit elements return None or an iterable, or are generators; `async def` is allowed
+where `API` says so. The contexts here are Protocols, which operators implement.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ ACC = TypeVar("ACC")
 
 
 class OutputTag(Generic[T]):
-    """Names a side output. Tags are equal by name: `af.OutputTag[Reading]("late")`."""
+    """The name of a side output. Tags are equal by name: `af.OutputTag[Reading]("late")`."""
 
     __slots__ = ("name",)
 
@@ -134,7 +133,7 @@ class TriggerResult(Flag):
 
 
 class TimerService(Protocol):
-    """Timers and clocks for the current key."""
+    """The timers of the current key, and the clocks."""
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -251,7 +250,9 @@ class MapFunction(Function, Generic[IN, OUT]):
 
 
 class FilterFunction(Function, Generic[IN]):
-    """Keeps the elements for which `filter` is true. It may be `async def`."""
+    """A function that keeps the elements for which `filter` is true. `filter` may be `async
+    def`.
+    """
 
     def filter(self, value: IN) -> bool | Awaitable[bool]:
         raise TypeError(f"{type(self).__name__} must define filter(self, value)")
@@ -268,16 +269,18 @@ class FlatMapFunction(Function, Generic[IN, OUT]):
 
 
 class ProcessFunction(Function, Generic[IN, OUT]):
-    """A function with full access to each element: its time and side outputs.
+    """A function that can read the time of each element and emit to side outputs.
 
-    `process_element` returns an iterable, None, or is a generator.
+    `process_element` returns an iterable or None, or is a generator.
     """
 
     def process_element(self, value: IN, ctx: ProcessContext) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
-        """Handles a due timer of the current key. Returns like `process_element`."""
+        """Handles a due timer of the current key. May return the same results as
+        `process_element`.
+        """
         return None
 
     def finish(self) -> Any:
@@ -293,7 +296,7 @@ class KeyedProcessFunction(ProcessFunction[IN, OUT], Generic[K, IN, OUT]):
 
 
 class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
-    """A function of two inputs."""
+    """A function that processes the elements of two inputs."""
 
     def process_element1(self, value: IN1, ctx: ProcessContext) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element1(self, value, ctx)")

@@ -68,7 +68,7 @@ class Rng(Protocol):
 
 
 class Ids(Protocol):
-    """A generator of identifiers that no other host makes."""
+    """A generator of identifiers that are unique among all hosts."""
 
     def new(self, kind: str) -> str:
         """Returns 32 lower-case hexadecimal digits.
@@ -172,12 +172,12 @@ class FileSystem(Protocol):
     async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
         """Returns the names in a directory, sorted, each with whether it is a directory.
 
-        It is one call for any number of names.
+        This takes one call for any number of names.
         """
         ...
 
     async def stat(self, path: str) -> FileStat:
-        """Returns size, modification time and kind."""
+        """Returns the size, modification time and kind of a file."""
         ...
 
     async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
@@ -224,7 +224,9 @@ class Listener(Protocol):
 
 
 class Network(Protocol):
-    """Connections over asyncio transports. Names are resolved here and nowhere else."""
+    """The network of a host: connections over asyncio transports. Host names are resolved here and
+    nowhere else.
+    """
 
     async def connect(
         self,
@@ -367,8 +369,8 @@ class Host(Protocol):
         dedicated: bool = False,
         name: str | None = None,
     ) -> asyncio.Future[T]:
-        """Runs `fn(*args)` where it may block, and returns a future of its result on the running
-        loop.
+        """Runs `fn(*args)` in a thread, where it may block, and returns a future of its result on
+        the running loop.
 
         The function has the context variables of the caller. Short calls share a bounded pool.
         `dedicated` gives the call a thread of its own, for work that lasts as long as a task does
@@ -378,7 +380,7 @@ class Host(Protocol):
         ...
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Returns whether to take the rare branch at `point`.
+        """Returns whether the caller should take the rare branch at `point`, to test it.
 
         The seed decides in a simulation; a real machine returns False.
         """

@@ -1,4 +1,4 @@
-"""Ids that several layers pass on without knowing more of each other."""
+"""Ids that several layers pass on."""
 
 from __future__ import annotations
 

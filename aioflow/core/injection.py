@@ -1,6 +1,12 @@
-"""Resources for functions: finds the resources that a function requests by default arguments.
+"""Resources for functions, such as connections: finds the resources that a function requests by the
+defaults of its parameters. The worker opens and closes them.
 
-The worker opens and closes them.
+    @resource
+    async def http():
+        async with aiohttp.ClientSession() as session:
+            yield session
+
+    async def enrich(trade, session=use(http)): ...
 """
 
 from __future__ import annotations
@@ -37,9 +43,9 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Injected:
-    """The default of a parameter that a resource fills.
+    """The default of a parameter for which the engine passes a resource.
 
-    A function called by hand must be given the argument.
+    Code that calls the function itself must pass the argument.
     """
 
     resource: Resource
@@ -56,11 +62,10 @@ class Injected:
 
 
 def resource(factory: Callable[..., Any]) -> Resource:
-    """async def http():
-        async with aiohttp.ClientSession() as session:
-            yield session
+    """Declares a resource.
 
-    async def enrich(trade, session=use(http)): ...
+    `factory` is a generator function that yields once, an async one, or a function that returns a
+    context manager.
     """
     if not callable(factory):
         raise TypeError(f"@resource decorates a function, got {type(factory).__name__}")
@@ -68,7 +73,9 @@ def resource(factory: Callable[..., Any]) -> Resource:
 
 
 def use(what: Resource) -> Any:
-    """Returns the default for a parameter to which the engine passes the opened resource."""
+    """Returns the default value for a parameter, for which the engine then passes the opened
+    resource.
+    """
     if not isinstance(what, Resource):
         raise TypeError(
             f"use() takes what @resource decorated, got {type(what).__name__}: {what!r}"

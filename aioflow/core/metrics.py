@@ -1,7 +1,7 @@
 """Plain counters, gauges, meters and histograms, in groups with hierarchical names.
 
-Updating costs an integer addition: no lock (one loop owns a metric), no clock, no label lookup.
-Everything else happens at a read: `snapshot` samples meters and sorts histograms. Clocks
+An update costs an integer addition: no lock (one loop owns a metric), no clock, no label lookup.
+All other work is done when metrics are read: `snapshot` samples meters and sorts histograms. Clocks
 are injected, so that virtual time works.
 """
 
@@ -121,7 +121,7 @@ class Meter:
         """(time, count), oldest first; the first is the start of the window."""
 
     def mark(self, n: int = 1) -> None:
-        """Counts `n` events."""
+        """Counts `n` events that happened now."""
         self.count += n
 
     def rate(self) -> float:
@@ -171,7 +171,7 @@ class Histogram:
         return self.quantiles(q)[0]
 
     def quantiles(self, *shares: float) -> list[Number]:
-        """Returns `quantile` of each share, with one sort."""
+        """Returns what `quantile` returns for each of the given shares, with only one sort."""
         ordered = sorted(self._values)
         if not ordered:
             return [math.nan] * len(shares)
@@ -189,7 +189,9 @@ M = TypeVar("M", Counter, Gauge, Meter, Histogram)
 
 
 class MetricGroup:
-    """Metrics and groups by name. `now` returns monotonic seconds for the meters."""
+    """A group of metrics and further groups, by name. `now` returns monotonic seconds for the
+    meters.
+    """
 
     __slots__ = ("_gauges", "_groups", "_metrics", "_now", "name")
 
@@ -259,7 +261,7 @@ class MetricGroup:
         return values
 
     def own_values(self) -> dict[str, Number]:
-        """Returns the same as `snapshot`, without subgroups."""
+        """Returns the same as `snapshot`, without the values of subgroups."""
         values: dict[str, Number] = {}
         self._collect_own("", values)
         return values

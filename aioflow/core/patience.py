@@ -1,7 +1,8 @@
-"""Exponential backoff for a repeated log message. It decides when to log, but does not log itself.
+"""Exponential backoff for a repeated log message. This module decides when to log, but does not log
+itself.
 
-A log that repeats a message twice a second hides other messages. A log with only one message does
-not show that the problem persists.
+If a message is repeated twice a second, it hides other messages. If it is logged only once, the log
+does not show that the problem persists.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ MOST_S = 600.0
 
 @dataclass(slots=True)
 class Patience:
-    """The backoff of one retried operation. `now` is seconds of a monotonic clock."""
+    """The backoff of the log messages about one retried operation. `now` is in seconds of a
+    monotonic clock.
+    """
 
     _since: float | None = None
     _tell_at: float = 0.0
@@ -27,7 +30,8 @@ class Patience:
     def failed(self, now: float) -> float | None:
         """Notes a failed try.
 
-        If it is time to log, returns for how long tries have failed, in seconds.
+        If it is time to log, returns for how many seconds the tries have failed so far, otherwise
+        None.
         """
         if self._since is None:
             self._since, self._interval_s = now, FIRST_S

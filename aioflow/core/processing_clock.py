@@ -35,9 +35,9 @@ SETTLE_S = 10.0
 
 
 class ProcessingClock:
-    """Returns, when called, the processing time in ms since 1970-01-01 UTC.
+    """A function that returns the processing time in ms since 1970-01-01 UTC.
 
-    All tasks of a process share one.
+    All tasks of a process share one object.
     """
 
     __slots__ = (

@@ -47,7 +47,8 @@ def is_made_by_position(kind: Any, names: tuple[str, ...]) -> bool:
 
 
 def _is_plain_dataclass(kind: Any) -> bool:
-    """Returns whether `dataclass` wrote its `__init__`, and setting a field runs no other code.
+    """Returns whether `dataclass` generated the class's `__init__`, and setting a field runs no
+    other code.
 
     A class may define `__init__` itself.
     """

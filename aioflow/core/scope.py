@@ -1,8 +1,8 @@
-"""The place of running user code, for logs: job, operator, subtask and key as a context variable.
+"""Records where user code runs, for logs: job, operator, subtask and key, as a context variable.
 
 A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The
-chain points it at the operator whose user code runs next. A reader gets the key from that
-operator's state, so it costs nothing per record.
+chain sets the operator whose user code runs next. A reader gets the key from that operator's state,
+so the scope costs nothing per record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Runtime(Protocol):
 
 
 class ScopeOperator(Protocol):
-    """The attributes of an operator's context that a scope reads."""
+    """The attributes that a scope reads of an operator's context."""
 
     @property
     def name(self) -> str: ...
@@ -66,7 +66,7 @@ class Scope:
 
     @property
     def key(self) -> Any:
-        """The key of the element or timer being processed; None without one."""
+        """The key of the element or timer being processed; None without a key."""
         state = None if self.operator_context is None else self.operator_context.keyed_state
         if state is None:
             return None
@@ -78,7 +78,9 @@ class Scope:
             return None
 
     def at(self, operator_context: ScopeOperator) -> Scope:
-        """Returns the same job at another operator: for a helper task that runs longer."""
+        """Returns a scope of the same job at another operator, for a helper task that runs
+        longer.
+        """
         return Scope(self.job, operator_context)
 
 
@@ -86,7 +88,7 @@ _CURRENT: ContextVar[Scope | None] = ContextVar("aioflow_scope", default=None)
 
 
 def current_scope() -> Scope | None:
-    """Returns the place of the calling code; None outside of a flow."""
+    """Returns the scope of the calling code, or None outside of a flow."""
     return _CURRENT.get()
 
 

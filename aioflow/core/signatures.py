@@ -29,7 +29,7 @@ def check_takes(function: Any, what: str, parameters: str) -> None:
 def wrong_signature(function: Any, count: int) -> str:
     """Returns the signature of `function` as text if it cannot take `count` positional arguments.
 
-    Returns an empty string if it can, or if the signature is unknown.
+    Returns an empty string if the function can take them, or if the signature is unknown.
     """
     signature = _signature(function)
     try:

@@ -27,7 +27,7 @@ D = TypeVar("D")
 
 # It gives T as well: Any beside it hides that.
 class ValueState(Protocol[T]):  # type: ignore[misc]
-    """One value for the current key."""
+    """The state that holds one value for the current key."""
 
     def value(self) -> T | OrNone:
         """Returns the value, or the descriptor's default."""
@@ -39,7 +39,7 @@ class ValueState(Protocol[T]):  # type: ignore[misc]
 
 
 class ListState(Protocol[T]):
-    """A list for the current key. None cannot be an element."""
+    """The state that holds a list for the current key. None cannot be an element."""
 
     def get(self) -> list[T]:
         """Returns a new list of the elements; changing the list does not change the state."""
@@ -53,7 +53,7 @@ class ListState(Protocol[T]):
 
 
 class MapState(Protocol[K, V]):
-    """A map for the current key.
+    """The state that holds a map for the current key.
 
     `keys`, `values` and `items` return lists, so the map may be changed during an iteration.
     """
@@ -75,7 +75,7 @@ class MapState(Protocol[K, V]):
 
 # It gives T as well: Any beside it hides that.
 class ReducingState(Protocol[T]):  # type: ignore[misc]
-    """The reduction of the elements added for the current key."""
+    """The state that holds the reduction of the elements added for the current key."""
 
     def get(self) -> T | OrNone:
         """Returns the reduction; None if no element was added."""
@@ -85,7 +85,9 @@ class ReducingState(Protocol[T]):  # type: ignore[misc]
 
 
 class AggregatingState(Protocol[T_co]):
-    """The aggregate of the elements added for the current key; T is the type of its result."""
+    """The state that holds the aggregate of the elements added for the current key; T is the type
+    of its result.
+    """
 
     def get(self) -> T_co | OrNone:
         """Returns the aggregate's result; None if no element was added."""

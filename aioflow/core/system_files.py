@@ -33,7 +33,7 @@ __all__ = [
 
 
 class SystemFileSystem:
-    """The `FileSystem` of the machine."""
+    """The `FileSystem` of the real machine."""
 
     __slots__ = ("_host",)
 
@@ -114,7 +114,7 @@ class SystemFileSystem:
 
 
 def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
-    """Writes `data` in the given open mode: appends or replaces."""
+    """Writes `data` to a file opened in `mode`, which appends or replaces."""
     with open(path, mode) as file:
         file.write(data)
         if sync:
@@ -168,7 +168,7 @@ def create_file(path: str, data: bytes, aside: str, within: str) -> bool:
 
 
 def remove_files(paths: Sequence[str], within: str) -> None:
-    """Removes files and then the empty directories, durably."""
+    """Removes the files `paths`, and then the empty directories below `within`, durably."""
     emptied: dict[str, None] = {}
     for path in paths:
         directory = os.path.dirname(path)

@@ -22,7 +22,7 @@ The loops' own limit of a minute is too long for unauthorised peers.
 
 
 class SystemNetwork:
-    """The `Network` of the machine."""
+    """The `Network` of the real machine."""
 
     __slots__ = ()
 

@@ -111,7 +111,9 @@ class SystemProcesses:
 
 
 def _machine() -> str:
-    """Returns the boot of the machine and the namespace of its process numbers; "" if unknown."""
+    """Returns an id of the machine's present boot and of the namespace of its process numbers; ""
+    if unknown.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

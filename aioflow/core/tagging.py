@@ -72,7 +72,7 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 class Tagger:
-    """The encoder of the values of one batch as tagged trees.
+    """An encoder of the values of one batch as tagged trees.
 
     `careful` also checks each int and str, which may exceed msgpack's range.
     """
@@ -107,7 +107,7 @@ class Tagger:
         return kind in _TAG_BY_TYPE or numpy_values.is_of_numpy(kind)
 
     def tag_all(self, values: Collection[Any], depth: int) -> Collection[Any]:
-        """Returns the trees of `values`; if all are scalars, `values` itself."""
+        """Returns the trees of `values`, or `values` itself if all are scalars."""
         if self.stand_for_themselves(values):
             return values
         kind = _common_container(values)
@@ -194,13 +194,13 @@ class Untagger:
     __slots__ = ("_assemblers",)
 
     def __init__(self, types: TypeRegistry, table: Iterable[Any]) -> None:
-        """Raises LookupError for a class that is not loaded here."""
+        """Makes a decoder. Raises LookupError for a class of `table` that is not loaded here."""
         self._assemblers: list[Assembler] = [
             types.assembler(name, fields) for name, fields in table
         ]
 
     def untag(self, tree: Any, depth: int = 0) -> Any:
-        """Returns the value of `tree`."""
+        """Returns the value that `tree` encodes."""
         kind = type(tree)
         if kind is list:
             if depth >= DEPTH_MAX:
@@ -217,7 +217,7 @@ class Untagger:
         return tree
 
     def untag_all(self, trees: Sequence[Any], depth: int = 0) -> list[Any]:
-        """Returns the values of `trees`, a new list."""
+        """Returns a new list of the values that `trees` encode."""
         if SCALARS.issuperset(map(type, trees)):
             return list(trees)
         kind = _common_container(trees)
@@ -269,7 +269,9 @@ def _common_container(values: Collection[Any]) -> type[Any] | None:
 
 
 def _common_tag(trees: Sequence[list[Any]]) -> int | None:
-    """Returns the tag of all `trees`, if it is that of lists or of tuples."""
+    """Returns the tag of all `trees` if it is the same one, and the tag of lists or of tuples.
+    Otherwise returns None.
+    """
     numbers = list(map(itemgetter(0), trees))
     number = numbers[0]
     return (
@@ -282,7 +284,7 @@ def _common_tag(trees: Sequence[list[Any]]) -> int | None:
 
 
 def _columns_of(values: Collection[Sequence[Any]]) -> list[tuple[Any, ...]] | None:
-    """Returns `values` column by column, if they are rows of one length; else None."""
+    """Returns the columns of `values` if they are rows of one length, otherwise None."""
     lengths = list(map(len, values))
     if not 0 < lengths[0] <= _COLUMNS_MAX or lengths.count(lengths[0]) != len(lengths):
         return None

@@ -57,7 +57,7 @@ _BUILTINS = (bool, int, float, str, bytes, bytearray, tuple, list, dict, set, fr
 
 
 class Kind(enum.Enum):
-    """The way to read the fields of instances of a class."""
+    """How the fields of the instances of a class are read."""
 
     DATACLASS = "dataclass"
     NAMED_TUPLE = "NamedTuple"
@@ -68,7 +68,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TypePlan:
-    """The encoding of the instances of one class.
+    """The description of how the instances of one class are encoded.
 
     `fields` is empty for Enums and for custom types.
     """
@@ -99,7 +99,7 @@ class TypePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Registration:
-    """The arguments of one `register_type`."""
+    """The arguments of one call of `register_type`."""
 
     cls: type[Any]
     name: str
@@ -166,7 +166,7 @@ class TypeRegistry:
         self._by_class[cls] = registration
 
     def registrations(self) -> list[Registration]:
-        """Returns the registrations here, in order, without those of the parent."""
+        """Returns the registrations of this registry, in order, without those of its parent."""
         return list(self._by_class.values())
 
     def plan(self, cls: type[Any]) -> TypePlan:
@@ -284,7 +284,7 @@ class TypeRegistry:
 
 
 class Assembler:
-    """The factory of instances of one class from the written values of its fields."""
+    """Makes instances of one class from the written values of their fields."""
 
     __slots__ = ("_create", "_defaults", "_sources", "cls", "decode", "kind", "written")
 
@@ -299,9 +299,10 @@ class Assembler:
         defaults: dict[str, Callable[[], Any]] | None = None,
         decode: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`sources` holds for each field its index in a written row, -1 for its default.
+        """Makes an assembler. `sources` contains for each field its index in a written row, or -1
+        for its default.
 
-        None: the rows fit unchanged.
+        `sources` None means that the rows fit unchanged.
         """
         self.cls = cls
         self.kind = kind

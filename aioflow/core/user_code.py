@@ -30,7 +30,7 @@ SIGNALS = (asyncio.CancelledError, StopIteration)
 
 
 def user_error(error: BaseException) -> BaseException:
-    """Returns the error that `error` stands for, with its notes.
+    """Returns the error to report for `error`, which user code raised, with its notes.
 
     Raises `error` itself if it is the cancellation that the engine requested.
     """
@@ -89,9 +89,9 @@ def close_user_code(task: asyncio.Task[Any]) -> None:
     """Closes the coroutine of user code in which the cancelled `task` still waits, and wakes
     `task`.
 
-    It is the outermost coroutine on the stack that does not belong to the engine, so that those of
-    the engine unwind as usual. Python raises GeneratorExit where it waits, as in every dropped
-    coroutine.
+    The closed coroutine is the outermost one on the stack that does not belong to the engine, so
+    that those of the engine unwind as usual. Python raises GeneratorExit where it waits, as in
+    every dropped coroutine.
     """
     current: Any = task.get_coro()
     while inspect.iscoroutine(current) and current.cr_code.co_filename.startswith(ENGINE):

@@ -31,10 +31,11 @@ def lay_out(
     columns: list[Sequence[Any]],
     levels: int = LEVELS_MAX,
 ) -> Any:
-    """Returns the layout of `values`, at least one, and appends their columns.
+    """Returns the layout of `values`, of which there is at least one, and appends their columns to
+    `columns`.
 
-    Returns None if they have different layouts. `leaves` are the exact types of values without
-    places.
+    Returns None if the values have different layouts. `leaves` are the exact types of values that
+    are not divided further.
     """
     types = list(map(type, values))
     kind = types[0]
@@ -76,7 +77,7 @@ def put_together(layout: Any, columns: Iterator[Sequence[Any]]) -> list[Any]:
 
 
 def pick(layout: Any, columns: Iterator[Sequence[Any]], row: int) -> Any:
-    """Returns the value at `row` of the result that `put_together` would return."""
+    """Returns the single value at index `row` of the list that `put_together` would return."""
     if layout == LEAF:
         return next(columns)[row]
     places = [pick(place, columns, row) for place in layout[1:]]

@@ -58,7 +58,9 @@ def no_truth() -> str:
 
 
 def no_truth_of_mixed(logical: str, comparison: str, shown: str) -> str:
-    """Returns how to write a comparison of `a & b` with parentheses. `shown` is an example."""
+    """Returns advice for a comparison of `a & b`: how to write it with parentheses. `shown` is an
+    example.
+    """
     return (
         f"{no_truth()}; {logical} binds tighter than {comparison}, so write each comparison in "
         f"parentheses, like {shown}"
@@ -66,7 +68,9 @@ def no_truth_of_mixed(logical: str, comparison: str, shown: str) -> str:
 
 
 def no_truth_of_chain(middle: str) -> str:
-    """Returns how to write a chain of comparisons; `middle` is the expression in its middle."""
+    """Returns advice on how to write a chain of comparisons; `middle` is the expression in its
+    middle.
+    """
     return (
         f"{no_truth()}; a chain like 1 < {middle} < 5 is two comparisons, ({middle} > 1) & "
         f"({middle} < 5)"
@@ -76,7 +80,8 @@ def no_truth_of_chain(middle: str) -> str:
 def no_attribute(
     name: str, whole: str, shown: str, text: Sequence[str], time: Sequence[str]
 ) -> str:
-    """Returns the replacement for the attribute `name`, which expressions do not have.
+    """Returns advice on what to write instead of the attribute `name`, which expressions do not
+    have.
 
     `whole` is the expression as text, `shown` the same as it is written before a method. `text` and
     `time` are the operations of `.str` and `.dt`.
@@ -122,7 +127,9 @@ def no_value(whole: str, shown: str, asked: str, method: str) -> str:
 
 
 def no_values(shown: str, others: Sequence[str]) -> str:
-    """Returns why expressions are no values of `is_in`, and how they are compared."""
+    """Returns the message that expressions cannot be the values of `is_in`, and how they are
+    compared instead.
+    """
     ways = " | ".join(f"({shown} == {other})" for other in others) or f"({shown} == col.other)"
     return (
         "is_in expects plain values, known when the flow is built; to compare with other fields "
@@ -131,7 +138,7 @@ def no_values(shown: str, others: Sequence[str]) -> str:
 
 
 def always_none(shown: str, operator: str) -> str:
-    """Returns the warning about `e == None` and `e != None`."""
+    """Returns the text of the warning about `e == None` and `e != None`."""
     wanted = f"{shown}.is_null()" if operator == "==" else f"~{shown}.is_null()"
     return (
         f"{shown} {operator} None is None for every element, as any operation on None, so a "

@@ -80,7 +80,7 @@ _PRIMARY = 8
 
 
 class Part:
-    """An incomplete expression: `col` without a name, a namespace without its method, a `when`
+    """An incomplete expression: `col` without a name, a namespace without its method, or a `when`
     without its `then`.
     """
 
@@ -234,12 +234,12 @@ class Expr(Generic[T]):
 
     @property
     def str(self) -> StrNamespace:
-        """Operations on text, by code point."""
+        """The namespace of operations on text, by code point."""
         return StrNamespace(self)
 
     @property
     def dt(self) -> DtNamespace:
-        """Operations on time.
+        """The namespace of operations on time.
 
         A time is int milliseconds since the epoch, UTC, or a datetime (naive ones are taken as
         UTC).
@@ -252,7 +252,7 @@ class Expr(Generic[T]):
 
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
-        """Returns the expressions of which this one is made, in the order in which they are
+        """Returns the expressions from which this one is made, in the order in which they are
         written.
         """
         return ()
@@ -307,9 +307,9 @@ class Expr(Generic[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Column(Expr[T]):
-    """A field of the element.
+    """An expression that reads a field of the element.
 
-    A str is a field or a dict key, an int a position in a tuple or list.
+    A str names a field or a dict key, an int is a position in a tuple or list.
     """
 
     _name: str | int
@@ -324,7 +324,7 @@ class Column(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Literal(Expr[T]):
-    """A constant."""
+    """An expression that is a constant."""
 
     _value: T
 
@@ -334,7 +334,7 @@ class Literal(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Field(Expr[T]):
-    """A field of the value of `_operand`."""
+    """An expression that reads a field of the value of `_operand`."""
 
     _operand: Expr[Any]
     _name: str | int
@@ -412,7 +412,7 @@ class Binary(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IsNull(Expr[T]):
-    """Whether `_operand` is None."""
+    """An expression that is True if `_operand` is None, otherwise False."""
 
     _operand: Expr[Any]
 
@@ -426,7 +426,7 @@ class IsNull(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FillNull(Expr[T]):
-    """`_operand`, or `_value` if `_operand` is None."""
+    """An expression with the value of `_operand`, or of `_value` if that is None."""
 
     _operand: Expr[Any]
     _value: Expr[Any]
@@ -441,7 +441,7 @@ class FillNull(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IsIn(Expr[T]):
-    """Whether `_operand` equals one of `_values` (plain values)."""
+    """An expression that tells whether `_operand` equals one of `_values` (plain values)."""
 
     _operand: Expr[Any]
     _values: tuple[Any, ...]
@@ -457,7 +457,7 @@ class IsIn(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cast(Expr[T]):
-    """`_operand` converted to one of `CAST_TARGETS`.
+    """An expression that converts `_operand` to one of `CAST_TARGETS`.
 
     A value that cannot be converted raises if `_strict`, else the result is None.
     """
@@ -477,7 +477,7 @@ class Cast(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Round(Expr[T]):
-    """`_operand` rounded half to even."""
+    """An expression that rounds `_operand` half to even."""
 
     _operand: Expr[Any]
     _digits: int = 0
@@ -492,8 +492,8 @@ class Round(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call(Expr[T]):
-    """A function of a namespace: `_name` is "str.lower", "dt.year", ...; `_arguments` are plain
-    values or expressions.
+    """An expression that calls a function of a namespace. `_name` is "str.lower", "dt.year", ...;
+    `_arguments` are plain values or expressions.
     """
 
     _name: str
@@ -521,7 +521,8 @@ class Call(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Case(Expr[T]):
-    """The value of the first branch (condition, value) whose condition is true, else `_default`.
+    """An expression with the value of the first branch (condition, value) whose condition is true,
+    else of `_default`.
 
     Only that value is computed.
     """
@@ -563,7 +564,7 @@ class Then(Case[T]):
 
 @dataclass(frozen=True, slots=True)
 class When(Part):
-    """A condition that waits for its `then`."""
+    """A condition of a case whose value `then` has to give."""
 
     _condition: Expr[Any]
     _branches: tuple[tuple[Expr[Any], Expr[Any]], ...] = ()
@@ -725,7 +726,7 @@ def _operations(namespace: type[Part]) -> tuple[str, ...]:
 
 
 def is_expression(x: object) -> TypeGuard[Expr[Any]]:
-    """Returns whether `x` is an expression, by its type alone."""
+    """Returns whether `x` is an expression. Only the type of `x` is checked."""
     return isinstance(x, Expr)
 
 
@@ -758,7 +759,7 @@ def field_name(name: Any) -> str | int:
 
 
 def _shown(e: Expr[Any]) -> str:
-    """Returns `e` as it is written before a method or an operator."""
+    """Returns the source text of `e`, in the form needed before a method or an operator."""
     return f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
 
 

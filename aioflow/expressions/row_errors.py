@@ -59,10 +59,10 @@ def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[Expr[A
 
 
 def _of_a_pair(name: str | int, row: Any, expression: Expr[Any]) -> str:
-    """Returns the end of a message that `row` has no field `name`, or "".
+    """Returns an addition to the message that `row` has no field `name`, or "".
 
-    If `row` is a pair, it names the sides that have the field. If `expression` reads a side of a
-    row that is no pair, it says so.
+    If `row` is a pair, the addition names the sides that have the field. If `expression` reads a
+    side of a row that is no pair, the addition says so.
     """
     if isinstance(row, Pair):
         having = [
@@ -139,7 +139,7 @@ def _texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Column[Any]]:
 
 
 def _joined(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[tuple[Expr[Any], Expr[Any]]]:
-    """Yields both sides of each sum of a number and a text that is not numeric."""
+    """Yields the two operands of each sum of a number and a text that is not numeric."""
     for expression in expressions:
         for e in walk(expression):
             if isinstance(e, Binary) and e._operator == "+":
@@ -161,7 +161,7 @@ def _spells_no_number(value: Any) -> bool:
 
 
 def _no_texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Call[Any]]:
-    """Yields operations on text whose operand is a field that holds a number."""
+    """Yields the operations on text whose operand is a field that contains a number."""
     for expression in expressions:
         for e in walk(expression):
             if (

@@ -85,13 +85,17 @@ class RowFunction:
 
     @property
     def columns(self) -> dict[str, ex.Expr[Any]] | None:
-        """The expressions by name if the result is a dict: from these, columns compute the same."""
+        """The expressions by name if the result is a dict, otherwise None. Columns compute the same
+        from them.
+        """
         if self._names is None:
             return None
         return dict(zip(self._names, self.expressions, strict=True))
 
     def of(self, row: Any) -> Callable[[Any], Any]:
-        """Returns the variant for rows like `row`, which is right for all others too."""
+        """Returns the variant for rows like `row`. The variant gives correct results for all other
+        rows too.
+        """
         return self._by_class.get(row.__class__) or self._learn(row)
 
     def _learn(self, row: Any) -> Callable[[Any], Any]:

@@ -33,7 +33,7 @@ __all__ = ["Emitter", "RowKind"]
 
 
 class RowKind(Enum):
-    """The way to read the fields of a row."""
+    """How the fields of a row are read."""
 
     MAPPING = "mapping"
     ATTRIBUTES = "attributes"
@@ -52,10 +52,10 @@ The flag tells whether the value is known not to be None there.
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """The source of a value under construction.
+    """The source text of a value under construction.
 
-    `source` may be evaluated only when no guard is None; guards are evaluated in order. `inner` is
-    bound once all of them passed, `after` in any case.
+    `source` may be evaluated only when no guard is None; guards are evaluated in order. `inner` are
+    the variables that are bound once all guards have passed, `after` those bound in any case.
     """
 
     source: str
@@ -66,7 +66,7 @@ class _Value:
 
     @property
     def full(self) -> str:
-        """The source of the value with its guards."""
+        """The source of the value, including the tests of its guards."""
         if not self.guards:
             return self.source
         return (
@@ -214,8 +214,8 @@ class Emitter:
     def _logic(
         self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound
     ) -> _Value:
-        """Returns Kleene's `&` and `|`. The right side is computed only if the left does not
-        decide.
+        """Returns the source of Kleene's `&` and `|`. The right side is computed only if the left
+        does not decide.
         """
         a, b = self._visit(left, bound), None
         b = self._visit(right, a.after)
@@ -293,7 +293,7 @@ class Emitter:
         )
 
     def _function(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
-        """Returns a function of one operand, with arguments that may be expressions.
+        """Returns the source of a function of one operand, with arguments that may be expressions.
 
         Its value is None if any of them is None.
         """

@@ -1,5 +1,5 @@
-"""Queries on expressions: the nodes of a tree, equality of two trees, the fields that a tree reads,
-whether it always gives a bool.
+"""Functions that examine expressions: the nodes of a tree, equality of two trees, the fields that a
+tree reads, and whether it always gives a bool.
 """
 
 from __future__ import annotations

@@ -46,9 +46,10 @@ class MissingFieldError(AioflowError, LookupError):
 
 
 def truth(value: Any) -> Any:
-    """Returns `value` if it is a bool or None.
+    """Returns `value` if it is a bool or None. Raises an error for other values.
 
-    Other values are rejected in logic: 0 and "" have no agreed truth in columns and Spark.
+    Values such as 0 and "" are rejected in logic, because columns and Spark do not agree on their
+    truth.
     """
     if value is None or value is True or value is False:
         return value

@@ -1,7 +1,7 @@
-"""The common base of windows that add a record once, on arrival, instead of once to each of its
+"""The common base of windows that add each record once, on arrival, instead of once to each of its
 windows.
 
-They have an aggregate and no other function that needs the elements. `slice_window` and
+These windows have an aggregate and no other function that needs the elements. `slice_window` and
 `session_window` define how records are added and when windows fire.
 """
 
@@ -32,7 +32,8 @@ __all__ = ["AddingWindowOperator"]
 
 
 class AddingWindowOperator(Operator):
-    """The base class of these windows. It owns the aggregate, the window function, and the output.
+    """The base class of window operators that add each record once. It owns the aggregate, the
+    window function, and the output.
 
     Subclasses own the state.
     """
@@ -81,8 +82,8 @@ class AddingWindowOperator(Operator):
         return self._out.resume(max_records)
 
     def _fold_by(self, batch: RecordBatch) -> None:
-        """Chooses the aggregate for `batch`, which holds whole elements or values extracted from
-        them.
+        """Chooses the form of the aggregate for `batch`, which contains either whole elements or
+        values extracted from them.
         """
         if batch.taken and self._of_taken is None:
             self._of_taken = of_taken(self._aggregate)

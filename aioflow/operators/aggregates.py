@@ -1,12 +1,12 @@
 """The built-in aggregates: `count sum min max mean collect top min_by max_by first last distinct`,
-and `agg` of several.
+and `agg`, which combines several.
 
-Each takes `fn`, a function or expression of the element (None: the element itself), and `where`,
-which selects the elements that count. All share these rules, so that any split of the input merges
-to the same result:
+Each takes `fn`, a function or expression of the element (None means the element itself), and
+`where`, which selects the elements to include. All follow these rules, so that any split of the
+input merges to the same result:
 
-* None does not count as a value: `sum min max mean distinct top min_by max_by` skip an element for
-  which `fn` returns None; `collect first last` keep it, `count` counts elements;
+* None is no value: `sum min max mean distinct top min_by max_by` skip an element for which `fn`
+  returns None; `collect first last` keep it, `count` counts elements;
 * NaN is greater than every number (as in Spark), so `max` of it is NaN and `min` avoids it; all
   NaNs are one value of `distinct`;
 * among equals the first to arrive wins;
@@ -73,7 +73,8 @@ T = TypeVar("T")
 
 
 def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, Any]]:
-    """Returns an aggregate that computes several aggregates at once: a dict of their results.
+    """Returns an aggregate that computes several aggregates at once. Its result is a dict of their
+    results.
 
     For example `agg(n=count(), total=sum(col.cents))`. The dict has the given order.
     """
@@ -215,7 +216,7 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
 
 
 def explain_failure(aggregate: object, error: BaseException, value: Any) -> None:
-    """Adds the aggregate's explanation to `error`, which adding the element `value` raised.
+    """Adds an explanation to `error`, which was raised when `aggregate` added the element `value`.
 
     An example is that a field is text.
     """
@@ -257,7 +258,7 @@ class BuiltIn(FoldingAggregate):
 
 
 class Count(BuiltIn):
-    """Implements `count`. Accumulator: int."""
+    """Implements `count`. The accumulator is an int."""
 
     name = "count"
     initial = "0"
@@ -283,7 +284,7 @@ class Count(BuiltIn):
 
 
 class Sum(BuiltIn):
-    """Implements `sum`. Accumulator: number, 0 at first."""
+    """Implements `sum`. The accumulator is a number, 0 at first."""
 
     name = "sum"
     initial = "0"
@@ -299,7 +300,7 @@ class Sum(BuiltIn):
 
 
 class Min(BuiltIn):
-    """Implements `min`. Accumulator: the least value, None at first."""
+    """Implements `min`. The accumulator is the least value, None at first."""
 
     name = "min"
 
@@ -319,7 +320,7 @@ class Min(BuiltIn):
 
 
 class Max(BuiltIn):
-    """Implements `max`. Accumulator: the greatest value, None at first."""
+    """Implements `max`. The accumulator is the greatest value, None at first."""
 
     name = "max"
 
@@ -338,7 +339,7 @@ class Max(BuiltIn):
 
 
 class Mean(BuiltIn):
-    """Implements `mean`. Accumulator: [sum, number of values]."""
+    """Implements `mean`. The accumulator is [sum, number of values]."""
 
     name = "mean"
     initial = "[0, 0]"
@@ -363,7 +364,7 @@ class Mean(BuiltIn):
 
 
 class Collect(BuiltIn):
-    """Implements `collect`. Accumulator: list of the values."""
+    """Implements `collect`. The accumulator is a list of the values."""
 
     name = "collect"
     initial = "[]"
@@ -381,7 +382,7 @@ class Collect(BuiltIn):
 
 
 class Top(BuiltIn):
-    """Implements `top`. Accumulator: list of (score, element), best first, at most `n`."""
+    """Implements `top`. The accumulator is a list of (score, element), best first, at most `n`."""
 
     name = "top"
     argument = "by"
@@ -416,7 +417,7 @@ class Top(BuiltIn):
 
 
 class MinBy(BuiltIn):
-    """Implements `min_by`. Accumulator: (score, element), None at first."""
+    """Implements `min_by`. The accumulator is (score, element), None at first."""
 
     name = "min_by"
 
@@ -434,7 +435,7 @@ class MinBy(BuiltIn):
 
 
 class MaxBy(BuiltIn):
-    """Implements `max_by`. Accumulator: (score, element), None at first."""
+    """Implements `max_by`. The accumulator is (score, element), None at first."""
 
     name = "max_by"
 
@@ -452,7 +453,7 @@ class MaxBy(BuiltIn):
 
 
 class First(BuiltIn):
-    """Implements `first`. Accumulator: (value,), () at first."""
+    """Implements `first`. The accumulator is (value,), at first ()."""
 
     name = "first"
     initial = "()"
@@ -470,7 +471,7 @@ class First(BuiltIn):
 
 
 class Last(BuiltIn):
-    """Implements `last`. Accumulator: (value,), () at first."""
+    """Implements `last`. The accumulator is (value,), at first ()."""
 
     name = "last"
     initial = "()"
@@ -487,9 +488,9 @@ class Last(BuiltIn):
 
 
 class Distinct(BuiltIn):
-    """Implements `distinct`. Accumulator: set of the values.
+    """Implements `distinct`. The accumulator is a set of the values.
 
-    In the set, None stands for NaN: None does not count as a value, and NaN does not equal itself.
+    In the set, None stands for NaN: None is no value here, and NaN does not equal itself.
     """
 
     name = "distinct"
@@ -510,7 +511,9 @@ class Distinct(BuiltIn):
 
 
 class Agg(FoldingAggregate):
-    """Implements `agg`. Accumulator: list of the accumulators of `parts`, in their order."""
+    """Implements `agg`. The accumulator is a list of the accumulators of `parts`, in their
+    order.
+    """
 
     in_place = True
 

@@ -1,5 +1,5 @@
-"""Process functions whose methods are `async def`: one element at a time, while all other work of
-the subtask waits.
+"""Process functions whose methods are `async def`. They process one element at a time, while all
+other work of the subtask waits.
 
 The operator accepts the element and enqueues a mail whose action is the coroutine. The mailbox
 awaits it before it runs any other mail or accepts more input. So no other element, timer, query or
@@ -183,7 +183,8 @@ class AsyncProcessOperator(ProcessOperator):
     async def _step(self) -> None:
         """Processes the accepted elements. Runs as mail.
 
-        A long drain of timers continues in another mail, so that other mail runs in between.
+        If very many timers are due, the remaining ones fire in another mail, so that other mail
+        runs in between.
         """
         rows, before = Rows(), self._mark
         try:
@@ -404,9 +405,9 @@ class AsyncBroadcastProcessOperator(AsyncProcessOperator):
 
 
 async def _collect(result: Any, rows: Rows, stamp: int | None, mark: int, what: str) -> None:
-    """Awaits the return value of a method, and keeps its elements.
+    """Awaits the return value of a method, and keeps the elements that it returns.
 
-    An async generator that is left early is closed properly.
+    An async generator that is not exhausted is closed properly.
     """
     if inspect.isawaitable(result):
         result = await result

@@ -1,8 +1,9 @@
 """Queues of elements with pending results, which decide the order in which results are emitted.
 
-Ordered: in the order of input. Unordered: in the order of completion, but only within an epoch, the
-elements that arrived at the same watermark. No element overtakes a watermark, and no watermark
-overtakes an element before it. After Flink's StreamElementQueue. No I/O, no clock.
+An ordered queue emits results in the order of input. An unordered queue emits them in the order of
+completion, but only within an epoch: the elements that arrived at the same watermark. No element
+overtakes a watermark, and no watermark overtakes an element before it. After Flink's
+StreamElementQueue. The queues do no I/O and read no clock.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ __all__ = ["CompletionQueue", "Entry", "OrderedQueue", "UnorderedQueue"]
 
 
 class Entry:
-    """One element of the input with its pending result.
+    """An element of the input with its pending result.
 
-    `mark` is the watermark in force before it; `results` or `error` is set before it is completed.
+    `mark` is the watermark that was in force before the element. `results` or `error` is set before
+    the entry is completed.
     """
 
     __slots__ = ("done", "epoch", "error", "mark", "results", "timestamp", "value")
@@ -33,7 +35,7 @@ class Entry:
 
 
 class CompletionQueue(Protocol):
-    """The common interface of both queues. An entry counts until `take` returns it."""
+    """The common interface of both queues. An entry stays in the queue until `take` returns it."""
 
     def __len__(self) -> int: ...
     def add(self, entry: Entry) -> None:
@@ -90,7 +92,7 @@ class OrderedQueue:
 
 
 class _Epoch:
-    """The elements between two watermarks."""
+    """The elements that arrived between two watermarks."""
 
     __slots__ = ("done", "mark", "pending")
 

@@ -150,7 +150,9 @@ class AsyncWaitOperator(Operator):
         return RecordBatch([], None, None, None, self._reached())
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """Writes the inputs of the calls in flight to state: their results follow the barrier."""
+        """Writes the elements whose calls are unfinished to state, because their results will come
+        after the barrier.
+        """
         parallelism = self.ctx.runtime.parallelism
         in_flight = [
             (entry.value, entry.timestamp, entry.mark, parallelism)
@@ -318,7 +320,9 @@ class AsyncWaitOperator(Operator):
         )
 
     def _reached(self) -> int:
-        """Returns the watermark that may be emitted now; MIN_WATERMARK if it was emitted before."""
+        """Returns the watermark that may be emitted now, or MIN_WATERMARK if it was already
+        emitted.
+        """
         reached = self._queue.oldest_mark if self.busy else self._watermark
         if reached <= self._sent:
             return MIN_WATERMARK

@@ -1,9 +1,9 @@
 """Operators that limit numbers of elements: `map_batches` collects elements for one call, and
-`throttle` limits their rate.
+`throttle` limits the rate of elements.
 
-Both limit the elements that they hold. A collected batch is limited by its size and by the wait of
-its first element. A throttle holds no elements: the chain keeps the elements that it has no room
-for. Both hold the watermark back with the elements before it.
+Both hold few elements. A list for `map_batches` is limited by its size and by the waiting time of
+its first element. A throttle holds no elements: the chain keeps the elements that do not pass yet.
+Neither operator lets the watermark overtake an element that waits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ last two.
 
 
 class _Gathered:
-    """Collected elements in order, each with the watermark in force before it."""
+    """The collected elements in order, each with the watermark that was in force before it."""
 
     __slots__ = ("marks", "stamps", "values")
 
@@ -69,11 +69,11 @@ class _Gathered:
 
 
 class MapBatchesOperator(Operator):
-    """An operator that calls `function` with lists of up to `max_size` elements; it returns one
-    result for each, in order.
+    """An operator that calls `function` with lists of up to `max_size` elements. The function
+    returns one result for each element, in order.
 
-    The first element of a list waits for at most `max_wait` (None: only elements that arrive
-    together form a list). A plain function runs inline, or with `blocking` in a thread; an `async
+    The first element of a list waits for at most `max_wait`. With None, only elements that arrive
+    together form a list. A plain function runs inline, or with `blocking` in a thread; an `async
     def` is awaited. A call in a thread or a coroutine runs while the next list is collected; there
     is at most one such call.
     """
@@ -172,7 +172,9 @@ class MapBatchesOperator(Operator):
         return self._go_on()
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """Writes the inputs to state: their results follow the barrier."""
+        """Writes the elements without a result to state, because their results will come after the
+        barrier.
+        """
         held = [part for part in (self._in_flight, self._gathered) if part is not None]
         former = repeat(self.ctx.runtime.parallelism)
         elements = [
@@ -219,7 +221,7 @@ class MapBatchesOperator(Operator):
         return rows.batch(before, self._reached())
 
     def _on_wait_over(self, timestamp_ms: int) -> None:
-        """Handles the end of the wait for the first element. Runs as mail."""
+        """Handles the end of the waiting time of the first element. Runs as mail."""
         self._timer = None
         self._is_due = True
         self._emit(self._go_on())
@@ -234,7 +236,9 @@ class MapBatchesOperator(Operator):
             timer.cancel()
 
     def _reached(self) -> int:
-        """Returns the watermark that may be emitted now; MIN_WATERMARK if it was emitted before."""
+        """Returns the watermark that may be emitted now, or MIN_WATERMARK if it was already
+        emitted.
+        """
         oldest = self._in_flight if self._in_flight is not None else self._gathered
         reached = oldest.marks[0] if oldest.marks else self._watermark
         if reached <= self._sent:
@@ -279,7 +283,7 @@ class MapBatchesOperator(Operator):
         )  # A generator runs here, too.
 
     def _deliver(self, part: _Gathered, results: list[Any]) -> None:
-        """Emits the results of the call, which has ended. Runs as mail."""
+        """Emits the results of the call that has just ended. Runs as mail."""
         rows, before = Rows(), self._sent
         self._keep(rows, part, results)
         self._in_flight = None
@@ -364,9 +368,9 @@ class ThrottleOperator(Operator):
         return self.ctx.host.clock.monotonic() * 1000
 
     def _on_time(self, timestamp_ms: int) -> None:
-        """Wakes the chain, because there may be room again. Runs as mail.
+        """Wakes the chain, because the next elements may be allowed to pass. Runs as mail.
 
-        The chain checks, and waits again if there is none.
+        The chain checks that, and waits again if they are not.
         """
         self._timer = None
         self.availability.set_available()

@@ -1,5 +1,5 @@
-"""Tumbling and sliding windows of processing time, in the slices of `slice_window`: a batch is one
-fold, with any keys.
+"""Tumbling and sliding windows of processing time. They use the slices of `slice_window`, so that a
+whole batch is added by one call, whatever its keys are.
 
 The clock takes the place of event time: all records of a batch arrive at one instant, and no record
 is ever late. One timer of the operator serves all keys; it fires every window that has ended.
@@ -69,9 +69,9 @@ class ClockWindowOperator(SliceWindowOperator):
         return empty_batch(self._out.watermark)
 
     def finish(self) -> RecordBatch:
-        """Fires the windows whose end no clock will reach, in their order.
+        """Fires the remaining windows in their order, because no clock will reach their end.
 
-        Results beyond the first piece are pending.
+        Results beyond the first piece are emitted later.
         """
         return self._out.start(self._advance(MAX_WATERMARK), self._event_time)
 
@@ -83,7 +83,7 @@ class ClockWindowOperator(SliceWindowOperator):
     def _now(self) -> int:
         """Returns the time of the operator.
 
-        It lies in no window that has fired, even if the clock was put back a little.
+        This time lies in no window that has fired, even if the clock was put back a little.
         """
         now = self.ctx.processing_time() + self._lead
         return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])

@@ -21,7 +21,9 @@ _KINDS: dict[type, str] = {Count: "count", Sum: "sum", Mean: "mean", Min: "min",
 
 
 def why_rows(aggregate: FoldingAggregate) -> str | None:
-    """Returns why `aggregate` needs rows, as shown by `explain()`; None if it can use columns."""
+    """Returns the reason why `aggregate` needs rows, as shown by `explain()`, or None if it can use
+    columns.
+    """
     for part in _parts(aggregate):
         if type(part) not in _KINDS:
             return (

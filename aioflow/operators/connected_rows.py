@@ -19,7 +19,7 @@ __all__ = ["ConnectedRowsOperator"]
 
 
 class ConnectedRowsOperator(Operator):
-    """Passes each input to its own stateless operator."""
+    """An operator with two inputs, which passes each input to its own stateless operator."""
 
     inputs = 2
 

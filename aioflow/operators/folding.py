@@ -1,10 +1,11 @@
-"""The bulk form of an aggregate: one generated loop that adds a batch of records to the
-accumulators of their keys.
+"""Aggregates for whole batches: one generated loop adds a batch of records to the accumulators of
+their keys.
 
 A running or windowed aggregate spends its time on finding and changing the accumulator of each key.
 Here one Python loop does this. The parts of an `agg` change the slots of one list. Expressions are
 inlined in the loop as source, and so are simple functions, such as field access
-(`operators.inlining`); other functions are called. A record costs its functions and some 60 ns.
+(`operators.inlining`); other functions are called. A record costs the time of its functions and
+some 60 ns.
 
 Accumulators are plain values that the codec can encode. Ownership: `add` and `fold` may change the
 accumulator in the table; `merge(a, b)` may change `a`, never `b`; results share no mutable part of
@@ -78,7 +79,7 @@ def as_selector(x: Any, aggregate: str, argument: str) -> Selector:
 
 
 class LoopWriter:
-    """Lines of a generated loop body in which `value` is the element."""
+    """Writes the lines of a generated loop body, in which the variable `value` is the element."""
 
     def __init__(self, kind: RowKind) -> None:
         self._emitter = Emitter(kind, row="value")
@@ -90,7 +91,7 @@ class LoopWriter:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Globals of the generated functions."""
+        """The globals of the generated functions."""
         return self._emitter.names
 
     def line(self, text: str) -> None:
@@ -98,7 +99,9 @@ class LoopWriter:
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """Indents the lines written inside the block under `header`."""
+        """A context manager that indents the lines written inside the block, under the line
+        `header`.
+        """
         self.line(header)
         self._depth += 1
         yield
@@ -146,7 +149,7 @@ class LoopWriter:
         return result
 
     def _new_name(self) -> str:
-        """Returns an unused name."""
+        """Returns a name that the generated code does not use yet."""
         name = self.constant(None)
         del self.names[name]
         return name
@@ -245,15 +248,15 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return self._program(value, _PLAIN).add(value, accumulator)
 
     def adder(self, value: Any) -> Callable[[Any, Any], Any]:
-        """Returns `add` for elements like `value`, whose kind of row is determined once."""
+        """Returns a function like `add`, specialised for elements of the same kind as `value`."""
         return self._program(value, _PLAIN).add
 
     @property
     def merger(self) -> Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None:
-        """Returns `merger(merged, items)`, which merges each (key, accumulator) of `items` into
-        `merged`.
+        """Returns a function `merger(merged, items)`, which merges each (key, accumulator) of
+        `items` into `merged`.
 
-        The merged accumulators follow those of `merged` in order; no accumulator is changed.
+        The accumulators of `items` are later than those of `merged`; no accumulator is changed.
         Returns None if they have to be merged one by one.
         """
         if "merger" not in self._cache:
@@ -352,7 +355,9 @@ def _make_merger(merging: str, what: str) -> Callable[..., None]:
 
 
 class UserAggregate(FoldingAggregate):
-    """An `AggregateFunction` of the user in the same bulk form: a loop that calls its methods."""
+    """Adapts an `AggregateFunction` of the user to whole batches, with a loop that calls its
+    methods.
+    """
 
     def __init__(self, function: AggregateFunction[Any, Any, Any]) -> None:
         self.function = function

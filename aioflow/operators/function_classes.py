@@ -128,7 +128,8 @@ def _is_ours(cls: type) -> bool:
 
 
 def _meant(name: str, missing: list[str]) -> str:
-    """Returns the name in `missing` that `name` probably misspells, or "" if there is none.
+    """Returns the name in `missing` of which `name` is probably a misspelling, or "" if there is
+    none.
 
     The names may differ in underscores, in case, or by about a letter.
     """

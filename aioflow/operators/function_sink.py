@@ -1,6 +1,6 @@
-"""A function of one element as a sink: at-least-once, in order.
+"""A sink that is a function of one element. Delivery is at least once, in order.
 
-A coroutine function is awaited one element at a time.
+A coroutine function is awaited for one element at a time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def calling(function: Callable[[Any], Any]) -> SinkOperator:
 
 
 def _is_function_class(given: type) -> bool:
-    """Returns whether the class stands for its instances, rather than being called for each
+    """Returns whether the class `given` is to be instantiated, rather than called for each
     element.
     """
     return issubclass(given, Function) or has_operator_state(given)
@@ -89,7 +89,7 @@ class FunctionSink:
 
     @property
     def name(self) -> str:
-        """The name that the graph shows."""
+        """The name of the sink in the graph."""
         name = getattr(self._function, "__name__", type(self._function).__name__)
         return "sink" if "<" in name else name
 

@@ -64,7 +64,7 @@ class CoGroupOperator(WindowOperator):
     """An operator that calls `fn(key, lefts, rights)` for each key and window in which at least one
     side has an element.
 
-    The return value is the results of the window.
+    The function returns the results of the window.
     """
 
     inputs = 2
@@ -211,7 +211,9 @@ class CoGroupOperator(WindowOperator):
 
 
 class _UntaggedGap:
-    """A session gap function for tagged elements, made from one of elements."""
+    """A session gap function for tagged elements, which calls the user's gap function with the
+    element itself.
+    """
 
     __slots__ = ("_gap",)
 
@@ -223,7 +225,9 @@ class _UntaggedGap:
 
 
 class IntervalJoinContext(OperatorProcessContext):
-    """The context of `fn(left, right, ctx)`; `timestamp` is the larger of the two."""
+    """The context of `fn(left, right, ctx)`. Its `timestamp` is the larger one of the two
+    elements.
+    """
 
     __slots__ = ("left_timestamp", "right_timestamp")
 
@@ -405,8 +409,9 @@ class IntervalJoinOperator(Operator):
     def _clean(self, time: int, key: Any, index: int) -> None:
         """Drops the elements up to `time` on side `index`, which can find no partner any more.
 
-        They are dropped once they are half of all elements, which costs the same for each element
-        however many a key has. No new element can join with them before that.
+        The elements are dropped only when they are half of all elements of the key. So the cost for
+        each element does not depend on the number of elements. New elements cannot join with them
+        before that.
         """
         buffer = self._buffers[index]
         table = buffer.of_key(None, key)

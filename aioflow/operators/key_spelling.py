@@ -38,7 +38,7 @@ The number is twice the number of keys that state held last, if this is more.
 
 
 class KeySpelling:
-    """Replaces keys by their first spelling."""
+    """Replaces each key by the form in which it first occurred."""
 
     __slots__ = ("_first", "_remembered_max", "_several", "_types")
 
@@ -48,7 +48,7 @@ class KeySpelling:
         self._remembered_max = REMEMBERED_MAX
 
     def restore(self, ctx: OperatorContext) -> None:
-        """Begins with the keys in the keyed state of `ctx`, if there is one."""
+        """Continues with the keys in the keyed state of `ctx`, if there is any."""
         self._several = ctx.operator_state.get_union_list_state(SEVERAL)
         if self._several.get():
             self._types.add(object)
@@ -62,7 +62,7 @@ class KeySpelling:
         self._several.update([True] if self._first is not None or bool in self._types else [])
 
     def is_one(self, keys: Iterable[Any]) -> bool:
-        """Returns whether `keys`, and all keys before them, are shown unchanged."""
+        """Returns whether `keys`, and all keys before them, need no replacement."""
         types = self._types
         types.update(map(type, keys))
         return (
@@ -97,7 +97,7 @@ class KeySpelling:
         return [spell(key, key) for key in keys]
 
     def _remember(self, known: Iterable[Any]) -> dict[Any, Any]:
-        """Begins with `known`, whose spelling is the one shown."""
+        """Begins to remember spellings. `known` yields the keys so far, in the spelling to show."""
         first = self._first = {key: key for key in known}
         self._remembered_max = max(REMEMBERED_MAX, 2 * len(first))
         return first

@@ -48,7 +48,9 @@ class KeysMet:
         self._first: list[tuple[Any, ...]] = [(), ()]
 
     def see(self, side: int, keys: Sequence[Any] | None, operator: str) -> None:
-        """Notes the first of the keys that arrived on one side."""
+        """Notes the first key that arrived on one side. Once both sides have a key, logs a warning
+        if such keys can never be equal.
+        """
         if keys is None or not len(keys) or self._first[side]:
             return
         self._first[side] = (keys[0],)
@@ -71,7 +73,9 @@ class KeysMet:
 
 
 def _difference(left: Any, right: Any) -> tuple[str, str] | None:
-    """Returns the names of both kinds if they differ; None if they do not, or if unknown."""
+    """Returns the names of the kinds of both keys if the kinds differ. Returns None if they do not
+    differ or are unknown.
+    """
     if isinstance(left, tuple) and isinstance(right, tuple):
         if len(left) != len(right):
             return f"a tuple of {len(left)}", f"one of {len(right)}"

@@ -54,7 +54,7 @@ Folding costs 90 ns a record; partitioning a record and all later work costs 150
 
 @dataclass(frozen=True, slots=True)
 class LocalAggregate:
-    """Folds batches with the aggregate and the slices of the window."""
+    """Adds up batches before they are sent, with the aggregate and the slices of the window."""
 
     aggregate: BuiltIn
     grid: SliceGrid
@@ -93,7 +93,9 @@ class LocalAggregate:
         )
 
     def _add(self, held: dict[Any, Any], values: list[Any], key_of: Callable[[Any], Any]) -> bool:
-        """Adds `values` to `held`; returns False if a function of the application fails."""
+        """Adds `values` to the accumulators `held`. Returns False if a function of the application
+        raises an error.
+        """
         try:
             self.aggregate.fold(held, list(map(key_of, values)), values)
         # An error of the key function occurs again for the record; others occur at the consumer.
@@ -103,9 +105,10 @@ class LocalAggregate:
 
 
 def local_aggregate(aggregate: object, grid: SliceGrid) -> LocalAggregate | None:
-    """Returns how to fold batches for a window of `aggregate` before they are sent, or None.
+    """Returns the object that adds up batches before they are sent to a window of `aggregate`, or
+    None if that is not possible.
 
-    The window's late elements must have no reader.
+    The late elements of the window must not be read by anyone.
     """
     if (
         not isinstance(aggregate, BuiltIn)

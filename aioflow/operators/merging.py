@@ -36,7 +36,7 @@ class Merge(NamedTuple):
 class MergingWindowSet:
     """The open windows of one key.
 
-    Changes `stored`, the stored form; None: there is no open window.
+    `stored` is the stored form that this object changes; None means that there is no open window.
     """
 
     __slots__ = ("_ends", "_starts", "_states", "changed")
@@ -79,7 +79,7 @@ class MergingWindowSet:
         return grown, Merge(grown, merged, state, moved)
 
     def retire(self, window: tuple[int, int]) -> None:
-        """Removes `window`, which is over."""
+        """Removes `window`, which has ended."""
         at = self._find(window)
         if at is not None:
             del self._starts[at], self._ends[at], self._states[at]

@@ -10,12 +10,12 @@ of them use the `OperatorContext`:
 * an operator that cannot accept more for now lowers `room()`; the chain keeps the rest of the batch
   and waits on `availability`.
 
-Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* ->
-end_input -> finish -> end_of_data -> close`; a job that is stopped has `input_stopped` in place of
-`end_input -> finish`. `initialize_state` and `open` run from the tail of a chain to its head,
-`finish` from head to tail, `close` and `snapshot_state` from tail to head. `close` is called
-exactly once after `setup`, also after an error; `finish` only at a normal end, `end_of_data` also
-when the job is stopped.
+The life cycle (after Flink) is `setup -> initialize_state -> open -> (process_batch |
+process_input)* -> end_input -> finish -> end_of_data -> close`. A job that is stopped has
+`input_stopped` in place of `end_input -> finish`. `initialize_state` and `open` run from the tail
+of a chain to its head, `finish` from head to tail, `close` and `snapshot_state` from tail to head.
+`close` is called exactly once after `setup`, also after an error; `finish` only at a normal end,
+`end_of_data` also when the job is stopped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CHEAPER_ASYNC_OR_BLOCKING = "make it cheaper, async, or blocking=True"
 
 
 class ProcessingTimeTimer(Protocol):
-    """A registered processing-time callback."""
+    """The handle of a registered processing-time callback."""
 
     def cancel(self) -> None: ...
 
@@ -71,7 +71,7 @@ class OperatorContext(Protocol):
 
     @property
     def uid(self) -> str:
-        """The id under which the state of the operator is restored."""
+        """The id of the operator, under which its state is restored."""
 
     @property
     def flow_name(self) -> str:
@@ -199,7 +199,7 @@ class Operator:
     ctx: OperatorContext
 
     def setup(self, ctx: OperatorContext) -> None:
-        """Keeps the context. The first call of all."""
+        """Stores the context. This is the first call of all."""
         self.ctx = ctx
 
     def initialize_state(self) -> None:
@@ -227,8 +227,8 @@ class Operator:
         return self.process_batch(batch)
 
     def next_input(self) -> int | None:
-        """Returns the input that a multi-input operator wants next; None for any (the inputs
-        alternate).
+        """Returns the number of the input that the operator wants next. None means any: the inputs
+        alternate.
         """
         return None
 
@@ -241,8 +241,8 @@ class Operator:
 
     @property
     def has_pending(self) -> bool:
-        """Whether part of the last batch is unprocessed (a long timer drain): `resume` continues it
-        before new input.
+        """Whether part of the last batch is unprocessed, for example because very many timers are
+        due. `resume` continues the work before new input.
         """
         return False
 
@@ -252,9 +252,9 @@ class Operator:
 
     @property
     def busy(self) -> bool:
-        """Whether results are pending that arrive by mail (async calls in flight).
+        """Whether results will still arrive by mail, such as those of unfinished async calls.
 
-        `finish` waits until it is False.
+        `finish` waits until this returns False.
         """
         return False
 

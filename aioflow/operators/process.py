@@ -1,14 +1,14 @@
-"""Process functions over batches: full access to each element, its time, its key's state and
-timers.
+"""Process functions over batches, with full access to each element, its time, and the state and
+timers of its key.
 
 Event time is exact per record: a timer fires between the two records where the watermark passes its
 timestamp. So the input and output of a function do not depend on the borders of batches. While
 timer t fires, the current watermark is t, however far the watermark jumps. The output of the timer
 follows watermark t - 1, so that it is not late downstream.
 
-A jump over a million timers fires them in slices: `has_pending` and `resume` yield to the loop in
-between. The operator keeps the unfinished batch, and the emitted watermark is never above the fired
-timers.
+If a million timers are due at once, they fire in slices: `has_pending` and `resume` yield to the
+loop in between. The operator keeps the unfinished batch, and the emitted watermark is never above
+the fired timers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ NO_DEADLINE = 1 << 63
 
 
 class _Side(NamedTuple):
-    """One input: the method for its elements, and whether the input is broadcast.
+    """The description of one input: the method for its elements, and whether the input is
+    broadcast.
 
     A broadcast input has no key, and may write broadcast state.
     """
@@ -62,7 +63,7 @@ class _Side(NamedTuple):
 
 
 class Rows:
-    """Output that is being collected: values, their timestamps, and the watermark before each."""
+    """A collection of output: values, their timestamps, and the watermark before each."""
 
     __slots__ = ("marks", "stamps", "values")
 
@@ -306,7 +307,7 @@ class ProcessOperator(Operator):
         return rows.batch(before, self._news(batch))
 
     def _news(self, batch: RecordBatch) -> int:
-        """Returns the watermark to emit after `batch`; MIN_WATERMARK if there is no new one."""
+        """Returns the watermark to emit after `batch`, or MIN_WATERMARK if there is no new one."""
         return MIN_WATERMARK if batch.watermark == MIN_WATERMARK else self._mark
 
     def _fire_due(self, watermark: int, rows: Rows, deadline: int, max_records: int) -> bool:

@@ -65,12 +65,12 @@ class ResumableOutput:
 
     @property
     def room(self) -> int:
-        """Number of results that this piece still accepts, 0 or less when it is full."""
+        """Number of results that the current piece still accepts, 0 or less when it is full."""
         return self._limit - len(self._values)
 
     @property
     def empty(self) -> bool:
-        """Whether this piece is still empty."""
+        """Whether the current piece has no results yet."""
         return not self._values
 
     @property
@@ -78,11 +78,13 @@ class ResumableOutput:
         return len(self._values) >= self._limit or self._tried >= self._limit
 
     def tried(self, count: int = 1) -> None:
-        """Counts `count` pieces of work for this piece of the output, with or without results."""
+        """Counts `count` units of work for the current piece, whether or not they had results."""
         self._tried += count
 
     def start(self, work: Iterator[None], final: int) -> RecordBatch:
-        """Begins `work`, after which watermark `final` is in force; returns its first piece."""
+        """Begins `work`, and returns its first piece. `final` is the watermark after the whole
+        work.
+        """
         self._work = work
         self._final = final
         return self.resume(RESULTS_MAX)
@@ -115,7 +117,9 @@ class ResumableOutput:
             self.watermark = watermark
 
     def add(self, value: Any, timestamp: int | None, watermark: int) -> None:
-        """Adds one result; `watermark` is in force before it, unless a higher one is already."""
+        """Adds one result. `watermark` is in force before the result, unless a higher one already
+        is.
+        """
         if watermark > self.watermark:
             self.watermark = watermark
         if timestamp is None:
@@ -133,7 +137,9 @@ class ResumableOutput:
         self._watermarks.extend(repeat(self.watermark, count))
 
     def add_columns(self, values: ColumnBatch, timestamp: int, watermark: int) -> None:
-        """Adds a batch of columns, as `add_all` does. It must be the only content of its piece."""
+        """Adds a batch of columns, as `add_all` does. The batch must be the only content of its
+        piece.
+        """
         assert not self._values, "what was added before goes first"
         if watermark > self.watermark:
             self.watermark = watermark

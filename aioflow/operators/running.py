@@ -37,7 +37,7 @@ _ABSENT: Any = object()
 
 
 class RunningAggregate(Protocol):
-    """The aggregate methods that the operator needs: the fold of a batch in one call."""
+    """The interface of an aggregate that adds a whole batch in one call."""
 
     def running(
         self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
@@ -64,11 +64,11 @@ class _RunningOperator(Operator):
         )
 
     def _folds(self) -> object:
-        """The aggregate; None for `reduce`."""
+        """Returns the aggregate, or None for `reduce`."""
         return None
 
     def _shown(self) -> Callable[[Any], Any] | None:
-        """Function from a stored value to the value that queries show, or None."""
+        """Returns the function from a stored value to the value that queries show, or None."""
         return None
 
     def _keys(self, batch: RecordBatch) -> list[Any]:

@@ -2,8 +2,8 @@
 aggregate in operator state and compares it at a restore.
 
 An accumulator does not identify its aggregate: the int of a count would silently continue as a sum.
-Functions of users are compared only by being functions of users; their accumulators are their own
-responsibility.
+All functions of users count as the same aggregate here; users themselves are responsible for their
+accumulators.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ OWN = "a function of its own"
 def check_same_aggregate(ctx: OperatorContext, aggregate: object) -> None:
     """Raises RestoreError if the restored state belongs to another aggregate.
 
-    Called in `initialize_state`. `aggregate` None: reduce. State of an earlier version, which did
-    not record the aggregate, is accepted.
+    Called in `initialize_state`. `aggregate` None means `reduce`. State of an earlier version,
+    which did not record the aggregate, is accepted.
     """
     name = REDUCE if aggregate is None else _name(aggregate)
     state = ctx.operator_state.get_union_list_state(AGGREGATE)

@@ -103,7 +103,7 @@ class SessionWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, begin: int) -> Iterator[None]:
-        """Processes `batch` from record `begin` on, divided where sessions are due.
+        """Processes `batch` from record `begin` on. Divides the batch where sessions have to fire.
 
         Yields whenever enough results were emitted.
         """
@@ -120,10 +120,10 @@ class SessionWindowOperator(AddingWindowOperator):
             yield from self._advance(batch.watermark)
 
     def _add(self, batch: RecordBatch) -> int:
-        """Adds records before which no session is due, and returns their number.
+        """Adds the next records, before which no session has to fire, and returns their number.
 
-        It may be less than the rest of the batch, because a record may begin a session that is due
-        before a later record.
+        The number may be less than the rest of the batch, because a record may begin a session that
+        fires before a later record.
         """
         values, keys, watermarks = (
             list(batch.values),

@@ -1,5 +1,5 @@
-"""Flushes data held in front of the state backends in slices, so that the loop keeps running during
-a large snapshot.
+"""Writes data that is held in front of the state backends into them, in slices, so that the event
+loop keeps running during a large snapshot.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _DONE = object()
 def settled_by_turns(
     settling: Iterator[None], written: Awaitable[None] | None = None
 ) -> Awaitable[None] | None:
-    """Begins `settling`, which yields while there is much to do.
+    """Begins `settling`, an iterator that yields while there is much to do.
 
-    Returns an awaitable for the remaining work and then for `written`.
+    Returns an awaitable for the remaining work, followed by `written`.
     """
     return written if next(settling, _DONE) is _DONE else _rest(settling, written)
 

@@ -1,5 +1,5 @@
-"""The interface of a sink, and the operator that writes to it. Two phases: prepare at the barrier,
-commit when the checkpoint is complete.
+"""The interface of a sink, and the operator that writes to it. A sink has two phases: prepare at
+the barrier, commit when the checkpoint is complete.
 
     barrier n        flush, prepare(n): the committables of n go into operator state, beside those
                      not confirmed yet
@@ -8,7 +8,7 @@ commit when the checkpoint is complete.
     restore of n     commit the contents of the state of n, before the writer opens: n is complete,
                      and committing again does nothing
 
-A completed checkpoint subsumes those before it: if the metadata of n was never written and n + 1 is
+A completed checkpoint includes those before it: if the metadata of n was never written and n + 1 is
 complete, the data prepared for n is part of n + 1. No data is committed for a checkpoint that is
 not complete.
 
@@ -70,7 +70,7 @@ class SinkWriter(Protocol[T_contra]):
     """
 
     def write_batch(self, values: Sequence[T_contra], timestamps: Sequence[int] | None) -> None:
-        """Accepts the records. Never blocks: it buffers them and sets `full`."""
+        """Accepts the records. Never blocks: the writer buffers the records and sets `full`."""
 
     async def flush(self) -> None:
         """Writes the buffered records out, as far as they may be visible without a commit."""
@@ -83,10 +83,10 @@ class SinkWriter(Protocol[T_contra]):
 
 
 class Committer(Protocol):
-    """Makes prepared data visible.
+    """The interface of an object that makes prepared data visible.
 
-    Both methods are idempotent, and a delayed repetition of a call changes nothing. Optional:
-    `async close()`.
+    Both methods are idempotent, and a delayed repetition of a call changes nothing. A method `async
+    close()` is optional.
     """
 
     async def commit(self, committables: Sequence[Any]) -> None: ...
@@ -95,7 +95,7 @@ class Committer(Protocol):
 
 @runtime_checkable
 class Sink(Protocol[T_contra]):
-    """A destination of records. Pure data: it opens nothing until a job runs."""
+    """A destination of records. A sink is pure data: it opens nothing until a job runs."""
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[T_contra]: ...
     def committer(self) -> Committer | None:
@@ -136,7 +136,7 @@ class SinkOperator(Operator):
 
     @property
     def commits(self) -> bool:
-        """Whether uncommitted prepared data is state of this operator. This is known before a
+        """Whether the operator keeps uncommitted prepared data in its state. This is known before a
         committer exists.
         """
         committer = self._sink.committer
@@ -233,7 +233,9 @@ class SinkOperator(Operator):
             self._show_state()
 
     def _show_state(self) -> None:
-        """Wakes waiters for room or for the end. Those that wait only for the end keep waiting."""
+        """Wakes the waiters for free space and for the end. Those that wait only for the end keep
+        waiting.
+        """
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()

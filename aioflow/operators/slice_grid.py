@@ -1,4 +1,6 @@
-"""The bounds of slices and windows, the next due time, and lateness: arithmetic over int ms."""
+"""Arithmetic over int milliseconds: the bounds of slices and windows, the next time at which work
+is due, and lateness.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def last_instant(end: int) -> int:
 
 
 class SliceGrid:
-    """The arithmetic of slices and windows: stateless, for times of any sign.
+    """The arithmetic of slices and windows. It has no state, and works for times of any sign.
 
     All divisions floor, so negative times need no special case.
     """
@@ -36,11 +38,15 @@ class SliceGrid:
         return timestamp - (timestamp - self.offset) % self.width
 
     def first_end(self, slice_start: int) -> int:
-        """Returns the end of the earliest window that contains the slice."""
+        """Returns the end of the earliest window that contains the slice that starts at
+        `slice_start`.
+        """
         return self.next_end(slice_start + self.width - 2)
 
     def last_end(self, slice_start: int) -> int:
-        """Returns the end of the latest window that contains the slice."""
+        """Returns the end of the latest window that contains the slice that starts at
+        `slice_start`.
+        """
         return slice_start - (slice_start - self.offset) % self.slide + self.size
 
     def next_end(self, watermark: int) -> int:
@@ -67,9 +73,9 @@ class SliceGrid:
         return min(fires, self.next_end(watermark - self.lateness) - 1 + self.lateness)
 
     def live_from(self, watermark: int) -> int:
-        """Returns the timestamp from which records only add to their slice.
+        """Returns the timestamp from which on records are only added to their slice.
 
-        Earlier records re-fire windows or are dropped.
+        Earlier records fire windows again or are dropped.
         """
         if self.lateness:
             # No window of the slice may have fired, so the slice begins at or after the last end

@@ -1,4 +1,4 @@
-"""Merged runs of slices: a window of many slices fires at the cost of a few.
+"""Merges neighbouring slices into runs, so that a window of many slices fires at the cost of a few.
 
 A run is 2**level slices that start at a multiple of its length. It is the merge of its two halves,
 made when a window first needs it. So each slice is merged about once on each level, and a window of
@@ -117,10 +117,10 @@ def _copied(table: Table) -> Generator[None, None, dict[Any, Any]]:
 
 
 class SliceRuns:
-    """Covers ranges of slice numbers by runs.
+    """The runs of a table of slices, which can cover any range of slice numbers.
 
-    `slice_of(number)` returns key -> accumulator, empty without a slice; `any_in(first, stop)`
-    returns whether a slice in this range has keys.
+    `slice_of(number)` returns key -> accumulator, empty if there is no such slice. `any_in(first,
+    stop)` returns whether a slice in this range has keys.
     """
 
     __slots__ = ("_aggregate", "_any_in", "_copies", "_levels", "_merged", "_runs", "_slice_of")
@@ -142,7 +142,8 @@ class SliceRuns:
         """Keys merged since the last yield: hundreds of small tables take as long as one large."""
 
     def cover(self, first: int, stop: int) -> Generator[None, None, list[Table]]:
-        """Returns the tables that cover slices [first, stop), in order.
+        """Returns the tables that together cover the slices from `first` up to `stop` (exclusive),
+        in order.
 
         Yields while there is much to merge.
         """

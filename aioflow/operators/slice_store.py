@@ -49,7 +49,7 @@ _ABSENT = object()
 
 
 class SliceStore:
-    """The contents of the windows of `grid`."""
+    """The contents of the slices from which the windows of `grid` are computed."""
 
     __slots__ = (
         "_aggregate",
@@ -182,11 +182,11 @@ class SliceStore:
     # Reading windows.
 
     def column_results(self, end: int) -> Iterator[ColumnBatch] | None:
-        """Returns the results of the window that ends at `end`, in pieces, if columns contain all
-        of it.
+        """Returns the results of the window that ends at `end`, in pieces, if all of its content is
+        held in columns.
 
-        Otherwise returns None, also if runs would cover the window, because runs merge in another
-        order.
+        Otherwise returns None. Also returns None if runs would cover the window, because runs merge
+        in another order.
         """
         if self._columns is None:
             return None
@@ -195,7 +195,7 @@ class SliceStore:
         return None if len(starts) >= RUNS_FROM else self._columns.results(starts, begin, end)
 
     def tables_of(self, end: int) -> list[Mapping[Any, Any]]:
-        """Returns the slices of the window that ends at `end`, in order. They must be settled."""
+        """Returns the slices of the window that ends at `end`, in order. Call `settle` before."""
         starts, peek = self.starts, self._table.peek
         begin, stop = bisect_left(starts, end - self._grid.size), bisect_left(starts, end)
         return [peek(start) for start in starts[begin:stop]]

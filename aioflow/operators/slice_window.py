@@ -96,9 +96,9 @@ class SliceWindowOperator(AddingWindowOperator):
 
     @property
     def next_due(self) -> int:
-        """The watermark at which the window next has work, without further input.
+        """The watermark at which the window next has work to do without further input.
 
-        It is above all watermarks if the window is empty.
+        The value is above all watermarks if the window is empty.
         """
         starts = self._slices.starts
         return (
@@ -155,7 +155,8 @@ class SliceWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
-        """Processes records between `least` and `latest`, divided at the deadlines.
+        """Processes the records between `least` and `latest`, divided at the times at which windows
+        fire.
 
         Yields whenever enough results were emitted.
         """
@@ -314,7 +315,7 @@ class SliceWindowOperator(AddingWindowOperator):
         return values.take(others), taken(timestamps, others), taken(keys, others)
 
     def _add_late(self, value: Any, timestamp: int, key: Any, watermark: int) -> Iterator[None]:
-        """Adds one record that may be late: re-fires its windows that have fired.
+        """Adds one record that may be late, and fires its windows that have already fired again.
 
         A record that is late for all its windows is dropped.
         """
@@ -331,7 +332,8 @@ class SliceWindowOperator(AddingWindowOperator):
         yield from self._refire(key, start, reached, watermark)
 
     def _refire(self, key: Any, start: int, reached: int, watermark: int) -> Iterator[None]:
-        """Emits the windows of `key` with slice `start` again that had fired at `reached`.
+        """Emits again those windows of `key` that contain the slice `start` and had fired at
+        `reached`.
 
         Windows beyond their lateness are left out.
         """
@@ -469,7 +471,7 @@ def _parted(
 ) -> tuple[list[Any], list[Any]]:
     """Returns the `items` with timestamps before `instant`, and the others.
 
-    Flags and `itertools.compress` take twice as long.
+    A solution with flags and `itertools.compress` would take twice as long.
     """
     earlier: list[Any] = []
     later: list[Any] = []
@@ -482,7 +484,7 @@ def _parted(
 
 
 def _not_in(keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
-    """Returns the `keys` that no table contains."""
+    """Returns those of `keys` that no table contains."""
     found = []
     for key in keys:
         for table in tables:

@@ -53,7 +53,7 @@ class Split:
 
 
 class SourceContext(Protocol):
-    """The parts of a subtask that its reader may use."""
+    """The context that a subtask provides to its reader."""
 
     @property
     def runtime(self) -> RuntimeContext: ...
@@ -68,7 +68,9 @@ class SourceContext(Protocol):
 
     @property
     def checkpointing(self) -> bool:
-        """Whether the job takes checkpoints; otherwise `checkpoint_completed` is never called."""
+        """Whether the job takes checkpoints. Without checkpoints `checkpoint_completed` is never
+        called.
+        """
 
     async def resource(self, resource: Resource) -> Any:
         """Returns the worker's instance of `resource`, which the first task to request it opens."""
@@ -136,18 +138,18 @@ class SourceReader(Protocol[T_co]):
 
 @runtime_checkable
 class Source(Protocol[T_co]):
-    """An origin of records. Pure data: it opens nothing until a job runs.
+    """An origin of records. A source is pure data: it opens nothing until a job runs.
 
-    Optional attribute `finder`, if ids alone do not identify known splits: `finder.forget()` is
-    called when a job begins, and after each restore `finder.recognise(former, found)` with the
-    splits of the checkpoint and the splits found so far. It returns the ids of `former` as
-    `discover` spells them now, and the splits of `found` that are not yet part of them.
+    The optional attribute `finder` is for sources whose ids alone do not identify known splits:
+    `finder.forget()` is called when a job begins, and after each restore `finder.recognise(former,
+    found)` with the splits of the checkpoint and the splits found so far. It returns the ids of
+    `former` as `discover` spells them now, and the splits of `found` that are not yet part of them.
     `finder.fresh()` returns a new finder for a source that is read twice in a flow, or by two runs
     at once.
 
-    Optional attribute `per_run`, true if the program passes elements to each run. That such a
-    source ended in one run says nothing about the next. Every other source that was read to its end
-    stays finished.
+    The optional attribute `per_run` is true if the program passes elements to each run. Then the
+    end of the source in one run does not affect the next run. Every other source that was read to
+    its end stays finished.
     """
 
     @property

@@ -63,7 +63,9 @@ class StatelessStep:
 
 
 class StatelessOperator(Operator):
-    """One or more stateless steps. `fuse` combines neighbours into one operator."""
+    """An operator that runs one or more stateless steps. `fuse` combines neighbours into one
+    operator.
+    """
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
 
@@ -90,9 +92,9 @@ class StatelessOperator(Operator):
 
     @classmethod
     def fuse(cls, operators: Sequence[StatelessOperator]) -> StatelessOperator:
-        """Combines the operators into one: same functions, same contexts, one loop.
+        """Combines the operators into one, with the same functions and contexts, and a single loop.
 
-        They must have been opened; the parts stay their owners.
+        The operators must have been opened, and remain the owners of their functions.
         """
         fused = cls([step for operator in operators for step in operator.steps])
         fused._functions = [function for operator in operators for function in operator._functions]
@@ -182,7 +184,9 @@ class StatelessOperator(Operator):
             await function.close()
 
     def _look_at_first(self) -> None:
-        """Generates the loop for the first records, which checks results."""
+        """Generates a loop that checks the first result of each function. It runs for the first
+        records.
+        """
         self._firsts = [
             FirstResult(
                 function.call, f"operator {context.name!r}: the function of {step.kind.value}"
@@ -271,7 +275,7 @@ def _is_python(call: Any) -> bool:
 
 
 def describe_place(context: OperatorContext) -> str:
-    """Returns operator and subtask for notes on errors."""
+    """Returns the name of the operator and the subtask, for notes on errors."""
     runtime = context.runtime
     return f"operator {context.name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"
 

@@ -1,5 +1,5 @@
-"""Projects elements to the one value, or to nothing, that an aggregate reads: this value is sent
-instead of the element.
+"""Extracts from each element the one value that an aggregate reads, so that this value, or nothing,
+is sent instead of the element.
 
 For a sum of one field over several processes, each whole record would otherwise be written, read
 and decoded for that field. The sender calls the function that the aggregate would have called, and

@@ -65,23 +65,23 @@ class Trigger(Generic[T]):
     def on_element(
         self, value: T, timestamp: int | None, window: Any, ctx: TriggerContext
     ) -> TriggerResult:
-        """Decides after `value` was added to `window`."""
+        """Returns the decision after `value` was added to `window`."""
         raise TypeError(
             f"{type(self).__name__} must define on_element(self, value, timestamp, window, ctx)"
         )
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        """Decides when an event-time timer of this trigger is due."""
+        """Returns the decision when an event-time timer of this trigger is due."""
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        """Decides when a processing-time timer of this trigger is due."""
+        """Returns the decision when a processing-time timer of this trigger is due."""
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
         """Registers the timers of `window`, which resulted from a merge, and merges the state.
 
-        Session windows need it.
+        Session windows require this method.
         """
         raise TypeError(
             f"{type(self).__name__} must define on_merge(self, window, ctx): session windows merge"
@@ -156,7 +156,7 @@ def early(d: Duration) -> Trigger[Any]:
     """Returns a trigger that fires every `d` of processing time before the watermark passes the
     end.
 
-    After that it fires as `on_watermark`.
+    After that it behaves like `on_watermark`.
     """
     return _Early(positive_ms(d, "early", "duration"))
 

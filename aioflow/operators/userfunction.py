@@ -1,9 +1,9 @@
 """Turns a user function of any accepted form into one plain callable: functions, expressions,
 function classes, injected resources.
 
-Forms: a callable; an expression (compiled to a callable); an instance of a `Function` class, whose
-method is called and whose `open` and `close` are driven by the operator. Parameters whose default
-is `use(resource)` are filled by the worker's resources.
+The accepted forms are a callable, an expression (which is compiled to a callable), and an instance
+of a `Function` class, whose method is called and whose `open` and `close` the operator calls.
+Parameters whose default is `use(resource)` are filled by the worker's resources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECORD_TEXT_MAX = 200
 
 
 class UserFunction:
-    """Holds a function of the user and, once opened, `call`: the operator calls it for each
+    """Holds a function of the user and, once opened, `call`, which the operator calls for each
     element.
     """
 
@@ -111,8 +111,8 @@ def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitab
     """Lets several functions write their state, one after the other.
 
     If one returns an awaitable, returns an awaitable for it and the remaining functions. Raises the
-    first error. A snapshot begins only after those before it have ended, so no snapshot is left
-    running if this is interrupted.
+    first error. A snapshot begins only after those before it have ended, so that an interruption
+    leaves no running snapshot.
     """
     left = iter(snapshots)
     ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)
@@ -139,8 +139,8 @@ async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Call
 
 
 def describe_record(value: Any) -> str:
-    """Returns a record for an error message: its shortened repr; a failing repr does not hide the
-    error.
+    """Returns the shortened repr of a record, for an error message. If the repr itself fails,
+    returns a replacement.
     """
     try:
         text = repr(value)

@@ -1,9 +1,9 @@
-"""Combining watermarks: of the channels of one input, of the splits of one source, of the inputs of
-one operator.
+"""Combines watermarks: of the channels of one input, of the splits of one source, or of the inputs
+of one operator.
 
 The combined watermark is the minimum over the active channels. It only rises, and it is never
 MAX_WATERMARK while a channel could still send records. A channel that has reached MAX is finished
-and no longer counts, until all channels have.
+and is ignored until all channels have reached MAX.
 
     StatusWatermarkValve   channels of one input; a channel that becomes active after being idle has
                            to catch up with the output
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class ChannelTime(NamedTuple):
-    """Event time and status of one channel of a valve."""
+    """The event time and status of one channel of a valve, as stored in a checkpoint."""
 
     watermark: int = MIN_WATERMARK
     idle: bool = False
@@ -80,7 +80,8 @@ class StatusWatermarkValve:
         self._held = [MIN_WATERMARK] * n_channels
 
     def input_watermark(self, channel: int, watermark: int) -> int | None:
-        """Returns the new combined watermark if it rises.
+        """Handles `watermark` of `channel`. Returns the new combined watermark if it rises,
+        otherwise None.
 
         Ignores a regression, and any watermark except MAX on an idle channel.
         """
@@ -97,7 +98,8 @@ class StatusWatermarkValve:
         return self._advance()
 
     def input_status(self, channel: int, idle: bool) -> list[Watermark | WatermarkStatus]:
-        """Returns the consequences of a channel's status, in order.
+        """Handles that `channel` became idle or active. Returns the watermarks and statuses to
+        emit, in order.
 
         An unchanged status has no effect.
         """
@@ -121,7 +123,9 @@ class StatusWatermarkValve:
         return outputs
 
     def input_finished(self, channel: int) -> list[Watermark | WatermarkStatus]:
-        """Returns the consequences of the end of a drained channel: it counts as MAX."""
+        """Handles the end of a channel, whose watermark is MAX from now on. Returns the watermarks
+        and statuses to emit.
+        """
         outputs: list[Watermark | WatermarkStatus] = []
         self._append(outputs, self.input_watermark(channel, MAX_WATERMARK))
         if not self.idle:
@@ -129,7 +133,7 @@ class StatusWatermarkValve:
         return outputs
 
     def input_batch(self, channel: int, batch: RecordBatch) -> RecordBatch:
-        """Returns `batch` with the combined watermarks in place of its channel's.
+        """Returns `batch` with the combined watermarks in place of those of its channel.
 
         Returns the same object if they do not differ.
         """
@@ -374,7 +378,9 @@ class MultiInputWatermarks:
         return self._combined.combine(index, batch)
 
     def input_watermark(self, index: int, watermark: int) -> int | None:
-        """Returns the operator's new watermark if it rises."""
+        """Handles `watermark` of input `index`. Returns the operator's new watermark if it rises,
+        otherwise None.
+        """
         return self._combined.set_watermark(index, watermark)
 
     def input_status(self, index: int, idle: bool) -> list[Watermark | WatermarkStatus]:

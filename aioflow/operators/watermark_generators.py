@@ -1,4 +1,5 @@
-"""The generators behind the watermark strategies: timestamps in, watermarks out, a batch at a time.
+"""The generators behind the watermark strategies. They process a batch at a time: timestamps in,
+watermarks out.
 
 A generator carries its state from batch to batch, so the borders of batches make no difference. A
 watermark never falls.
@@ -34,7 +35,9 @@ Extractor = Callable[[Any], Any]
 
 
 class WatermarkGenerator(Protocol):
-    """Timestamps and watermarks of one sequence of records."""
+    """The interface of an object that computes timestamps and watermarks of one sequence of
+    records.
+    """
 
     current: int
     """The watermark after the last record."""
@@ -70,8 +73,8 @@ class _Stamping:
         self._on_columns: Callable[[Any], NumberColumn | None] | None = None
 
     def _column_times(self, values: Any, timestamps: Any) -> NumberColumn | None:
-        """Returns the timestamps of a column batch as a column; None if each has to be checked by
-        itself.
+        """Returns the timestamps of a column batch as a column, or None if each has to be checked
+        separately.
         """
         if self._extract is None:
             return timestamps if isinstance(timestamps, NumberColumn) else None
@@ -86,7 +89,8 @@ class _Stamping:
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
         """Returns the checked timestamps of `values`.
 
-        Two passes in C over the types cost less than meeting a float in a checkpoint.
+        The types are checked in two fast passes, because a float would otherwise only be detected
+        in a checkpoint.
         """
         extract, getter = self._extract, self._getter
         if (
@@ -127,7 +131,7 @@ class _Stamping:
 
 
 class BoundedGenerator(_Stamping):
-    """A generator of the watermark running maximum - delay - 1."""
+    """A generator whose watermark is the highest timestamp so far, minus the delay, minus 1."""
 
     __slots__ = ("_highest", "_lag")
 

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class WatermarkKind(Enum):
-    """The strategies, as `explain()` spells them."""
+    """The kinds of strategies, as `explain()` spells them."""
 
     BOUNDED = "bounded_out_of_orderness"
     PUNCTUATED = "punctuated"
@@ -125,7 +125,7 @@ class WatermarkStrategy(Generic[T]):
         """Returns a strategy for records that are at most `delay` behind the latest record before
         them.
 
-        The watermark is the running maximum - delay - 1.
+        The watermark is the highest timestamp so far, minus the delay, minus 1.
         """
         delay_ms = to_ms(delay, "delay")
         if delay_ms < 0:
@@ -234,9 +234,9 @@ class WatermarkStrategy(Generic[T]):
 
 
 class IdlenessTimer:
-    """Decides when a stream is idle: it was polled for `idle_after_ms` without records.
+    """Decides when a stream is idle, namely when it was polled for `idle_after_ms` without records.
 
-    `now_ms` is any clock. Time without a poll (back pressure) does not count. After Flink's
+    `now_ms` is any clock. Time without a poll (back pressure) is not counted. After Flink's
     WatermarksWithIdleness and PausableRelativeClock.
     """
 

@@ -267,7 +267,7 @@ class WindowOperator(Operator):
         yield from self._fire_all(iter([(time, key, namespace)]), event=False)
 
     def _drain(self) -> Iterator[None]:
-        """Does the remaining work of windows that have fired."""
+        """Does the remaining work of windows that have fired, in pieces."""
         while self._rests:
             yield from self._rests.popleft()
 
@@ -519,10 +519,10 @@ class WindowOperator(Operator):
         *,
         over: bool = False,
     ) -> Iterator[None] | None:
-        """Does what the trigger decided, and drops the window if it is `over`.
+        """Carries out the decision `result` of the trigger, and drops the window if it is `over`.
 
-        Returns the remaining work, if there are more results than room. `time` is the time of the
-        element or timer, which is the time of results of a global window.
+        Returns the remaining work, if there are more results than the current piece accepts. `time`
+        is the time of the element or timer, which is the time of results of a global window.
         """
         if result & TriggerResult.FIRE:
             held = self._contents.peek(namespace).get(key, _ABSENT)
@@ -565,7 +565,7 @@ class WindowOperator(Operator):
         *,
         over: bool,
     ) -> Iterator[None]:
-        """Emits the remaining `results` in pieces, and then finishes the firing.
+        """Emits the remaining `results` in pieces, and then completes the firing of the window.
 
         Other windows may be processed in between.
         """
@@ -592,7 +592,7 @@ class WindowOperator(Operator):
         )
 
     def _emit(self, results: Iterable[Any], timestamp: int | None, watermark: int) -> bool:
-        """Emits as many results as there is room for (a list or tuple as a whole).
+        """Emits as many results as the current piece accepts (a list or tuple as a whole).
 
         Returns whether these were all.
         """
@@ -669,9 +669,10 @@ class WindowOperator(Operator):
 
 
 def _joined(first: list[Any], second: list[Any]) -> list[Any]:
-    """Returns the elements of both lists, which have no other owner.
+    """Returns one list with the elements of both lists, which nobody else uses.
 
-    The shorter list is moved: a long session may meet many short ones.
+    The shorter list is moved into the longer one, because a long session may merge with many short
+    ones.
     """
     if len(first) < len(second):
         second[:0] = first

@@ -1,4 +1,6 @@
-"""The contexts of triggers, evictors and window functions: one object each, rebound each call."""
+"""The contexts of triggers, evictors and window functions. There is one object of each kind, which
+is set anew for each call.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class _Clocks:
 
 
 class BoundTriggerContext(_Clocks):
-    """The `TriggerContext` that the operator rebinds.
+    """The `TriggerContext` of an operator, which sets it anew for each call.
 
     The operator sets `key`, `window` and, during a merge, `merged`.
     """
@@ -122,7 +124,7 @@ class BoundTriggerContext(_Clocks):
 
 
 class StateAccess:
-    """State of the current key in one namespace, by descriptor."""
+    """An object that returns the state of the current key in one namespace, for a descriptor."""
 
     __slots__ = ("_namespace", "_state")
 

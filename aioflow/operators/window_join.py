@@ -60,8 +60,8 @@ Such a row is named in the log.
 
 
 class WindowJoinOperator(CoGroupOperator):
-    """A join operator that emits `fn(left, right)` for each pair of a key and window; lefts vary
-    slowest.
+    """A join operator that emits `fn(left, right)` for each pair of elements with the same key and
+    window. All pairs of one left element come before those of the next.
 
     With `Pair` as `fn` the join may run on columns.
     """
@@ -195,7 +195,7 @@ class WindowJoinOperator(CoGroupOperator):
             yield from sides.settle()
 
     def _columns_from(self) -> int:
-        """Returns the timestamp below which a record is in a window of rows.
+        """Returns the timestamp below which a record belongs to a window that is held as rows.
 
         A later record is only in windows that end after `_until`.
         """
@@ -204,7 +204,7 @@ class WindowJoinOperator(CoGroupOperator):
     # Rows.
 
     def _leave_to_rows(self, end: int) -> Iterator[None]:
-        """Converts all windows up to the one that ends at `end` to rows."""
+        """Converts all windows up to the one that ends at `end` from columns to rows."""
         if end <= self._until:
             return
         before, self._until = self._until, end

@@ -69,7 +69,7 @@ _EMPTY: Any = object()
 
 
 class ReduceAggregate(FoldingAggregate):
-    """An aggregate for `reduce(fn)`, whose accumulator is the value itself."""
+    """The aggregate for `reduce(fn)`. Its accumulator is the reduced value itself."""
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         if not callable(fn):
@@ -141,10 +141,10 @@ class WindowPlan:
 def count_window(
     size: int, slide: int | None = None
 ) -> tuple[GlobalWindows, Trigger[Any], Evictor[Any] | None]:
-    """Returns assigner, trigger and evictor of a count window.
+    """Returns the assigner, trigger and evictor of a count window.
 
-    The window is the last `size` elements at every `slide`-th, or without `slide` each `size`
-    elements.
+    The window contains the last `size` elements, and fires at every `slide`-th element. Without
+    `slide` each `size` elements are a window.
     """
     for name, n in (("size", size), ("slide", slide)):
         if n is not None and (type(n) is not int or n <= 0):

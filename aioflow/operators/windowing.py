@@ -56,7 +56,9 @@ T = TypeVar("T")
 
 
 class TimeWindow(NamedTuple):
-    """The instants [start, end) in ms. Equal to, and stored as, the plain tuple."""
+    """The instants from `start` up to `end` (exclusive), in ms. A window equals the plain tuple
+    (start, end), and is stored as one.
+    """
 
     start: int
     end: int
@@ -68,7 +70,7 @@ class TimeWindow(NamedTuple):
 
 
 class GlobalWindow(NamedTuple):
-    """The one window of a global or count window.
+    """The only window of a global or count window.
 
     It has no start and no end, and is over at the end of event time.
     """
@@ -291,7 +293,7 @@ class TimestampedValue(NamedTuple, Generic[T]):
 
 
 class EvictorContext(Protocol):
-    """The clocks that an evictor may read."""
+    """The clocks that an evictor may read, as the context of its methods."""
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -351,7 +353,9 @@ def keep_last(n: int) -> Evictor[Any]:
 
 @explained
 def keep_within(d: Duration) -> Evictor[Any]:
-    """Returns an evictor that keeps the elements less than `d` older than the newest one."""
+    """Returns an evictor that keeps the elements that are less than `d` older than the newest
+    one.
+    """
     return _KeepWithin(positive_ms(d, "keep_within", "duration"))
 
 
