@@ -20,6 +20,7 @@ from aioflow.graph.stream_graph import (
     StreamNode,
 )
 from aioflow.io.pushing import PushSource
+from aioflow.operators.traits import BY_RECORD, OperatorTraits
 from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def add_operator(
     parallelism_max: int | None = None,
     remark: str = "",
     side_tags: tuple[OutputTag[Any], ...] | None = None,
+    traits: OperatorTraits = BY_RECORD,
 ) -> StreamNode:
     """Adds one operator to `graph`, and returns its node.
 
@@ -163,6 +165,7 @@ def add_operator(
             slot_sharing_group=graph.nodes[streams[0].node_id].slot_sharing_group,
             remark=remark,
             side_tags=side_tags,
+            traits=traits,
         )
     )
     for input_index, one in enumerate(inputs):

@@ -20,6 +20,7 @@ from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_seconds
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Chaining
+from aioflow.operators import traits
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.async_process import (
     AsyncBroadcastProcessOperator,
@@ -91,9 +92,15 @@ def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bo
         on_error = options.get("on_error")
         side_tags = () if on_error is None else (on_error,)
         chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
+        waits = is_async(fn, kind.value) or bool(options.get("blocking", False))
         return Call(
             factory,
-            {"chaining": chaining, "side_tags": side_tags, "stateful": has_operator_state(fn)},
+            {
+                "chaining": chaining,
+                "side_tags": side_tags,
+                "stateful": has_operator_state(fn),
+                "traits": traits.AWAITED if waits else traits.BY_RECORD,
+            },
         )
     if keyed and _is_function_class(fn):
         return Call(partial(_keyed_rows, kind, fn), {"stateful": True})
@@ -103,7 +110,12 @@ def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bo
 def inline_call(kind: StatelessKind, fn: Any) -> Call:
     """Returns the operator for a function that runs inline, with nothing to await."""
     return Call(
-        partial(_stateless, kind, fn), {"side_tags": (), "stateful": has_operator_state(fn)}
+        partial(_stateless, kind, fn),
+        {
+            "side_tags": (),
+            "stateful": has_operator_state(fn),
+            "traits": traits.step(kind, fn),
+        },
     )
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy
-from aioflow.operators.column_reasons import ONE_BY_ONE, why_rows
-from aioflow.operators.stateless import StatelessOperator
+from aioflow.operators.traits import ONE_BY_ONE
 
 if TYPE_CHECKING:
     from aioflow.api.build import Upstream
@@ -24,7 +23,7 @@ __all__ = ["explain", "explain_graph"]
 def explain(graph: StreamGraph, streams: list[Upstream]) -> str:
     """Describes the part of the flow that `streams` depend on."""
     needed = graph.upstream_of([stream.node_id for stream in streams])
-    return explain_graph(build_job_graph(graph.restricted_to(needed), explained=True))
+    return explain_graph(build_job_graph(graph.restricted_to(needed)))
 
 
 def explain_graph(graph: JobGraph) -> str:
@@ -115,10 +114,9 @@ def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) 
     """
     if node.source is not None:
         return bool(getattr(node.source, "in_spark", False)) and node.watermarks is None
-    if not in_spark or node.factory is None or (previous is not None and previous.kind == "select"):
+    if not in_spark or (previous is not None and previous.kind == "select"):
         return False
-    operator = node.factory()
-    return isinstance(operator, StatelessOperator) and operator.reads_columns
+    return node.traits.fuses and node.traits.why_rows is None
 
 
 def _keeps(edge: JobEdge) -> bool:
@@ -149,15 +147,12 @@ def _how(
             f"{kind}",
             gives,
         )
-    assert node.factory is not None
-    operator = node.factory()
-    reason = why_rows(operator, keyed_by_function=keyed_by_function) if of_columns else None
+    reason = node.traits.why_rows_by(key_function=keyed_by_function) if of_columns else None
     if not columns:
         reason = reason or given
     parts = [_in_units(node.remark)] if node.remark else []
     parts.append("on columns" if reason is None else f"on rows: {reason}")
-    behind = None if previous is None or previous.factory is None else previous.factory()
-    if isinstance(operator, StatelessOperator) and isinstance(behind, StatelessOperator):
+    if node.traits.fuses and previous is not None and previous.traits.fuses:
         parts.append("fused with the one before")
     if node.keyed:
         parts.append("keyed state")

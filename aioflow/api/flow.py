@@ -131,7 +131,7 @@ class Flow:
         """Returns the vertices and exchanges that a run deploys. Raises GraphError for an invalid
         flow.
         """
-        return build_job_graph(self._graph, explained=True)
+        return build_job_graph(self._graph)
 
     @overload
     def source(

@@ -29,10 +29,12 @@ from aioflow.core.errors import (
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
-from aioflow.graph.column_sources import fields_seen, is_taken_apart
 from aioflow.graph.deployment import ExecutionState
+from aioflow.graph.optimize.columns import fields_seen
+from aioflow.graph.optimize.combiner import is_taken_apart
 from aioflow.io.memory import FunctionSource
 from aioflow.io.pushing import PushInlet, PushSource
+from aioflow.operators.sink import commits
 
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
@@ -636,9 +638,7 @@ class Job:
 
 def _commits(node: StreamNode) -> bool:
     """Whether a node is a sink whose prepared writes are part of a savepoint."""
-    return (
-        node.sink and node.factory is not None and bool(getattr(node.factory(), "commits", False))
-    )
+    return node.traits.sink is not None and commits(node.traits.sink)
 
 
 def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> RunningJob:

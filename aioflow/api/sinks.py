@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, make_operator
 from aioflow.api.hints import sink_hint
 from aioflow.core.errors import GraphError
+from aioflow.operators import traits
 from aioflow.operators.function_sink import FunctionSink, as_sink, calling
 from aioflow.operators.sink import SinkOperator
+from aioflow.operators.traits import BY_RECORD
 from aioflow.operators.userfunction import has_operator_state
 
 if TYPE_CHECKING:
@@ -56,4 +58,5 @@ def add_sink(
         stateful=calls and has_operator_state(sink),
         stays_here=bool(getattr(target, "stays_here", False)),
         parallelism_max=getattr(target, "parallelism_max", None),
+        traits=BY_RECORD if calls else traits.sink(target),
     )

@@ -76,6 +76,7 @@ from aioflow.core.timeunits import to_ms
 from aioflow.expressions.nodes import Expr, is_expression
 from aioflow.expressions.rows import columns_to_function
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
+from aioflow.operators import traits
 from aioflow.operators.aggregates import count, resolve_aggregate
 from aioflow.operators.aggregates import max as max_of
 from aioflow.operators.aggregates import min as min_of
@@ -89,9 +90,10 @@ from aioflow.operators.plain_functions import (
 )
 from aioflow.operators.running import RunningReduceOperator
 from aioflow.operators.stateless import StatelessKind, is_async
+from aioflow.operators.traits import OperatorTraits
 from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
-from aioflow.operators.window_join import WindowJoinOperator
+from aioflow.operators.window_join import WindowJoinOperator, why_rows
 from aioflow.operators.window_plan import (
     ReduceAggregate,
     WindowSpec,
@@ -480,7 +482,12 @@ class DataStream(Generic[T]):
         factory = partial(make_operator, TimestampsAndWatermarksOperator, strategy)
         options = OperatorOptions(name, uid, parallelism)
         return self._add(
-            "timestamps", factory, options, event_time=strategy.emits_watermarks, stateful=True
+            "timestamps",
+            factory,
+            options,
+            event_time=strategy.emits_watermarks,
+            stateful=True,
+            traits=traits.timestamps(strategy),
         )
 
     # Streams of streams.
@@ -763,12 +770,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     ) -> DataStream[T]:
         """Emits the reduced value of the key so far, after each element."""
         check_plain(fn, "reduce", "a, b")
-        return self._running(
-            partial(make_operator, RunningReduceOperator, fn),
-            "reduce",
-            fn,
-            OperatorOptions(name, uid, parallelism),
-        )
+        factory = partial(make_operator, RunningReduceOperator, fn)
+        options = OperatorOptions(name, uid, parallelism)
+        return self._add("reduce", factory, options, function=fn, stateful=True)
 
     def count(
         self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
@@ -861,13 +865,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return IntervalJoin(self, other, lower, upper)
 
     def _aggregated(self, kind: str, agg: Any, options: OperatorOptions) -> DataStream[Any]:
-        resolve_aggregate(agg)  # Raises here, where the wrong aggregate was written.
-        return self._running(partial(aggregating, agg), kind, None, options)
-
-    def _running(
-        self, factory: Callable[[], Operator], kind: str, fn: Any, options: OperatorOptions
-    ) -> DataStream[Any]:
-        return self._add(kind, factory, options, function=fn, stateful=True)
+        resolved = resolve_aggregate(agg)  # Raises here, where the wrong aggregate was written.
+        factory = partial(aggregating, agg)
+        return self._add(kind, factory, options, stateful=True, traits=traits.running(resolved))
 
     @property
     def has_event_time(self) -> bool:
@@ -1305,6 +1305,7 @@ class WindowedStream(HalfStream, Generic[K, T]):
             options,
             stateful=True,
             remark=plan.reason,
+            traits=plan.traits,
         )
         return WindowResults(flow, [Upstream(node.id)])
 
@@ -1423,8 +1424,12 @@ class _TwoStreams(HalfStream, Generic[T, U]):
             function=fn,
             stateful=True,
             remark=remark,
+            traits=self._traits(fn),
         )
         return DataStream(flow, [Upstream(node.id)])
+
+    def _traits(self, fn: Any) -> OperatorTraits:
+        return traits.BY_RECORD
 
 
 @explained_methods
@@ -1478,6 +1483,11 @@ class JoinedStreams(_TwoStreams[T, U]):
         return self._apply(Pair, own, "select(...)").select(
             columns, **{"parallelism": own.parallelism, **named}
         )
+
+    def _traits(self, fn: Any) -> OperatorTraits:
+        assert self._window is not None
+        assigner, trigger, evictor, lateness_ms = self._window
+        return traits.join(why_rows(assigner, fn, trigger, evictor, lateness_ms))
 
 
 @explained_methods

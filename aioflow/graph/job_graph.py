@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
-from aioflow.graph.column_sources import with_columns, with_fields
-from aioflow.graph.stand_ins import with_stand_ins
+from aioflow.graph.optimize.columns import with_columns
+from aioflow.graph.optimize.combiner import with_combiner
+from aioflow.graph.optimize.projection import with_projection
+from aioflow.graph.optimize.stand_ins import with_stand_ins
 from aioflow.graph.stream_graph import (
     Chaining,
     Partitioning,
@@ -143,15 +145,12 @@ def build_job_graph(
     graph: StreamGraph,
     *,
     apart: bool = False,
-    explained: bool = False,
     whole: Collection[TapPlace] = (),
 ) -> JobGraph:
     """Chains operators, validates the flow, and numbers the exchanges.
 
-    The operators in `apart` stay in the program's process and are not chained with others. With
-    `explained` the graph also records why a source never produces columns, which instantiates
-    operators. `whole` are the places whose records are observed by taps, so that they keep all
-    fields.
+    The operators in `apart` stay in the program's process and are not chained with others. `whole`
+    are the places whose records are observed by taps, so that they keep all fields.
     """
     _validate(graph)
     uids = graph.uids()
@@ -167,7 +166,7 @@ def build_job_graph(
         chain = [head]
         while chain[-1] in chained_into:
             chain.append(chained_into[chain[-1]])
-        first = with_columns(graph, graph.nodes[head], explained=explained, whole=whole)
+        first = with_columns(graph, graph.nodes[head], whole)
         first = with_stand_ins(graph, first, whole) if apart else first
         nodes = (first, *(graph.nodes[i] for i in chain[1:]))
         for index, node_id in enumerate(chain):
@@ -190,7 +189,9 @@ def build_job_graph(
         if chained_into.get(edge.source) == edge.target and edge.side is None:
             continue
         (source, operator_index), (target, _) = place[edge.source], place[edge.target]
-        partitioning = with_fields(graph, edge, _resolve(graph, edge), whole)
+        consumer = graph.nodes[edge.target]
+        partitioning = with_projection(graph, consumer, _resolve(graph, edge), whole)
+        partitioning = with_combiner(graph, consumer, partitioning, whole)
         edges.append(
             JobEdge(
                 len(edges),

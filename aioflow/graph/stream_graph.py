@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
+from aioflow.operators.traits import BY_RECORD, OperatorTraits
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
@@ -124,6 +125,8 @@ class StreamNode:
     uid: str | None = None
     """The user's uid, None if `StreamGraph.uids` derives one."""
     factory: Callable[[], Operator] | None = None
+    traits: OperatorTraits = BY_RECORD
+    """What the operator states about itself for the planner."""
     source: Source[Any] | None = None
     watermarks: WatermarkStrategy[Any] | None = None
     """The strategy of a source node, applied to each split separately."""

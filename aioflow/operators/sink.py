@@ -36,7 +36,7 @@ from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["Committer", "Sink", "SinkOperator", "SinkWriter"]
+__all__ = ["commits", "Committer", "Sink", "SinkOperator", "SinkWriter"]
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -105,6 +105,12 @@ class Sink(Protocol[T_contra]):
         """
 
 
+def commits(sink: Sink[Any]) -> bool:
+    """Whether `sink` commits prepared data. This is known before a committer exists."""
+    committer = sink.committer
+    return takes_argument(committer) or committer() is not None
+
+
 class SinkOperator(Operator):
     """The operator that writes through one `SinkWriter` and its `Committer`.
 
@@ -128,19 +134,11 @@ class SinkOperator(Operator):
         self.availability = Availability(available=True)
 
     @property
-    def sink_reads_columns(self) -> bool:
-        """Whether the sink declares that its writers read columns. This is known before a
-        writer exists.
-        """
-        return bool(getattr(self._sink, "reads_columns", False))
-
-    @property
     def commits(self) -> bool:
         """Whether the operator keeps uncommitted prepared data in its state. This is known before a
         committer exists.
         """
-        committer = self._sink.committer
-        return takes_argument(committer) or committer() is not None
+        return commits(self._sink)
 
     # Restoring.
 

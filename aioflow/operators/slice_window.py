@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction
     from aioflow.core.states import ListState
 
-__all__ = ["SliceWindowOperator"]
+__all__ = ["SliceWindowOperator", "window_grid"]
 
 SLICES = "window-slices"
 """Name of the table slice start -> key -> accumulator."""
@@ -55,6 +55,12 @@ PROGRESS = "window-progress"
 """Name of the union list state of (first key group, last key group, watermark) of each subtask."""
 
 _RESULTS = list[WindowResult[Any, Any]]
+
+
+def window_grid(assigner: TumblingWindows | SlidingWindows, lateness_ms: int) -> SliceGrid:
+    """Returns the bounds of the slices and windows of `assigner`."""
+    slide = assigner.slide if isinstance(assigner, SlidingWindows) else assigner.size
+    return SliceGrid(assigner.size, slide, assigner.offset, lateness_ms)
 
 
 class SliceWindowOperator(AddingWindowOperator):
@@ -76,19 +82,13 @@ class SliceWindowOperator(AddingWindowOperator):
         late_tag: OutputTag[Any] | None = None,
     ) -> None:
         super().__init__(aggregate, window_fn, late_tag)
-        slide = assigner.slide if isinstance(assigner, SlidingWindows) else assigner.size
-        self._grid = SliceGrid(assigner.size, slide, assigner.offset, lateness_ms)
+        self._grid = window_grid(assigner, lateness_ms)
         self._width, self._offset = self._grid.width, self._grid.offset
         self.reads_columns = why_rows(self._aggregate) is None
         self._ahead: list[tuple[KeyGroupRange, int]] = []
         self._watermark = MIN_WATERMARK
         self._deadline = self._live_from = self._late_below = 0
         self._moved_to(MIN_WATERMARK)
-
-    @property
-    def grid(self) -> SliceGrid:
-        """The bounds of the operator's slices and windows."""
-        return self._grid
 
     def initialize_state(self) -> None:
         super().initialize_state()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor
 
-__all__ = ["WindowJoinOperator"]
+__all__ = ["WindowJoinOperator", "why_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,7 @@ class WindowJoinOperator(CoGroupOperator):
         super().__init__(
             assigner, function, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms
         )
-        self.why_rows = _why_rows(assigner, function, trigger, evictor, lateness_ms)
-        """Why the join cannot run on columns, None if it can."""
-        self.reads_columns = self.why_rows is None
+        self.reads_columns = why_rows(assigner, function, trigger, evictor, lateness_ms) is None
         self._grid = _grid_of(assigner)
         self._sides: JoinSides | None = None  # Made for the first batch of columns.
         self._until = MIN_WATERMARK
@@ -332,9 +330,10 @@ def _grid_of(assigner: WindowAssigner) -> SliceGrid:
     )
 
 
-def _why_rows(
+def why_rows(
     assigner: WindowAssigner, function: Any, trigger: Any, evictor: Any, lateness_ms: int
 ) -> str | None:
+    """Returns why a join cannot run on columns, None if it can."""
     if function is not Pair:
         return (
             "apply calls a function: pairs(), or select(<name>=af.left.<field>, ...), joins on "

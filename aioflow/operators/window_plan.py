@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import gcd
 from typing import Any
 
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import CheckpointedFunction, Function, OutputTag, ProcessWindowFunction
+from aioflow.operators import traits
 from aioflow.operators.aggregates import (
     Agg,
     Collect,
@@ -33,7 +33,8 @@ from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.operator import Operator
 from aioflow.operators.plain_functions import check_plain, check_without_state
 from aioflow.operators.session_window import SessionWindowOperator
-from aioflow.operators.slice_window import SliceWindowOperator
+from aioflow.operators.slice_window import SliceWindowOperator, window_grid
+from aioflow.operators.traits import OperatorTraits
 from aioflow.operators.triggers import Trigger, on_count, purging
 from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.window import WindowOperator
@@ -136,6 +137,7 @@ class WindowPlan:
     reason: str
     batched: bool
     """Whether a batch is added at once, rather than each element window by window."""
+    traits: OperatorTraits = traits.BY_RECORD
 
 
 def count_window(
@@ -232,15 +234,14 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
             partial(_sessions, spec),
             f"sessions by key, {assigner}: each record is added once",
             batched=True,
+            traits=traits.SESSIONS,
         )
     assert isinstance(assigner, TumblingWindows | SlidingWindows)
-    width = (
-        gcd(assigner.size, assigner.slide)
-        if isinstance(assigner, SlidingWindows)
-        else assigner.size
-    )
-    reason = f"slices of {width} ms, {assigner}: each record is added once"
-    return WindowPlan(partial(_sliced, spec), reason, batched=True)
+    assert aggregate is not None
+    grid = window_grid(assigner, spec.lateness_ms)
+    reason = f"slices of {grid.width} ms, {assigner}: each record is added once"
+    stated = traits.slices if assigner.is_event_time else traits.clock_window
+    return WindowPlan(partial(_sliced, spec), reason, batched=True, traits=stated(aggregate, grid))
 
 
 def _why_not_batched(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str:

@@ -84,12 +84,12 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "late elements come out without the fields that their window does not read",
-        "aioflow/graph/column_sources.py",
-        "    if any(out.side is not None for out in graph.outputs_of(node_id)):\n        return "
+        "aioflow/graph/optimize/projection.py",
+        "    if any(out.side is not None for out in graph.outputs_of(node.id)):\n        return "
         "True\n",
         "",
         (
-            "tests/graph/test_column_sources.py::"
+            "tests/graph/test_optimize.py::"
             "test_fields_that_an_aggregate_or_a_window_does_not_read_do_not_travel",
             "tests/columns/test_aggregates.py::test_late_records_are_the_same",
         ),
@@ -97,8 +97,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "late elements that run(subscribe=) names come without the fields that their window does "
         "not read",
-        "aioflow/graph/column_sources.py",
-        "    return any(not isinstance(place, int) and place[0] == node_id for place in whole)\n",
+        "aioflow/graph/optimize/projection.py",
+        "    return any(not isinstance(place, int) and place[0] == node.id for place in whole)\n",
         "    return False\n",
         (
             "tests/columns/"
@@ -137,10 +137,12 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "late elements of a window that counts are their keys",
-        "aioflow/graph/column_sources.py",
-        "isinstance(operator, (RunningAggregateOperator, ClockWindowOperator))",
-        "isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))",
-        ("tests/graph/test_column_sources.py::test_a_count_of_keys_gets_the_keys_alone",),
+        "aioflow/operators/traits.py",
+        "    return _aggregating(aggregate, combiner=local_aggregate(aggregate, grid))\n",
+        "    return _aggregating(\n"
+        "        aggregate, combiner=local_aggregate(aggregate, grid), counts=_counts(aggregate)\n"
+        "    )\n",
+        ("tests/graph/test_optimize.py::test_a_count_of_keys_gets_the_keys_alone",),
     ),
     Mutant(
         "records that see another watermark are taken for whole ones",
@@ -260,17 +262,11 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "late elements with a reader are folded before they are sent",
-        "aioflow/graph/column_sources.py",
+        "aioflow/graph/optimize/combiner.py",
+        "    if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):\n",
+        "    if graph.parallelism_of(node) == 1:\n",
         (
-            "    return (\n"
-            "        None\n"
-            "        if _gives_elements_out(graph, node_id, whole)\n"
-            "        else local_aggregate(operator.aggregate, operator.grid)\n"
-            "    )\n"
-        ),
-        "    return local_aggregate(operator.aggregate, operator.grid)\n",
-        (
-            "tests/graph/test_column_sources.py::"
+            "tests/graph/test_optimize.py::"
             "test_batches_are_folded_before_they_are_dealt_out_to_windows_with_unread_late_ones",
         ),
     ),
@@ -292,7 +288,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a tuple has is taken for a field of its stand-in",
-        "aioflow/graph/stand_ins.py",
+        "aioflow/graph/optimize/stand_ins.py",
         "found is not None and found[1] in fields for found in read",
         "found is not None for found in read",
         ("tests/graph/test_stand_ins.py::test_records_are_made_where_more_than_fields_is_read",),

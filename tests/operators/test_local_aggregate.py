@@ -20,7 +20,7 @@ from aioflow.operators import local_aggregate as module
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.local_aggregate import local_aggregate
 from aioflow.operators.slice_grid import SliceGrid
-from aioflow.operators.slice_window import SliceWindowOperator
+from aioflow.operators.slice_window import SliceWindowOperator, window_grid
 from aioflow.operators.windowing import sliding, tumbling
 from aioflow.task.partitioners import Partitioner, create_partitioner
 
@@ -104,7 +104,7 @@ async def test_results_are_those_of_all_records(
     name: str, assigner: Any, batches: list[RecordBatch]
 ) -> None:
     aggregate = AGGREGATES[name]
-    grid = SliceWindowOperator(assigner, aggregate).grid
+    grid = window_grid(assigner, 0)
     expected = await results_of(aggregate, assigner, batches, dealing(aggregate, None))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "SAMPLE", 1)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 
 import aioflow as af
 from aioflow.core.column_batch import ColumnBatch
-from aioflow.graph.column_sources import is_taken_apart
 from aioflow.graph.job_graph import build_job_graph
+from aioflow.graph.optimize.combiner import is_taken_apart
 from aioflow.operators.source import discover_splits
 from tests.io.driver import system_context
 
@@ -344,3 +345,19 @@ async def first_batch(source: Any) -> ColumnBatch:
             await reader.close()
     assert isinstance(batch, ColumnBatch)
     return batch
+
+
+def test_planner_makes_no_operator(tmp_path: Path) -> None:
+    flow = af.Flow("planned", parallelism=2)
+    rows = flow.source(af.io.jsonl(tmp_path), watermarks=TIMES)
+    late = rows.filter(e.value > 1).select(user=e.user, value=e.value, ts=e.ts)
+    window = late.key_by(e.user).window(af.tumbling("1s")).aggregate(af.sum(e.value))
+    window.sink(af.io.blackhole())
+    made: list[str] = []
+    for node in flow.graph.nodes.values():
+        node.factory = node.factory and partial(made.append, node.name)
+
+    build_job_graph(flow.graph, apart=True)
+    window.explain()
+
+    assert not made

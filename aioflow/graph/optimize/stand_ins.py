@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aioflow.expressions.nodes import is_expression
-from aioflow.graph.column_sources import with_fields
+from aioflow.graph.optimize.projection import with_projection
 from aioflow.graph.stream_graph import ShipStrategy, StreamEdge, StreamGraph, StreamNode
 from aioflow.operators.inlining import body_of
 from aioflow.operators.watermarks import WatermarkKind
@@ -70,7 +70,7 @@ def _read_by(
     """Whether the consumer at `edge` gets only keys, and at most one field."""
     if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
         return False
-    partitioning = with_fields(graph, edge, edge.partitioning, whole)
+    partitioning = with_projection(graph, graph.nodes[edge.target], edge.partitioning, whole)
     if not _reads_fields(partitioning.function, fields):
         return False
     # A field of a stand-in always exists. Other functions may fail, and then records are sent

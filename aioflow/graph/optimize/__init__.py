@@ -1,0 +1,1 @@
+"""The passes of the planner over a flow. They read the traits of operators."""

@@ -1,0 +1,212 @@
+"""The traits of operators: what the planner knows of an operator without making one.
+
+An operator states its traits when its node is added to the graph: which fields it reads, whether it
+takes columns, whether it combines. A reason against columns is one clause, followed by a colon and
+the advice how to avoid it; `explain()` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import columns_of
+from aioflow.expressions.trees import column_names
+from aioflow.operators import column_aggregates
+from aioflow.operators.folding import FoldingAggregate
+from aioflow.operators.local_aggregate import LocalAggregate, local_aggregate
+from aioflow.operators.slice_grid import SliceGrid
+from aioflow.operators.stateless import StatelessKind
+from aioflow.operators.taking import taken_by
+from aioflow.operators.watermarks import WatermarkKind
+
+if TYPE_CHECKING:
+    from aioflow.operators.sink import Sink
+    from aioflow.operators.watermarks import WatermarkStrategy
+
+__all__ = [
+    "AWAITED",
+    "BY_FUNCTION",
+    "BY_RECORD",
+    "ONE_BY_ONE",
+    "SESSIONS",
+    "OperatorTraits",
+    "clock_window",
+    "join",
+    "running",
+    "sink",
+    "slices",
+    "step",
+    "timestamps",
+    "why_rows_for_times",
+]
+
+BY_FUNCTION = (
+    "the keys are given by a function: key_by(af.col.<field>), or another expression, keeps columns"
+)
+ONE_BY_ONE = "the exchange deals records out one by one: rebalance() or rescale() keep columns"
+
+_CALLS = {
+    StatelessKind.MAP: (
+        "map calls a function: select(<name>=af.col.<field>, ...) computes on columns"
+    ),
+    StatelessKind.FILTER: (
+        "filter calls a function: an expression, as filter(af.col.<field> > 0), computes on columns"
+    ),
+    StatelessKind.FLAT_MAP: (
+        "flat_map gives any number of records: a union of two selects, or a filter, stays on "
+        "columns"
+    ),
+}
+
+_BY_EXPRESSION = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
+"""Strategies that read columns, if the timestamp is an expression."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTraits:
+    """What the planner knows of an operator. Not pickled: a graph that travels is planned."""
+
+    why_rows: str | None = "it takes one record at a time: what stands before it may be on columns"
+    """Why the operator turns columns into rows, None if it does not."""
+    needs_key_expression: bool = False
+    """Whether the operator takes columns only if their keys are given by an expression."""
+    keeps_columns: bool = False
+    """Whether its output stays columns, so that the operators behind it decide."""
+    reads: tuple[str | int, ...] | None = None
+    """Fields of a record that the operator reads; None: all."""
+    keeps_records: bool = False
+    """Whether it emits records as they are, so that the operators behind it read fields too."""
+    counts: bool = False
+    """Whether it reads only the key of a record, and emits no record."""
+    taken: tuple[Callable[[Any], Any], ...] | None = None
+    """The one function by which it reads a record, empty if it counts; None: it reads more."""
+    combiner: LocalAggregate | None = None
+    """Aggregate that shrinks a batch before it is sent to the operator."""
+    fuses: bool = False
+    """Whether it is fused with a neighbour that fuses."""
+    sink: Sink[Any] | None = None
+    """The sink that it writes to."""
+
+    def __reduce__(self) -> Any:
+        return OperatorTraits, ()
+
+    def why_rows_by(self, *, key_function: bool) -> str | None:
+        """Returns why the operator turns columns into rows.
+
+        `key_function`: whether the keys are given by a function.
+        """
+        return BY_FUNCTION if key_function and self.needs_key_expression else self.why_rows
+
+
+BY_RECORD = OperatorTraits()
+AWAITED = OperatorTraits(
+    why_rows="calls that are awaited, each on its own: what stands before them may be on columns"
+)
+SESSIONS = OperatorTraits(
+    why_rows="sessions have no columnar form: tumbling and sliding windows of event time have"
+)
+
+
+def step(kind: StatelessKind, function: Any) -> OperatorTraits:
+    """Returns the traits of a `map`, `filter` or `flat_map` that runs inline."""
+    columns = columns_of(function)
+    if kind is StatelessKind.MAP and columns is not None:
+        read = column_names(*columns.values())
+        return OperatorTraits(why_rows=None, keeps_columns=True, reads=read, fuses=True)
+    if not is_expression(function) or kind is StatelessKind.FLAT_MAP:
+        return OperatorTraits(why_rows=_CALLS[kind], fuses=True)
+    if kind is StatelessKind.FILTER:
+        return OperatorTraits(
+            why_rows=None,
+            keeps_columns=True,
+            reads=column_names(function),
+            keeps_records=True,
+            fuses=True,
+        )
+    return OperatorTraits(
+        why_rows=(
+            "map by an expression gives values, not records: select(<name>=...) gives records of "
+            "columns"
+        ),
+        fuses=True,
+    )
+
+
+def timestamps(strategy: WatermarkStrategy[Any]) -> OperatorTraits:
+    """Returns the traits of the operator that assigns timestamps and watermarks."""
+    return OperatorTraits(why_rows=why_rows_for_times(strategy), keeps_columns=True)
+
+
+def sink(target: Sink[Any]) -> OperatorTraits:
+    """Returns the traits of the operator that writes to `target`."""
+    takes_columns = bool(getattr(target, "reads_columns", False))
+    return OperatorTraits(
+        why_rows=(
+            None
+            if takes_columns
+            else "the sink takes records: sinks of parquet and arrow take columns"
+        ),
+        sink=target,
+    )
+
+
+def running(aggregate: FoldingAggregate) -> OperatorTraits:
+    """Returns the traits of a running aggregate."""
+    return _aggregating(aggregate, counts=_counts(aggregate))
+
+
+def slices(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits:
+    """Returns the traits of a window of event time that aggregates by slice.
+
+    It does not count keys alone: it emits late elements, for subscriptions made while it runs.
+    """
+    return _aggregating(aggregate, combiner=local_aggregate(aggregate, grid))
+
+
+def clock_window(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits:
+    """Returns the traits of a window of processing time."""
+    return OperatorTraits(
+        why_rows="windows of processing time have no columnar form: those of event time have",
+        counts=_counts(aggregate),
+        taken=taken_by(aggregate),
+        combiner=local_aggregate(aggregate, grid),
+    )
+
+
+def join(why_rows: str | None) -> OperatorTraits:
+    """Returns the traits of a window join; `why_rows`: why it cannot run on columns."""
+    return OperatorTraits(why_rows=why_rows, needs_key_expression=why_rows is None)
+
+
+def _aggregating(aggregate: FoldingAggregate, **more: Any) -> OperatorTraits:
+    why_rows = column_aggregates.why_rows(aggregate)
+    return OperatorTraits(
+        why_rows=why_rows,
+        needs_key_expression=True,
+        reads=column_aggregates.fields_read(aggregate) if why_rows is None else None,
+        taken=taken_by(aggregate),
+        **more,
+    )
+
+
+def _counts(aggregate: FoldingAggregate) -> bool:
+    return column_aggregates.why_rows(aggregate) is None and not column_aggregates.fields_read(
+        aggregate
+    )
+
+
+def why_rows_for_times(strategy: WatermarkStrategy[Any] | None) -> str | None:
+    """Returns why timestamps and watermarks need rows, or None if they do not."""
+    if strategy is None:
+        return None
+    if strategy.kind not in _BY_EXPRESSION:
+        return (
+            "its watermarks look at each record: bounded_out_of_orderness and "
+            "monotonous_timestamps read columns"
+        )
+    if strategy.timestamp is not None and not is_expression(strategy.timestamp):
+        return "timestamp= is a function: an expression, as af.col.<field>, reads columns"
+    return None
