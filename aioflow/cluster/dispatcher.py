@@ -3,7 +3,6 @@
     submit -> stored -> INITIALIZING -> a JobMaster runs it -> ended for good: remembered
            -> cleaned up -> forgotten by the store
 
-A Dispatcher is what one leader does with its time: entering it recovers what the leader before had
 A Dispatcher lives as long as one leader. Entering it recovers the jobs that the previous leader
 stored. Leaving it, or losing the lease, suspends every job for the next leader.
 Invariants: a job is acknowledged only once it is stored. An id that ended for good never runs
