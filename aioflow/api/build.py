@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One stream that an operator reads, and how its records are distributed.
+    """A stream that an operator reads, and how its records are distributed.
 
-    It is the output of a node, or one of its side outputs.
+    The stream is the output of a node, or one of its side outputs.
     """
 
     node_id: int
@@ -79,7 +79,7 @@ class OperatorOptions:
 
 
 def check_parallelism(name: str, parallelism: object) -> None:
-    """Raises GraphError for an invalid parallelism. None is valid: it stands for that of the
+    """Raises GraphError for an invalid parallelism. None is valid: it means the parallelism of the
     flow.
     """
     if parallelism is None:
@@ -221,7 +221,7 @@ def refuse_pushed(graph: StreamGraph, call: str) -> None:
 
 
 def warn_of_loose_ends(graph: StreamGraph) -> None:
-    """Warns of streams without a reader, in a run without a job handle to subscribe by.
+    """Logs a warning for streams that nobody reads, in a run whose caller cannot subscribe to them.
 
     This is no error, because a function may have side effects.
     """
@@ -308,9 +308,10 @@ def fresh(function: Any) -> Any:
 
 
 def operator_options(named: dict[str, Any]) -> OperatorOptions:
-    """Removes the operator's options from the columns of a select, and returns them.
+    """Removes the arguments that are options of the operator from the columns of a select, and
+    returns these options.
 
-    An option is not an expression.
+    An option is an argument that is not an expression.
     """
     options = [
         option

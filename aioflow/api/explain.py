@@ -95,7 +95,9 @@ DEALT_OUT = {
 
 
 def _dealt_out(edge: JobEdge) -> str:
-    """Returns how an exchange distributes records, with the key or function that it uses."""
+    """Returns how an exchange distributes records, as text with the key or function that it
+    uses.
+    """
     function = edge.partitioning.function
     if function is None:
         return DEALT_OUT[edge.partitioning.strategy]
@@ -120,7 +122,9 @@ def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) 
 
 
 def _keeps(edge: JobEdge) -> bool:
-    """Whether columns stay columns on this exchange. Distributing records one by one makes rows."""
+    """Returns whether columns stay columns on this exchange. An exchange that distributes records
+    one by one makes rows.
+    """
     return edge.partitioning.strategy not in (ShipStrategy.SHUFFLE, ShipStrategy.CUSTOM)
 
 
@@ -160,7 +164,7 @@ def _how(
 
 
 def _may_give_columns(source: object) -> bool:
-    """Whether a source produces columns, or can."""
+    """Returns whether a source produces columns, or could do so."""
     return bool(getattr(source, "columnar", False)) or hasattr(source, "with_columns")
 
 

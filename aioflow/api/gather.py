@@ -36,9 +36,9 @@ class RunOfRows(Protocol):
 
 @dataclass(slots=True)
 class Collected:
-    """The rows that a run has collected.
+    """The list of rows that a run has collected.
 
-    They belong to the program, and outlive the attempts that add to them.
+    The list belongs to the program, and outlives the attempts that add to it.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Collected:
 
 
 class CollectOperator(Operator):
-    """Collects all elements in one list.
+    """An operator that collects all elements in one list.
 
     An attempt that restores a checkpoint removes the elements after that checkpoint; any other
     attempt begins with an empty list. So the list holds each element once. The list is not state: a
@@ -87,7 +87,9 @@ class CollectOperator(Operator):
 
 
 class _RowOperator(Operator):
-    """Passes rows to a RowStream, and accepts no more while `ROWS_BUFFERED_MAX` wait there."""
+    """An operator that passes rows to a RowStream. It accepts no more rows while
+    `ROWS_BUFFERED_MAX` rows wait there.
+    """
 
     def __init__(self, rows: RowStream[Any]) -> None:
         self._rows = rows
@@ -102,7 +104,7 @@ class _RowOperator(Operator):
 
 
 class RowStream(Generic[T]):
-    """The rows of a run: `async for row in ...`.
+    """An asynchronous iterator over the rows of a run: `async for row in ...`.
 
     With `async with ... as rows` around the loop, the run ends with the block.
     """

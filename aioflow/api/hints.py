@@ -36,7 +36,8 @@ WRITTEN = (
 
 
 def field_hint(given: Any) -> str:
-    """Returns what to write if a name or position was meant as a field, or a text as an expression.
+    """Returns advice on what to write if a name or position was meant as a field, or a text as an
+    expression.
 
     Returns an empty string for other values.
     """
@@ -122,7 +123,9 @@ def _as_expression(text: str) -> str | None:
 
 
 def as_select(given: Sequence[Any]) -> str:
-    """Returns a call of `select` for columns that were passed without names."""
+    """Returns the call of `select`, as text, that names the columns which were passed without
+    names.
+    """
     found = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
     if len(given) == 1 and is_expression(found[0]):
         return f"select(value={found[0]!r})"

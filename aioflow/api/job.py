@@ -114,7 +114,7 @@ class Job:
 
     @property
     def graph(self) -> JobGraph:
-        """The deployed graph."""
+        """The graph of tasks that the job runs."""
         return self._job_graph
 
     def monitored(self) -> Monitored:
@@ -189,8 +189,8 @@ class Job:
         """Ends the job when `async with flow.run()` is left normally. Raises the error of a failed
         job.
 
-        It does so also if `wait()`, `stop()` or a subscription has raised the error before: a
-        subscriber that handles it must not hide it from the rest of the program.
+        The error is raised even if `wait()`, `stop()` or a subscription has already raised it: a
+        subscriber that handles the error must not hide it from the rest of the program.
         """
         if not self.status.is_terminal and not self._job_graph.bounded:
             cut_off = self._functions_cut_off()
@@ -637,7 +637,7 @@ class Job:
 
 
 def _commits(node: StreamNode) -> bool:
-    """Whether a node is a sink whose prepared writes are part of a savepoint."""
+    """Returns whether a node is a sink whose prepared writes are part of a savepoint."""
     return node.traits.sink is not None and commits(node.traits.sink)
 
 

@@ -105,7 +105,7 @@ class RunOptions(CheckpointOptions):
     def that_collect(self) -> RunOptions:
         """Returns the options of a run that collects rows in a list or an iterator of the program.
 
-        Rows in memory are gone with the program, so such a run restores no state of another one. It
+        Rows in memory are gone with the program, so such a run restores no state of another run. It
         has its own place in the store, and does not touch the state of the flow with its sinks.
         """
         if self.checkpoints is None:

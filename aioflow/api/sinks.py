@@ -1,5 +1,5 @@
-"""Checks the argument of `stream.sink(...)`, and adds the operator, which writes to a Sink or calls
-a function.
+"""Checks the argument of `stream.sink(...)`, and adds the operator that writes to a Sink or calls a
+function.
 """
 
 from __future__ import annotations

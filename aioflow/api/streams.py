@@ -150,7 +150,9 @@ STEPS = "where(key).equal_to(key).window(assigner)"
 
 
 class FlowOfStreams(Protocol):
-    """The flow that streams belong to, an `af.Flow`: the graph that they add to, and its runs."""
+    """The interface of the flow that streams belong to, an `af.Flow`: the graph that they extend,
+    and its runs.
+    """
 
     @property
     def name(self) -> str: ...
@@ -164,7 +166,9 @@ class FlowOfStreams(Protocol):
 
 @explained_methods
 class DataStream(Generic[T]):
-    """A stream of elements of type T."""
+    """A stream of elements of type T. Each method adds an operator to the flow, and most return its
+    output stream.
+    """
 
     _has_keys: ClassVar[bool] = False
 
@@ -433,7 +437,7 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[U]:
-        """Calls a function with full access to each element: its time and side outputs.
+        """Calls a function that can read the time of each element and emit to side outputs.
 
         `fn` is a ProcessFunction, or a generator function of (value, ctx).
         """
@@ -847,8 +851,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return WindowedStream(self, assigner, trigger=trigger, evictor=evictor, lateness=lateness)
 
     def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T]:
-        """Groups each `size` elements of a key, or with `slide` the last `size` after each `slide`
-        elements.
+        """Groups each `size` elements of a key. With `slide`, groups the last `size` elements after
+        every `slide` elements.
 
         An incomplete window at the end is dropped.
         """
@@ -1132,7 +1136,9 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
 
 
 class WindowResults(DataStream[R], Generic[R, T]):
-    """The stream of a window's results. `late` are the elements that came too late."""
+    """The stream of a window's results. Its attribute `late` is the stream of the elements that
+    came too late.
+    """
 
     @property
     def late(self) -> DataStream[T]:
@@ -1263,8 +1269,9 @@ class WindowedStream(HalfStream, Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> WindowResults[Any, T]:
-        """Like `reduce`, with an aggregate: `af.count()`, `af.agg(n=af.count(), total=af.sum(fn))`,
-        or an AggregateFunction.
+        """Emits a `WindowResult(key, start, end, result)` for each window, as `reduce` does. `agg`
+        is an aggregate: `af.count()`, `af.agg(n=af.count(), total=af.sum(fn))`, or an
+        AggregateFunction.
         """
         return self._add(
             "window", OperatorOptions(name, uid, parallelism), aggregate=agg, window_fn=window_fn
@@ -1404,7 +1411,7 @@ class _TwoStreams(HalfStream, Generic[T, U]):
     def _apply(
         self, fn: Any, options: OperatorOptions, said: str = "apply(...)"
     ) -> DataStream[Any]:
-        """Adds the operator. `said` is the user's call, for error messages."""
+        """Adds the operator of the join. `said` is the user's call, for error messages."""
         if self._window is None or self._left_keyed is None or self._right_keyed is None:
             raise GraphError(
                 f"{self.kind}: where(...).equal_to(...).window(...) come before {said}"

@@ -26,7 +26,7 @@ OVERFLOWS = ("drop_oldest", "drop_newest", "error")
 
 
 class SubscribedJob(Protocol):
-    """The job whose rows a subscription reads."""
+    """The interface of a job that a subscription uses."""
 
     @property
     def status(self) -> JobStatus: ...
@@ -37,8 +37,8 @@ class SubscribedJob(Protocol):
 class Subscription(Generic[T]):
     """The elements of a stream of a running job, from the time of subscription on.
 
-    `dropped` counts the elements that the reader was too slow for. Several readers share the
-    elements.
+    `dropped` counts the elements that were dropped because the reader was too slow. If several
+    readers read, each element goes to one of them.
     """
 
     def __init__(
@@ -50,9 +50,10 @@ class Subscription(Generic[T]):
         buffer: int | None,
         overflow: str,
     ) -> None:
-        """Attaches at once, to tasks in other processes as soon as they get the message.
+        """Attaches to the tasks of this process at once, and to tasks in other processes as soon as
+        they get the message.
 
-        `buffer` None: all elements are kept until `bound` is called.
+        `buffer` None means that all elements are kept until `bound` is called.
         """
         self._workers = workers
         self._job_id = job_id

@@ -232,7 +232,7 @@ STUCK_GRACE_S = 1.0
 
 
 def _end_soon(why: str) -> None:
-    """Ends this process, because a function goes on although its task was cancelled.
+    """Ends this process soon, because a function continues although its task was cancelled.
 
     The supervisor of the process starts another one.
     """

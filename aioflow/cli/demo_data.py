@@ -64,7 +64,7 @@ class Observation(NamedTuple):
 
 
 class Airline(NamedTuple):
-    """The name of the airline with a carrier code."""
+    """An airline: its code and its name."""
 
     carrier: str
     name: str
@@ -89,7 +89,9 @@ class FlightLog:
 
 
 class WeatherLog:
-    """An iterable over all observations in order of time. The file is sorted by airport first."""
+    """An iterable over all observations in order of time. The file itself is sorted by airport
+    first.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "weather.csv"

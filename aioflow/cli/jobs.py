@@ -206,7 +206,7 @@ async def _followed(
 ) -> int:
     """Waits for the end of a job, and returns the exit code.
 
-    If the JobManager dies meanwhile, the next one is asked again.
+    If the JobManager dies meanwhile, the next JobManager is asked.
     """
     try:
         return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
@@ -334,7 +334,9 @@ def _directory(given: str | None) -> str | None:
 
 
 def _had_ended(line: JobLine, done: str) -> int:
-    """Prints that a job was over already, so that nothing was `done`. Returns the exit code."""
+    """Prints that a job had already ended, so that the request (`done`) had no effect. Returns the
+    exit code.
+    """
     print(
         f"{line.name}: had ended already, {line.status.value}: nothing was {done}", file=sys.stderr
     )

@@ -28,7 +28,9 @@ def processes_of(data: Path) -> list[int]:
 
 
 def jobmanagers_of(data: Path) -> list[int]:
-    """Returns the pids of the JobManagers among them: leaders and standbys."""
+    """Returns the pids of the JobManagers on this machine with `--data` set to `data`: leaders and
+    standbys.
+    """
     return [pid for pid, command in _found(data) if command == JOBMANAGER]
 
 

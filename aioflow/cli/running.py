@@ -41,7 +41,7 @@ class Watcher:
 
 
 class Lines(Watcher):
-    """Prints a line every few seconds: for pipes, files and logs."""
+    """A watcher that prints a line every few seconds, for pipes, files and logs."""
 
     every_s = LINES_EVERY_S
 
@@ -56,7 +56,9 @@ class Lines(Watcher):
 
 
 class Live(Watcher):
-    """Shows a table that is redrawn in place. At the end it stays on the screen."""
+    """A watcher that shows a table which is redrawn in place. At the end the table stays on the
+    screen.
+    """
 
     every_s = LIVE_EVERY_S
 

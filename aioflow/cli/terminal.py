@@ -115,7 +115,7 @@ def _over(lines: Sequence[str]) -> str:
 
 
 class _Outlet(io.TextIOBase):
-    """Replaces a stream of the terminal, and prints its lines above a block.
+    """A stream that replaces a stream of the terminal, and prints its lines above a block.
 
     An incomplete line is kept until its end is written.
     """

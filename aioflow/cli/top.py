@@ -139,9 +139,9 @@ async def shown(
 
 
 async def _job(session: aiohttp.ClientSession, base: str, job_id: str) -> JobLines:
-    """Reads everything about one job.
+    """Reads all data about one job.
 
-    The questions are asked one after the other, because the process has other work to do.
+    The requests are sent one after the other, because the process has other work to do.
     """
     place = f"{base}/jobs/{job_id}"
     detail = await ask(session, place)

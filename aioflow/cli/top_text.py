@@ -327,7 +327,7 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Paint:
-    """Builds a line from parts with colours, cut to the width of the terminal."""
+    """A builder of a line from parts with colours, cut to the width of the terminal."""
 
     width: int
     color: bool

@@ -103,7 +103,7 @@ class ResultPartitionDescriptor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDeploymentDescriptor:
-    """One attempt of one subtask, ready to run."""
+    """The description of one attempt of one subtask, which is all that is needed to run it."""
 
     job_name: str
     attempt: ExecutionAttemptId
@@ -117,5 +117,5 @@ class TaskDeploymentDescriptor:
 
     @property
     def task_name(self) -> str:
-        """Name of the subtask in logs and notes."""
+        """The name of the subtask in logs and notes."""
         return self.vertex.task_name(self.attempt.subtask_index)

@@ -128,9 +128,9 @@ class JobGraph:
 def connected_subtasks(
     strategy: ShipStrategy, producer: int, producers: int, consumers: int
 ) -> range:
-    """Returns the consumer subtasks that subtask `producer` reaches.
+    """Returns the indices of the consumer subtasks that receive records of subtask `producer`.
 
-    Pointwise strategies spread them as evenly as possible, without gaps.
+    Pointwise strategies distribute the consumers as evenly as possible, without gaps.
     """
     if not strategy.pointwise:
         return range(consumers)

@@ -113,7 +113,7 @@ class StreamEdge:
 
 @dataclass(slots=True, kw_only=True)
 class StreamNode:
-    """One operator, or a source.
+    """A node of the graph: one operator, or a source.
 
     `factory` makes a new operator for each subtask. A source node has `source` and no factory.
     """
@@ -155,7 +155,7 @@ class StreamNode:
 
 @dataclass(slots=True)
 class StreamGraph:
-    """The nodes in the order in which they were built, and the edges between them."""
+    """A flow as nodes, in the order in which they were built, and the edges between them."""
 
     name: str
     parallelism: int = 1

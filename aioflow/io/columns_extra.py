@@ -1,4 +1,4 @@
-"""The libraries that connectors of columns need, and the error if they are not installed."""
+"""Checks that the libraries which connectors of columns need are installed."""
 
 from __future__ import annotations
 

@@ -127,7 +127,9 @@ async def find_files(
 
 
 def pattern_hint(path: str | PurePath) -> str:
-    """Returns advice if a `Path`, which means itself, looks like a pattern."""
+    """Returns advice if `path` is a `Path`, which is never a pattern, but looks like one. Otherwise
+    returns an empty text.
+    """
     text = str(path)
     return (
         f" (a Path is no pattern: write {text!r})"

@@ -47,7 +47,7 @@ class MailRunner(Protocol):
 
 
 class MailboxExecutor:
-    """Puts mail of one priority, and runs mail of at least that priority.
+    """Puts mail of one priority into a mailbox, and runs mail of at least that priority.
 
     Made by `MailboxProcessor.executor`.
     """
@@ -85,8 +85,8 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> asyncio.Future[T]:
-        """Like `execute`, but the result or error goes into the returned future, and the loop does
-        not fail.
+        """Does the same as `execute`, but the result or error goes into the returned future, and
+        the loop does not fail.
 
         If close drops the mail, the future is cancelled. If the future is cancelled before the mail
         runs, `fn` does not run.
@@ -113,7 +113,7 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> concurrent.futures.Future[None]:
-        """Like `execute`, for other threads. The future completes when `fn` has run.
+        """Does the same as `execute`, from any thread. The future completes when `fn` has run.
 
         An error of `fn` fails the future and the loop. The future fails with MailboxClosed if the
         mailbox had shut before the mail arrived. It is cancelled if close drops the mail. Raises
@@ -140,9 +140,9 @@ class MailboxExecutor:
     async def yield_(self) -> None:
         """Waits for one mail of at least this priority, and runs it.
 
-        For an operator that must wait inside its own action. Owner only. Raises MailboxError for an
-        error of the mail, and MailboxClosed. An error reported to the task meanwhile interrupts it,
-        like any await: yields do not run control mail.
+        This is for an operator that must wait inside its own action. Owner only. Raises
+        MailboxError for an error of the mail, and MailboxClosed. An error that is reported to the
+        task meanwhile interrupts the call, like any await: this method runs no control mail.
         """
         mail = await self._runner.run_awaitable(
             self._mailbox.take(self.priority, include_control=False)

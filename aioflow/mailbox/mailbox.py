@@ -53,7 +53,9 @@ MAX_PRIORITY = 2**31 - 1
 
 
 class Lane(enum.IntEnum):
-    """Order of mail: lower lanes first. Within a lane mail keeps the order of arrival."""
+    """The lane of a mail, which decides its order: lower lanes come first. Within a lane mail keeps
+    the order of arrival.
+    """
 
     CONTROL = 0
     """Mail of the processor itself: stop, resume, report.
@@ -80,13 +82,15 @@ class MailboxState(enum.Enum):
 
 
 class Cancellable(Protocol):
-    """The future of a mail, of asyncio or of threads. It is cancelled if the mail is dropped."""
+    """The interface of a mail's future, of asyncio or of threads. It is cancelled if the mail is
+    dropped.
+    """
 
     def cancel(self) -> bool: ...
 
 
 class Mail:
-    """One action with its priority, its lane and a lazily formatted description.
+    """An action for the mailbox, with its priority, its lane and a lazily formatted description.
 
     `action` takes no arguments. If it returns an awaitable, the loop awaits it before the next
     mail. `deferrable` mail counts as `MIN_PRIORITY` in a yield, so it waits for the main loop.
@@ -117,7 +121,7 @@ class Mail:
     def description(self) -> str:
         """The given text, %-formatted with its arguments.
 
-        Never raises: it is needed most when things go wrong.
+        Never raises, because the description is needed most after errors.
         """
         if not self.args:
             return self.template
@@ -136,7 +140,7 @@ class Mail:
         return self.action()
 
     def try_cancel(self) -> bool:
-        """Cancels the future of this mail; False if it has none or it is done.
+        """Cancels the future of this mail. Returns False if there is none or it is done.
 
         A plain action is not affected.
         """

@@ -70,7 +70,7 @@ class MailboxMetrics:
 
     @property
     def mails(self) -> int:
-        """Number of mails ever taken."""
+        """Number of mails that the mailbox has ever handed out."""
         return self._mailbox.taken
 
     @property
@@ -95,16 +95,18 @@ class MailboxMetrics:
         return self._rate
 
     def time_in(self, reason: str) -> float:
-        """Returns the seconds parked for `reason` so far, including the current stay."""
+        """Returns how many seconds the task has waited for `reason` so far, including the current
+        wait.
+        """
         time = self._times.get(reason, 0.0)
         if self._parked_reason == reason:
             time += self._now() - self._parked_at
         return time
 
     def take_longest(self, reason: str) -> float:
-        """Returns the longest stay for `reason` since the last call, in seconds.
+        """Returns the longest wait for `reason` since the last call, in seconds.
 
-        Includes the current stay.
+        Includes the current wait.
         """
         longest = self._longest.pop(reason, 0.0)
         return (
@@ -114,12 +116,14 @@ class MailboxMetrics:
         )
 
     def park(self, reason: str) -> None:
-        """Notes that the task begins to wait for mail, suspended for `reason`."""
+        """Notes that the task begins to wait for mail, with its default action suspended for
+        `reason`.
+        """
         self._parked_at = self._now()
         self._parked_reason = reason
 
     def unpark(self) -> None:
-        """Notes the end of the wait."""
+        """Notes that the task no longer waits for mail."""
         reason, self._parked_reason = self._parked_reason, None
         assert reason is not None
         stay = self._now() - self._parked_at

@@ -262,7 +262,7 @@ class MailboxProcessor:
         return self._clock()
 
     def _begin_turn(self) -> None:
-        """Notes that the event loop has just had its turn."""
+        """Notes that the other callbacks of the event loop have just had their turn."""
         self._turn_ends = self.now() + self._slice_s
         self._runs_left = RUNS_MAX
 
@@ -332,9 +332,9 @@ class MailboxProcessor:
             self._state = LoopState.STOPPING
 
     def _post_control(self, action: Callable[[], None], description: str, *args: object) -> None:
-        """Writes a control mail.
+        """Puts a control mail into the mailbox.
 
-        No effect if the mailbox has shut: there is nothing left to control.
+        Has no effect if the mailbox has shut: there is nothing left to control.
         """
         mail = Mail(action, MAX_PRIORITY, description, *args, lane=Lane.CONTROL)
         try:
@@ -367,7 +367,9 @@ class MailboxProcessor:
         return MailboxExecutor(self.mailbox, priority, self)
 
     def time_in(self, reason: str) -> float:
-        """Returns the seconds that the task was parked while suspended for `reason`."""
+        """Returns how many seconds the task has waited while its default action was suspended for
+        `reason`.
+        """
         return self.metrics.time_in(reason)
 
     @property

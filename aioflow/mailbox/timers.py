@@ -76,7 +76,7 @@ class Repeat(enum.Enum):
 
 
 class ProcessingTimer:
-    """One registered timer. `timestamp_ms` is the argument of the next callback."""
+    """A registered timer. `timestamp_ms` is the argument of the next callback."""
 
     __slots__ = (
         "_service",
@@ -173,7 +173,9 @@ class ProcessingTimeService:
     def schedule_with_fixed_delay(
         self, callback: TimerCallback, initial_delay_ms: int, period_ms: int
     ) -> ProcessingTimer:
-        """Like `schedule_at_fixed_rate`, but the next period begins when the callback has run."""
+        """Does the same as `schedule_at_fixed_rate`, but the next period begins when the callback
+        has run.
+        """
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.DELAY, period_ms)
 
     @property
@@ -234,9 +236,9 @@ class ProcessingTimeService:
         return timer
 
     def _look(self) -> int:
-        """Returns the wall clock in milliseconds, and adapts to jumps.
+        """Returns the wall clock in milliseconds, and adapts the timers to jumps of the clock.
 
-        If the clock has jumped ahead, waiting timers come earlier by that, in the same order.
+        If the clock has jumped ahead, waiting timers fire earlier by that, in the same order.
         """
         now_ms = self._now_ms()
         ahead_s = now_ms / 1000.0 - asyncio.get_running_loop().time()
@@ -295,7 +297,7 @@ class ProcessingTimeService:
             self._cancel_alarm()
 
     def _fire(self, timer: ProcessingTimer) -> object:
-        """Runs the callback in the owner. Returns its awaitable, if any."""
+        """Runs the callback of `timer` in the owner. Returns the callback's awaitable, if any."""
         if timer.state is not TimerState.QUEUED:
             return None  # The timer was cancelled while its mail was queued.
         self._running += 1

@@ -30,7 +30,7 @@ class _HasView(Protocol):
 
 
 class MonitoredJob:
-    """View of one job and the processes that were started for it."""
+    """The view of one job and the processes that were started for it."""
 
     def __init__(self, running: RunningJob, state_backend: str) -> None:
         self._running = running
@@ -102,7 +102,9 @@ class MonitoredJob:
 
 
 class MonitoredCluster:
-    """View of a JobManager with its TaskManagers and its jobs, including some that have ended."""
+    """The view of a JobManager with its TaskManagers and its jobs, including some that have
+    ended.
+    """
 
     def __init__(self, manager: JobManager) -> None:
         self._manager = manager

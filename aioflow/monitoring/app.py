@@ -63,7 +63,7 @@ def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
 
 
 def make_app(monitor: Monitor) -> web.Application:
-    """Returns the application of `monitor`."""
+    """Returns the aiohttp application that serves `monitor`."""
     app = web.Application(
         middlewares=[_errors, guard(monitor.options)], client_max_size=BODY_BYTES_MAX
     )

@@ -1,4 +1,6 @@
-"""A call of the endpoint as its handler sees it, the answers, and the errors with a status."""
+"""Defines the calls of the endpoint as handlers see them, the answers, and the errors with a
+status.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: the parameters of its path, its query and its body.
+    """A call of the endpoint: the parameters of its path, its query and its body.
 
     `body` is the decoded JSON of a call that changes something, {} if there is none.
     """
@@ -123,7 +125,7 @@ class Call:
         return self.query.get("taskmanager") or None
 
     def number(self, name: str) -> int:
-        """Returns the number that the path has as `name`. Raises BadRequest."""
+        """Returns the number that the path contains under `name`. Raises BadRequest."""
         text = self.params[name]
         if not (text.isascii() and text.isdecimal()) or len(text) > 18:
             raise BadRequest(f"{name} is {text[:40]!r}, expected a number")

@@ -1,4 +1,4 @@
-"""The last log records of a process."""
+"""Answers calls for the last log records of a process."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ function may block the loop.
 
 
 class Monitor:
-    """The state of one endpoint. All methods are called on the event loop that serves it."""
+    """The state of one endpoint. All methods must be called on the event loop that serves the
+    endpoint.
+    """
 
     def __init__(self, watched: Monitored, options: MonitorOptions) -> None:
         self.watched = watched
@@ -67,7 +69,7 @@ class Monitor:
 
     @property
     def loop_name(self) -> str:
-        """Library of the running event loop, for example asyncio."""
+        """The name of the library of the running event loop, for example asyncio."""
         return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
     def jobs(self) -> Sequence[JobView]:

@@ -36,7 +36,7 @@ class Operation:
 
 
 class Operations:
-    """The operations of one endpoint."""
+    """The requested operations of one endpoint, found by the ids of their requests."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], Operation] = {}

@@ -32,12 +32,12 @@ _SPLIT = re.compile(r"split\.(.*)\.watermark\.(\w+)", re.DOTALL)
 
 
 def metrics(call: Call) -> Any:
-    """Answers GET /metrics."""
+    """Answers GET /metrics with the page for Prometheus."""
     return Answer(call.monitor.exposition.page(), content_type=CONTENT_TYPE)
 
 
 class Exposition:
-    """The Prometheus page of one endpoint."""
+    """The page of one endpoint for Prometheus, built again when it is too old."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
@@ -153,8 +153,8 @@ class Exposition:
 
 
 def split_of(metric: str) -> tuple[str | None, str]:
-    """Returns the split of a source that a task's metric is about, or None, and the rest of the
-    name.
+    """Returns the split of a source that a task's metric belongs to, or None, and the rest of the
+    metric's name.
     """
     found = _SPLIT.fullmatch(metric)
     return (None, metric) if found is None else (found[1], f"split.watermark.{found[2]}")

@@ -129,12 +129,14 @@ def _process(
 
 
 async def thread_dump(call: Call) -> Any:
-    """Answers GET /jobmanager/thread-dump."""
+    """Answers GET /jobmanager/thread-dump with the stacks of the threads of this process."""
     return {"threadInfos": await call.monitor.ask(None, "threads")}
 
 
 async def worker_thread_dump(call: Call) -> Any:
-    """Answers GET /taskmanagers/:taskmanagerid/thread-dump."""
+    """Answers GET /taskmanagers/:taskmanagerid/thread-dump with the stacks of the threads of that
+    process.
+    """
     return {"threadInfos": await call.monitor.ask(find_worker(call).id, "threads")}
 
 

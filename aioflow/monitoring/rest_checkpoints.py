@@ -1,4 +1,6 @@
-"""Answers calls about checkpoints, in Flink's format. Its fields here are in snake case."""
+"""Answers calls about checkpoints, in Flink's format. The fields of these answers are in snake
+case.
+"""
 
 from __future__ import annotations
 

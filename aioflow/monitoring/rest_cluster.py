@@ -167,7 +167,7 @@ def _resource(cores: float) -> dict[str, Any]:
 
 
 def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
-    """Returns the metrics of a process itself: current ones, or the last that another process
+    """Returns the metrics of a process itself. Those of another process are the last ones that it
     sent.
     """
     return (

@@ -24,8 +24,8 @@ A job with more metrics keeps those that came first.
 
 
 class SeriesBuffer:
-    """The series of one job, named `vertex.subtask.metric` for tasks, `metric` for the whole
-    job.
+    """The series of one job. The names are `vertex.subtask.metric` for tasks, and `metric` for the
+    whole job.
     """
 
     def __init__(self, points_max: int = POINTS_MAX, series_max: int = SERIES_MAX) -> None:
@@ -40,7 +40,7 @@ class SeriesBuffer:
         return list(self._series)
 
     def add(self, now_ms: int, values: Mapping[str, float]) -> None:
-        """Adds the values of all metrics at one time."""
+        """Adds the values of all metrics that were read at `now_ms`."""
         column, series = self._next % self._points_max, self._series
         for name, value in values.items():
             ring = series.get(name)

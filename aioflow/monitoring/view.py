@@ -51,7 +51,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskView:
-    """One attempt of one subtask."""
+    """The view of one attempt of one subtask."""
 
     index: int
     attempt: int
@@ -70,11 +70,13 @@ class SubtaskView:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the attempt runs or is about to."""
+        """Whether the attempt runs or is about to run."""
         return not self.state.is_terminal
 
     def duration_ms(self, now_ms: int) -> int:
-        """Returns the duration until `now_ms`, or until the end; -1 before the start."""
+        """Returns how long the attempt has run until `now_ms`, or until its end; -1 before the
+        start.
+        """
         return (
             -1
             if self.start_ms < 0
@@ -100,7 +102,7 @@ the task.
 
 
 class JobView:
-    """View of one job.
+    """The view of one job.
 
     `read_metrics()` returns all its metrics by dotted name. `worker_at(location)` returns the id of
     the process at a location.
@@ -160,7 +162,7 @@ class JobView:
         return max(self.master.timestamps_ms.values(), default=-1)
 
     def duration_ms(self, now_ms: int) -> int:
-        """Returns the duration until `now_ms`, or until the end."""
+        """Returns how long the job has run until `now_ms`, or until its end."""
         return max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
 
     def vertex(self, vertex_id: str) -> JobVertex | None:

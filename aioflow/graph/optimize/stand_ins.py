@@ -67,7 +67,9 @@ def _read_by_times(strategy: WatermarkStrategy[Any] | None, fields: Collection[s
 def _read_by(
     graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]
 ) -> bool:
-    """Whether the consumer at `edge` gets only keys, and at most one field."""
+    """Returns whether the consumer at `edge` gets only keys, and at most one field of the
+    records.
+    """
     if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
         return False
     partitioning = with_projection(graph, graph.nodes[edge.target], edge.partitioning, whole)
