@@ -67,7 +67,9 @@ _BY_EXPRESSION = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTraits:
-    """What the planner knows of an operator. Not pickled: a graph that travels is planned."""
+    """The properties of an operator that the planner needs. They are not pickled: the graph is
+    planned before it is sent to another process.
+    """
 
     why_rows: str | None = "it takes one record at a time: what stands before it may be on columns"
     """Why the operator turns columns into rows, None if it does not."""
@@ -94,9 +96,9 @@ class OperatorTraits:
         return OperatorTraits, ()
 
     def why_rows_by(self, *, key_function: bool) -> str | None:
-        """Returns why the operator turns columns into rows.
+        """Returns the reason why the operator turns columns into rows.
 
-        `key_function`: whether the keys are given by a function.
+        `key_function` tells whether a function, not an expression, gives the keys.
         """
         return BY_FUNCTION if key_function and self.needs_key_expression else self.why_rows
 
@@ -161,7 +163,8 @@ def running(aggregate: FoldingAggregate) -> OperatorTraits:
 def slices(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits:
     """Returns the traits of a window of event time that aggregates by slice.
 
-    It does not count keys alone: it emits late elements, for subscriptions made while it runs.
+    Such a window never counts as an operator that counts keys alone: it emits late elements, for
+    subscriptions made while it runs.
     """
     return _aggregating(aggregate, combiner=local_aggregate(aggregate, grid))
 
@@ -177,7 +180,9 @@ def clock_window(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits
 
 
 def join(why_rows: str | None) -> OperatorTraits:
-    """Returns the traits of a window join; `why_rows`: why it cannot run on columns."""
+    """Returns the traits of a window join. `why_rows` is the reason why it cannot run on columns,
+    if any.
+    """
     return OperatorTraits(why_rows=why_rows, needs_key_expression=why_rows is None)
 
 

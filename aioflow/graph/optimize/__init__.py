@@ -1,1 +1,1 @@
-"""The passes of the planner over a flow. They read the traits of operators."""
+"""The optimisations of a flow's graph before it runs. They read the traits of operators."""

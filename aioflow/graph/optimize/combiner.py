@@ -1,4 +1,6 @@
-"""Aggregates a batch before it is sent to the subtasks of a window, where the window allows it."""
+"""Aggregates each batch before it is sent to the subtasks of a window, where the window allows
+this.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def with_combiner(
     partitioning: Partitioning,
     whole: Collection[TapPlace] = (),
 ) -> Partitioning:
-    """Returns `partitioning` with the aggregate that shrinks batches for its consumer `node`."""
+    """Returns `partitioning`, extended by the aggregate that reduces each batch before it is sent
+    to the consumer `node`.
+    """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
     return replace(partitioning, local=_combiner_of(graph, node, whole))
@@ -31,7 +35,11 @@ def with_combiner(
 def _combiner_of(
     graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
 ) -> LocalAggregate | None:
-    """Returns None if all records are sent: to a single subtask, or if late elements are read."""
+    """Returns the aggregate that reduces a batch before it is sent to the window `node`.
+
+    Returns None if all records are sent, because they go to a single subtask or because late
+    elements are read.
+    """
     if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
         return None
     return node.traits.combiner

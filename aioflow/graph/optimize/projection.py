@@ -25,10 +25,10 @@ def with_projection(
     partitioning: Partitioning,
     whole: Collection[TapPlace] = (),
 ) -> Partitioning:
-    """Returns `partitioning` with what its consumer `node` reads of a record, so that the rest is
-    not sent.
+    """Returns `partitioning`, extended by the parts of a record that its consumer `node` reads, so
+    that only these are sent.
 
-    It is left as it is if the consumer's output may contain other parts of the record.
+    It is returned unchanged if the consumer's output may contain other parts of the record.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -44,10 +44,10 @@ def with_projection(
 def fields_read(
     graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
 ) -> tuple[str | int, ...] | None:
-    """Returns the fields that an operator itself reads.
+    """Returns the fields of a record that the operator of `node` itself reads.
 
-    Returns None for all, and if whole records come out, as in a window whose late elements are
-    read.
+    Returns None if it reads all fields, or if whole records come out, as in a window whose late
+    elements are read.
     """
     return None if emits_late_elements(graph, node, whole) else node.traits.reads
 
@@ -66,7 +66,7 @@ def taken_by(
 
 
 def emits_late_elements(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> bool:
-    """Whether the late elements of a window are read."""
+    """Returns whether anybody reads the late elements of a window."""
     if any(out.side is not None for out in graph.outputs_of(node.id)):
         return True
     return any(not isinstance(place, int) and place[0] == node.id for place in whole)
