@@ -32,9 +32,10 @@ order. The writer of a snapshot sorts them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count, filterfalse, islice, repeat
 from operator import is_, is_not
-from typing import Any
+from typing import Any, ClassVar
 
 from aioflow.core.value_columns import lay_out, pick
 from aioflow.state.burial import bury
@@ -49,8 +50,9 @@ __all__ = [
     "GuardMarks",
     "Kept",
     "Space",
+    "TimerNotes",
     "missing_in",
-    "values_at",
+    "registered_before",
     "values_of",
 ]
 
@@ -85,6 +87,8 @@ class Space:
         "table",
         "token",
     )
+
+    is_timers: ClassVar[bool] = False
 
     def __init__(self, table: Any, namespace: Any, *, notes_births: bool = False) -> None:
         self.table = table
@@ -121,6 +125,35 @@ class Space:
         """
         return list(islice(self.entries, start, start + count))
 
+    def columns(self, keys: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
+        """Returns namespaces and keys of the rows of `keys` in a file."""
+        return [self.namespace] * len(keys), keys
+
+    def group_keys(self, keys: Sequence[Any]) -> Sequence[Any]:
+        """Returns for each of `keys` the key that determines its key group."""
+        return keys
+
+    def values_at(self, later: Generation | None, keys: Sequence[Any]) -> list[Any]:
+        """Returns the value of each of `keys` before generation `later` began, or `MISSING`.
+
+        Valid only while a snapshot of that moment is unfinished.
+        """
+        held = self.lookup(keys)
+        since: list[dict[Any, Any]] = []
+        while later is not None:
+            saved = later.saved.get(self)
+            if saved is not None and not saved.keys().isdisjoint(keys):
+                since.append(saved)
+            later = later.next
+        for saved in reversed(since):  # The oldest last: it overrules the others.
+            held = list(map(saved.get, keys, held))
+        if since and Kept in map(type, held):
+            held = [
+                now.of(key) if type(now) is Kept else now
+                for key, now in zip(keys, held, strict=True)
+            ]
+        return held
+
     def release(self) -> None:
         """Releases the contents, because no snapshot reads them any more."""
         entries, self.entries = self.entries, {}
@@ -149,12 +182,24 @@ class Kept:
         return pick(self._layout, iter(self._columns), self._rows[key])
 
 
+@dataclass(slots=True)
+class TimerNotes:
+    """The changes of the timers of one service and time domain in one generation."""
+
+    mark: int
+    """Number of the last registration before the generation."""
+    removed: dict[int, Any] = field(default_factory=dict)
+    """Removed timers that are older than the generation, by the numbers of their registrations."""
+    grown: set[int] = field(default_factory=set)
+    """Timestamps that had timers and got others."""
+
+
 class Generation:
     """The keys that changed between two snapshots, with their former values where an unfinished
     snapshot needs them.
     """
 
-    __slots__ = ("drops", "next", "number", "saved", "touched", "whole")
+    __slots__ = ("drops", "next", "number", "saved", "timers", "touched", "whole")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -172,6 +217,7 @@ class Generation:
         """
         self.drops: dict[tuple[str, Any], None] = {}
         """(table, namespace) of the spaces that were dropped in this generation and are older."""
+        self.timers: dict[Space, TimerNotes] = {}
         self.next: Generation | None = None
 
     def noted(self) -> Iterator[tuple[Space, Keys]]:
@@ -218,6 +264,8 @@ class ChangeLog:
         """Callback for the begin of a generation, and for the end of the last unfinished
         snapshot. Views that are bound to dicts are then bound again.
         """
+        self.timers: list[Any] = []
+        """A `TimerSpace` for each queue of timers."""
         self._open = 0
         self._dropped: list[Space] = []
 
@@ -342,6 +390,7 @@ class ChangeLog:
             ended.whole = dict.fromkeys(spaces())
         self.current = ended.next = Generation(ended.number + 1)
         self.since = self.current.number
+        self._turn_timers()
         self._open += 1
         self._turn()
         return ended
@@ -376,35 +425,18 @@ class ChangeLog:
         """
         self.noting, self.since = True, self.current.number
         self.current.whole = dict.fromkeys(space for space in spaces if space.born != RESTORED)
+        self._turn_timers()
+
+    def _turn_timers(self) -> None:
+        self.current.timers = {space: space.turn() for space in self.timers}
 
     def _turn(self) -> None:
         self.token = object()
         self.on_change()
 
 
-def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> list[Any]:
-    """Returns the value of each of `keys` before generation `later` began, or `MISSING`.
-
-    Valid only while a snapshot of that moment is unfinished.
-    """
-    held = space.lookup(keys)
-    since: list[dict[Any, Any]] = []
-    while later is not None:
-        saved = later.saved.get(space)
-        if saved is not None and not saved.keys().isdisjoint(keys):
-            since.append(saved)
-        later = later.next
-    for saved in reversed(since):  # The oldest comes last, because it takes precedence.
-        held = list(map(saved.get, keys, held))
-    if since and Kept in map(type, held):
-        held = [
-            now.of(key) if type(now) is Kept else now for key, now in zip(keys, held, strict=True)
-        ]
-    return held
-
-
 def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[Any]) -> list[Any]:
-    """Does the same as `values_at`, for one space per key."""
+    """Does the same as `Space.values_at`, for one space per key."""
     since: list[dict[Space, dict[Any, Any]]] = []
     while later is not None:
         since.append(later.saved)
@@ -421,6 +453,12 @@ def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[
                 break
         found.append(held)
     return found
+
+
+def registered_before(generation: Generation | None, timers: Space) -> int:
+    """Returns the number of the last registration of a timer before `generation` began."""
+    notes = None if generation is None else generation.timers.get(timers)
+    return 0 if notes is None else notes.mark
 
 
 def missing_in(held: Sequence[Any]) -> bool:

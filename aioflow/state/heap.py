@@ -30,10 +30,11 @@ from aioflow.state.heap_keys import KEYS_A_SLICE
 from aioflow.state.heap_restore import ReadState, read_handle, restored_archive
 from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan
 from aioflow.state.heap_table import HeapStateTable
+from aioflow.state.heap_timers import TimerSpace
 from aioflow.state.named import RAW, NamedStates
 from aioflow.state.retired import Retired
 from aioflow.state.snapshot import TableMeta, check_max_parallelism
-from aioflow.state.timers import InternalTimerService, TimerQueue
+from aioflow.state.timers import InternalTimerService
 from aioflow.state.unclaimed import Table, find_unclaimed
 
 __all__ = ["HeapKeyedStateBackend", "HeapStateTable"]
@@ -50,8 +51,8 @@ class _Timers:
     Restored timers wait here until their service is created; `service` is None until then.
     """
 
-    event: TimerQueue
-    processing: TimerQueue
+    event: TimerSpace
+    processing: TimerSpace
     watermark: int = MIN_WATERMARK
     service: InternalTimerService | None = field(default=None)
 
@@ -159,7 +160,7 @@ class HeapKeyedStateBackend:
                 f"{service.name!r}; use another name"
             )
         timers.service = service
-        service.attach(timers.event, timers.processing, timers.watermark)
+        service.attach(timers.event.queue, timers.processing.queue, timers.watermark)
 
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
@@ -170,7 +171,9 @@ class HeapKeyedStateBackend:
         """
         tables = {name: table.meta for name, table in self._tables.items()}
         for timers in self._timers.values():
-            tables.update((queue.name, queue.meta) for queue in (timers.event, timers.processing))
+            tables.update(
+                (space.queue.name, space.queue.meta) for space in (timers.event, timers.processing)
+            )
         watermarks = {
             name: timers.watermark if timers.service is None else timers.service.current_watermark
             for name, timers in self._timers.items()
@@ -184,6 +187,7 @@ class HeapKeyedStateBackend:
             tuple(self._generations),
             self._archive,
             full or canonical or self._named.has_converted,
+            tuple(self._log.timers),
             CANONICAL if canonical else HEAP_FORMAT,
             self.codec,
             self._operator,
@@ -301,23 +305,21 @@ class HeapKeyedStateBackend:
     def _timers_of(self, name: str) -> _Timers:
         timers = self._timers.get(name)
         if timers is None:
-            log, table = self._log, TIMERS_PREFIX + name
+            table = TIMERS_PREFIX + name
             timers = self._timers[name] = _Timers(
-                TimerQueue(log, table + EVENT), TimerQueue(log, table + PROCESSING)
+                TimerSpace(table + EVENT), TimerSpace(table + PROCESSING)
             )
+            self._log.timers += (timers.event, timers.processing)
         return timers
 
-    def _queue(self, table: str) -> TimerQueue:
+    def _queue(self, table: str) -> TimerSpace:
         name = table.removeprefix(TIMERS_PREFIX)
         if name.endswith(EVENT):
             return self._timers_of(name.removesuffix(EVENT)).event
         return self._timers_of(name.removesuffix(PROCESSING)).processing
 
     def _spaces(self) -> list[Space]:
-        spaces = [space for table in self._tables.values() for space in table.spaces()]
-        for timers in self._timers.values():
-            spaces += timers.event.spaces() + timers.processing.spaces()
-        return spaces
+        return [space for table in self._tables.values() for space in table.spaces()]
 
     async def _fill(self, table: HeapStateTable, found: dict[Any, dict[Any, Any]]) -> None:
         for namespace, entries in found.items():
@@ -332,7 +334,7 @@ class HeapKeyedStateBackend:
                 await asyncio.sleep(0)
 
     async def _set_timers(
-        self, queue: TimerQueue, buckets: dict[int, list[tuple[int, int, Any]]], *, keep_order: bool
+        self, space: TimerSpace, buckets: dict[int, list[tuple[int, int, Any]]], *, keep_order: bool
     ) -> None:
         # Each former subtask has its own order among equal timestamps; the subtask's number breaks
         # ties.
@@ -343,12 +345,12 @@ class HeapKeyedStateBackend:
                 found = [(order + place, 0, timer) for place, (_, _, timer) in enumerate(found, 1)]
                 order += len(found)
             if found:
-                queue.adopt(timestamp, {timer: place for place, _, timer in found}).born = RESTORED
+                space.queue.adopt(timestamp, {timer: place for place, _, timer in found})
             await asyncio.sleep(0)
 
     def _space(self, name: str, namespace: Any) -> Space | None:
         table = self._tables.get(name)
-        return self._queue(name).find(namespace) if table is None else table.find(namespace)
+        return self._queue(name) if table is None else table.find(namespace)
 
 
 def _place(timer: tuple[int, int, Any]) -> tuple[int, int]:

@@ -14,9 +14,8 @@ from itertools import filterfalse, groupby, islice, repeat
 from operator import itemgetter
 from typing import Any
 
-from aioflow.core.keygroups import canonical_key
+from aioflow.core.keygroups import canonical_key, key_groups
 from aioflow.state.changes import Generation, Space
-from aioflow.state.format import groups_of
 
 __all__ = [
     "KEYS_A_SLICE",
@@ -199,18 +198,18 @@ class GatheredKeys:
             return
         if self._source_of.setdefault(space, self.sources) != self.sources:
             self._repeated.add(space)
-        if group is None and len(keys) < KEYS_ALONE:
+        if group is None and len(keys) < KEYS_ALONE and not space.is_timers:
             self._note_few(space, _sorted(keys) if isinstance(keys, set) else keys)
             await self._pace.looked_at(len(keys) + 1)
             return
-        kind = space.table.meta.kind
         found: defaultdict[int, list[Any]] = defaultdict(list)
         remaining = iter(keys)
         while part := list(islice(remaining, KEYS_A_SLICE)):
             if group is not None:
                 found[group] += part
             else:
-                for of, key in zip(groups_of(kind, part, self._max_parallelism), part, strict=True):
+                groups = key_groups(space.group_keys(part), self._max_parallelism)
+                for of, key in zip(groups, part, strict=True):
                     found[of].append(key)
             await self._pace.looked_at(len(part) + 1)
         if not found:
@@ -236,10 +235,8 @@ class GatheredKeys:
 
     def _add_few(self, table: str, few: list[tuple[Space, Any]]) -> None:
         rows = self._tables.setdefault(table, {})
-        keys = [key for _, key in few]
-        for group, pair in zip(
-            groups_of(few[0][0].table.meta.kind, keys, self._max_parallelism), few, strict=True
-        ):
+        groups = key_groups([key for _, key in few], self._max_parallelism)
+        for group, pair in zip(groups, few, strict=True):
             of = rows.get(group)
             if of is None:
                 of = rows[group] = {}
@@ -258,7 +255,7 @@ class GatheredKeys:
         since = self._saved_since()
         for space in spaces:
             keys = space.keys(0, KEYS_ALONE) if len(space.entries) < KEYS_ALONE else None
-            if keys is None or len(keys) >= KEYS_ALONE:  # There may be more timers than entries.
+            if keys is None:
                 await self._add_many(space)
                 since = self._saved_since()
                 continue

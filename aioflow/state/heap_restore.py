@@ -15,7 +15,7 @@ from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
 from aioflow.state.changes import Space
-from aioflow.state.format import Drops, Entries, FileHeader, groups_of_read, read_frames
+from aioflow.state.format import TIMERS, Drops, Entries, FileHeader, groups_of_read, read_frames
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateInput
 from aioflow.state.heap_archive import Archive, Sections, WrittenFile
 from aioflow.state.heap_keys import SpokenKeys
@@ -112,14 +112,8 @@ async def read_handle(
                 read.rows += len(frame.keys)
                 _apply(frame, tables.setdefault(frame.table, {}))
                 if sections is not None and header is not None:
-                    read.spoken.append(
-                        (
-                            _sections_of(frame, sections, header, operator),
-                            frame.table,
-                            frame.namespaces,
-                            tuple(frame.keys),
-                        )
-                    )
+                    of = _sections_of(frame, sections, header, operator)
+                    read.spoken.append((of, frame.table, *_spoken(frame, header)))
     if header is None:
         raise RestoreError(f"state of operator {operator!r} has no file, expected at least one")
     return ReadState(header, tables, files)
@@ -185,6 +179,15 @@ def _sections_of(
         sections.of(group)
         for group in groups_of_read(kind, rows.keys, header.max_parallelism, where)
     ]
+
+
+def _spoken(rows: Entries, header: FileHeader) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns the namespace of each row, and the key that stands for it in memory."""
+    if header.tables[rows.table].kind != TIMERS:
+        return rows.namespaces, tuple(rows.keys)
+    orders = rows.values or repeat(0)
+    columns = zip(rows.namespaces, rows.keys, orders, strict=False)
+    return (None,) * len(rows.keys), [(time, *timer, order) for time, timer, order in columns]
 
 
 def _apply(rows: Entries, table: dict[Any, dict[Any, Any]]) -> None:

@@ -9,7 +9,7 @@ keys, and does not record the removal of keys.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress, islice
 from typing import Any
@@ -23,14 +23,16 @@ from aioflow.state.changes import (
     ChangeLog,
     Generation,
     Space,
+    TimerNotes,
     missing_in,
-    values_at,
+    registered_before,
     values_of,
 )
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 from aioflow.state.heap_archive import Archive, Choice, Sections, WrittenFile, choose
 from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, SpokenKeys
+from aioflow.state.heap_timers import TimerSpace
 from aioflow.state.retired import Retired
 
 __all__ = ["BASES", "HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan"]
@@ -77,6 +79,7 @@ class SnapshotPlan:
     archive: Archive
     """The last completed checkpoint."""
     full: bool
+    timers: tuple[TimerSpace, ...]
     format: str
     codec: Codec
     operator: str
@@ -136,7 +139,7 @@ class HeapSnapshot:
                 await self._merge_generations()
             sections = Sections(plan.header.groups)
             choice = choose(plan.archive, sections.count, await self._changed(), full=plan.full)
-            gathered = await self._gather(choice, sections)
+            gathered, removed = await self._gather(choice, sections)
             if (
                 choice.is_base
                 and not gathered
@@ -151,7 +154,7 @@ class HeapSnapshot:
                 {} if choice.is_base else self._drops(choice),
                 0,
             )
-            file = await output.write(self._content(gathered, choice, sections, written))
+            file = await output.write(self._content(gathered, removed, choice, sections, written))
         finally:
             self.cancel()
         await self._retired.release(self._pace)
@@ -185,6 +188,8 @@ class HeapSnapshot:
                 while part := list(islice(remaining, KEYS_A_SLICE)):
                     self._merge_notes(merged, generation, space, part)
                     await self._pace.looked_at(len(part))
+        for timers in plan.timers:
+            merged.timers[timers] = await self._merge_timers(timers)
         self._merged(plan.generations, merged)
         plan.generations = (merged,)
 
@@ -198,17 +203,47 @@ class HeapSnapshot:
             merged.touched.setdefault(space, set()).update(keys)  # type: ignore[union-attr]
             return
         touched: Any = merged.touched.setdefault(space, {})
-        now = values_at(self.plan.ended.next, space, keys)
+        now = space.values_at(self.plan.ended.next, keys)
         for key, held in zip(keys, now, strict=True):
             if key not in touched:
                 touched[key] = generation.held(space, key)
             if held is MISSING and touched[key] is False:
                 del touched[key]
 
+    async def _merge_timers(self, timers: TimerSpace) -> TimerNotes:
+        """Returns the notes of all generations, without timers that no file contains."""
+        merged = TimerNotes(self._covered(timers))
+        for generation in self.plan.generations:
+            if (notes := generation.timers.get(timers)) is not None:
+                merged.grown |= notes.grown
+                for order, entry in notes.removed.items():
+                    if order <= merged.mark:
+                        merged.removed[order] = entry
+                await self._pace.looked_at(len(notes.removed) + len(notes.grown))
+        return merged
+
+    def _covered(self, timers: TimerSpace) -> int:
+        """Returns the number of the last registration before the generations of this snapshot."""
+        return registered_before(self.plan.generations[0], timers)
+
+    def _new_timers(self, timers: TimerSpace) -> Iterator[list[Any]]:
+        """Yields in parts the timers that were registered since the archive."""
+        grown = chain.from_iterable(
+            notes.grown
+            for generation in self.plan.generations
+            if (notes := generation.timers.get(timers)) is not None
+        )
+        return timers.registered(self.plan.ended.next, self._covered(timers), grown)
+
     async def _changed(self) -> int:
         """Returns the number of changed keys and dropped namespaces."""
         changed = 0
+        for timers in self.plan.timers:
+            for part in self._new_timers(timers):
+                changed += len(part)
+                await self._pace.looked_at(len(part) // 2 + 1)
         for generation in self.plan.generations:
+            changed += sum(len(notes.removed) for notes in generation.timers.values())
             changed += len(generation.drops)
             counted = chain(
                 (keys for _, keys in generation.noted()),
@@ -227,36 +262,60 @@ class HeapSnapshot:
         ]
         return {place: None for places in void for place in places}
 
-    async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
+    async def _gather(
+        self, choice: Choice, sections: Sections
+    ) -> tuple[GatheredKeys, GatheredKeys]:
         """Collects the keys for the new file: repeated keys, changed keys, and all keys of unnoted
         spaces.
 
-        The first file contains all live keys, and no removed keys.
+        Also returns the timers that the file removes. The first file contains all live keys, and no
+        removed keys.
         """
         plan = self.plan
-        gathered = GatheredKeys(plan.ended, plan.header.max_parallelism, self._pace)
+        gathered, removed = (
+            GatheredKeys(plan.ended, plan.header.max_parallelism, self._pace) for _ in range(2)
+        )
         if choice.is_base:
             await gathered.add_whole(self._log.spaces_at(plan.ended, self._spaces()))
-            return gathered
+            for timers in plan.timers:
+                for part in timers.registered(plan.ended.next, 0, ()):
+                    await gathered.add(timers, part)
+            return gathered, removed
         self._whole = {space: None for generation in plan.generations for space in generation.whole}
         for again in choice.again(plan.archive):
             gathered.sources += 1
+            removed.sources += 1
             for section, spoken in again:
                 group = None if section is None else sections.group_of(section)
                 for space, keys in spoken.parts():
-                    await gathered.add(space, keys, group)
+                    is_removed = section is None and space.is_timers
+                    await (removed if is_removed else gathered).add(space, keys, group)
         for generation in plan.generations:
             for noted in (generation.saved, generation.touched):
                 gathered.sources += 1
                 for space, some in noted.items():
                     if space not in self._whole:
                         await gathered.add(space, some)
+            removed.sources += 1
+            for timers in plan.timers:
+                if (notes := generation.timers.get(timers)) is not None:
+                    covered = self._covered(timers)
+                    known = [entry for order, entry in notes.removed.items() if order <= covered]
+                    await removed.add(timers, known)
         gathered.sources += 1
+        for timers in plan.timers:
+            for part in self._new_timers(timers):
+                await gathered.add(timers, part)
         await gathered.add_whole(space for space in self._whole if not _is_gone(space, plan.ended))
-        return gathered
+        return gathered, removed
 
     async def _content(
-        self, gathered: GatheredKeys, choice: Choice, sections: Sections, written: WrittenFile
+        self,
+        gathered: GatheredKeys,
+        removed: GatheredKeys,
+        choice: Choice,
+        sections: Sections,
+        written: WrittenFile,
     ) -> AsyncIterator[bytes]:
         """Yields the file, frame by frame, and records its keys in `written`."""
         plan = self.plan
@@ -272,6 +331,13 @@ class HeapSnapshot:
                 self.rows += len(part)
                 frames += 1
                 yield encode_drops(index, part, plan.codec, owner)
+            # Before those that were registered again.
+            cut = removed.cut(name)
+            while cut.take(ROWS_A_FRAME):
+                if cut.parts:
+                    frames += 1
+                    yield self._encoded_removals(index, cut.parts, written, owner)
+                await self._pace.looked_at(KEYS_A_SLICE)
             frame_rows = FIRST_FRAME_ROWS
             cut = gathered.cut(name)
             while cut.take(frame_rows):
@@ -293,6 +359,20 @@ class HeapSnapshot:
         for spoken in written.keys.values():
             spoken.settle()
         yield encode_end(frames)
+
+    def _encoded_removals(
+        self, index: int, parts: list[GroupPart], written: WrittenFile, owner: str
+    ) -> bytes:
+        namespaces: list[Any] = []
+        keys: list[Any] = []
+        for _, timers, some in parts:
+            assert isinstance(timers, TimerSpace), "the removal of other keys is found in _encoded"
+            for column, rows in zip((namespaces, keys), timers.columns(some), strict=True):
+                column.extend(rows)
+            written.gone.add(timers, some)
+        self.rows += len(keys)
+        groups = KeyGroupRange(parts[0][0], parts[-1][0])
+        return encode_entries(index, groups, namespaces, keys, None, self.plan.codec, owner)
 
     def _encoded(
         self,
@@ -317,7 +397,12 @@ class HeapSnapshot:
             spaces: Sequence[Space] = (
                 [one] * len(some) if one is not None else of  # type: ignore[assignment]
             )
-            held = values_of(later, spaces, some) if one is None else values_at(later, one, some)
+            if one is None:
+                held = values_of(later, spaces, some)
+            elif isinstance(one, TimerSpace):
+                held = one.orders_at(later, some, 0 if choice.is_base else self._covered(one))
+            else:
+                held = one.values_at(later, some)
             if left_of is not None:
                 held = [now if now is MISSING else left_of(now) for now in held]
             if missing_in(held):
@@ -338,8 +423,12 @@ class HeapSnapshot:
                     spoken.add_few(spaces, some)
                 else:
                     spoken.add(one, some)
-            namespaces.extend([space.namespace for space in spaces])
-            keys.extend(some)
+            if one is None:
+                namespaces.extend([space.namespace for space in spaces])
+                keys.extend(some)
+            elif some:
+                for column, rows in zip((namespaces, keys), one.columns(some), strict=True):
+                    column.extend(rows)
             values.extend(held)
         self.rows += len(keys) + len(gone[1])
         groups = KeyGroupRange(parts[0][0], parts[-1][0])
@@ -357,7 +446,7 @@ class HeapSnapshot:
 
         This is necessary if a kept file may contain the key and no later kept file removes it.
         """
-        if choice.is_base or space in self._whole:
+        if choice.is_base or space in self._whole or space.is_timers:
             return False
         plan = self.plan
         if choice.replaced(plan.archive):

@@ -45,6 +45,7 @@ class Retired:
         """Adds generations that no snapshot reads any more."""
         for generation in generations:
             self._notes += [keys for _, keys in generation.noted()]
+            self._notes += [notes.removed for notes in generation.timers.values()]
 
     async def release(self, pace: Pace) -> None:
         """Frees all added objects. May be called again while it runs."""

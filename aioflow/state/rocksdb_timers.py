@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from aioflow.state.changes import MISSING
 from aioflow.state.rocksdb_cache import Cache, Space
-from aioflow.state.timers import TimerQueue
+from aioflow.state.timers import NO_TIMER, Entry, Timer, TimerQueue
 
 __all__ = ["TimerSpace", "open_queue"]
 
@@ -27,40 +27,20 @@ class TimerSpace(Space):
 
     def lookup(self, key: Any) -> Any:
         timestamp, inner, namespace = key
-        bucket, timer = self.queue.find(timestamp), (inner, namespace)
-        if bucket is None:
-            return MISSING
-        # 0 stands for a timer that has fired.
-        return bucket.entries.get(timer) or (bucket.late or {}).get(timer) or MISSING
+        return self.queue.order_of(timestamp, (inner, namespace)) or MISSING
 
+    def on_addition(self, timestamp: int, timer: Timer) -> None:
+        self.touch_one((timestamp, *timer))
 
-class _Log:
-    """A log of the changes of a timer queue. Each change makes the row of the timer dirty."""
-
-    __slots__ = ("_space",)
-
-    since = 0
-    """All buckets count as old as restored ones, so that each timer is noted."""
-
-    def __init__(self, space: TimerSpace) -> None:
-        self._space = space
-
-    def born(self, bucket: Any) -> None:
-        """Does nothing: the timers of a new bucket are noted one by one."""
-
-    def touch_one(self, bucket: Any, timer: tuple[Any, Any]) -> None:
-        self._space.touch_one((bucket.namespace, *timer))
-
-    def forget(self, bucket: Any, timer: tuple[Any, Any]) -> None:
-        self._space.forget((bucket.namespace, *timer))
-
-    def drop(self, bucket: Any) -> None:
-        """Does nothing: all timers of the bucket were touched before they were removed."""
+    def on_removal(self, entry: Entry) -> None:
+        key = entry[:3]
+        self.touch_one(key)
+        self.forget(key)
 
 
 def open_queue(cache: Cache, name: str) -> TimerSpace:
-    """Returns a timer queue, and the space that stores its timers."""
+    """Returns a queue and its space, which notes each change."""
     space = cache.new_space(name, None, TimerSpace)
-    # The queue uses only these methods of a ChangeLog.
-    space.queue = TimerQueue(_Log(space), name)  # type: ignore[arg-type]
+    space.queue = TimerQueue(name, space.on_removal, space.on_addition)
+    space.queue.mark = NO_TIMER
     return space

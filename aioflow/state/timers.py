@@ -9,24 +9,26 @@ Event time is continuous: while a timer fires, `current_watermark` is that timer
 however far the watermark jumps. So the event time that a timer observes, and the timers that it
 registers, do not depend on the borders of batches.
 
-Timers of one timestamp share a bucket, a dict in order of registration; the heap orders only
-distinct timestamps. So the thousand keys of a window cost one heap entry, keys are never compared,
-and a deletion is a dict deletion. A bucket that has begun to fire is iterated in place. Its dict
-must not change size, so deletions mark entries and late registrations go to a second dict. For a
-snapshot a bucket is a namespace of a table, which is dropped when its timestamp has fired.
+Timers of one timestamp share a bucket, and the heap orders only distinct timestamps. So the
+thousand keys of a window cost one heap entry, keys are never compared, and a deletion is a dict
+deletion. A bucket is the timer itself while it is alone, then a dict in order of registration. A
+bucket that has begun to fire is iterated in place. Its dict must not change size, so deletions mark
+entries and late registrations go to a second dict.
+
+Each timer has the number of its registration, which only rises. So a snapshot needs no note of new
+timers: they are those registered after the last snapshot, in the newest buckets and in the few that
+have grown. Only a timer that the last snapshot may contain is reported when it is removed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.state.backend import NO_KEY
 from aioflow.state.burial import bury
-from aioflow.state.changes import MISSING, ChangeLog, Space
 from aioflow.state.format import TIMERS
 from aioflow.state.snapshot import TableMeta
 
@@ -45,6 +47,11 @@ Further due timers fire in the next mail, so that other mail runs in between.
 
 Timer = tuple[Any, Any]
 """(key, namespace)"""
+
+_NONE: dict[Timer, int] = {}
+
+Entry = tuple[int, Any, Any, int]
+"""(timestamp, key, namespace, order): one registration of a timer."""
 
 
 class Cancelable(Protocol):
@@ -65,34 +72,23 @@ class TimerBackend(Protocol):
         """
 
 
-class Bucket(Space):
-    """The timers of one timestamp: (key, namespace) -> order of registration, 0 once fired."""
+class Firing:
+    """A bucket that has begun to fire."""
 
-    __slots__ = ("firing", "late", "pending")
+    __slots__ = ("entries", "late", "left", "pending")
 
-    def __init__(self, table: Any, timestamp: int) -> None:
-        super().__init__(table, timestamp, notes_births=True)
-        self.firing: Iterator[tuple[Timer, int]] | None = None
-        self.pending = 0
-        """Number of timers under iteration that have not fired."""
-        self.late: dict[Timer, int] | None = None
+    def __init__(self, entries: dict[Timer, int]) -> None:
+        self.entries = entries
+        """Timer -> order of registration, 0 once it has fired or was deleted."""
+        self.left = iter(entries.items())
+        self.pending = len(entries)
+        """Number of `entries` that are not 0."""
+        self.late: dict[Timer, int] = {}
+        """Timers that were registered since."""
 
-    def lookup(self, keys: Sequence[Timer]) -> list[Any]:
-        held, late = self.entries, self.late or {}
-        return [held.get(timer) or late.get(timer) or MISSING for timer in keys]
 
-    def held(self, key: Timer) -> Any:
-        return self.entries.get(key) or (self.late and self.late.get(key)) or MISSING
-
-    def keys(self, start: int, count: int) -> list[Timer]:
-        held = [*self.entries, *self.late] if self.late else self.entries
-        return list(islice(held, start, start + count))
-
-    def release(self) -> None:
-        super().release()
-        late, self.late = self.late, None
-        if late:
-            bury(late)
+Bucket = Entry | dict[Timer, int] | Firing
+"""One timer, or several: timer -> order."""
 
 
 class TimerQueue:
@@ -102,16 +98,41 @@ class TimerQueue:
     a heap operation.
     """
 
-    __slots__ = ("_buckets", "_heap", "_log", "meta", "name", "next_time", "order", "popped")
+    __slots__ = (
+        "_added",
+        "_buckets",
+        "_heap",
+        "_removed",
+        "grown",
+        "mark",
+        "meta",
+        "name",
+        "next_time",
+        "order",
+        "popped",
+    )
 
-    def __init__(self, log: ChangeLog | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        name: str = "",
+        removed: Callable[[Entry], None] | None = None,
+        added: Callable[[int, Timer], None] | None = None,
+    ) -> None:
+        """Both are called before the change.
+
+        `added` is called for each new timer, `removed` for timers of an order up to `mark`.
+        """
         self.name = name
         self.meta = TableMeta(TIMERS)
         self.order = 0
-        """Registration number of the last timer."""
+        """Order of the last timer, the number of its registration."""
         self.popped = 0
         """Number of timers that were popped because they were due."""
-        self._log = ChangeLog() if log is None else log
+        self.mark = 0
+        self.grown: set[int] | None = None
+        """Timestamps of the buckets that got a timer after their first; None if it is not noted."""
+        self._removed = removed
+        self._added = added
         self._heap: list[int] = []
         self._buckets: dict[int, Bucket] = {}
         self.next_time: int = NO_TIMER
@@ -124,44 +145,52 @@ class TimerQueue:
         timer = (key, namespace)
         bucket = self._buckets.get(timestamp)
         if bucket is None:
-            bucket = self._bucket(timestamp)
-            held = bucket.entries
-        elif bucket.firing is None:
-            held = bucket.entries
+            timer in _NONE  # noqa: B015  # The look-up raises for `NO_KEY`.
+            if self._added is not None:
+                self._added(timestamp, timer)
+            self.order = order = self.order + 1
+            self._put(timestamp, (timestamp, key, namespace, order))
+            return True
+        if isinstance(bucket, tuple):
+            held = {bucket[1:3]: bucket[3]}
+        elif isinstance(bucket, dict):
+            held = bucket
         else:
             if bucket.entries.get(timer):
                 return False
-            if bucket.late is None:
-                bucket.late = {}
             held = bucket.late
         if timer in held:
             return False
-        if bucket.born < self._log.since:
-            self._log.touch_one(bucket, timer)
+        if self._added is not None:
+            self._added(timestamp, timer)
+        if self.grown is not None:
+            self.grown.add(timestamp)
         self.order = held[timer] = self.order + 1
+        if isinstance(bucket, tuple):
+            self._buckets[timestamp] = held
         return True
 
     def delete(self, timestamp: int, key: Any, namespace: Any) -> None:
         """Removes a timer; a missing timer is no error."""
         bucket = self._buckets.get(timestamp)
-        if bucket is None:
-            return
         timer = (key, namespace)
-        if bucket.firing is not None:
-            if bucket.entries.get(timer):
-                self._spend(bucket, timer)
-            elif bucket.late and timer in bucket.late:
-                if bucket.born < self._log.since:
-                    self._log.touch_one(bucket, timer)
+        if isinstance(bucket, tuple):
+            if bucket[1:3] == timer:
+                if bucket[3] <= self.mark and self._removed is not None:
+                    self._removed(bucket)
+                self._drop(timestamp)
+        elif isinstance(bucket, dict):
+            if order := bucket.get(timer):
+                self._report(timestamp, timer, order)
+                del bucket[timer]
+                if not bucket:
+                    self._drop(timestamp)
+        elif bucket is not None:
+            if order := bucket.entries.get(timer):
+                self._spend(timestamp, bucket, timer, order)
+            elif order := bucket.late.get(timer):
+                self._report(timestamp, timer, order)
                 del bucket.late[timer]
-                self._log.forget(bucket, timer)
-        elif timer in bucket.entries:
-            if bucket.born < self._log.since:
-                self._log.touch_one(bucket, timer)
-            del bucket.entries[timer]
-            self._log.forget(bucket, timer)
-            if not bucket.entries:
-                self._drop(bucket)
 
     def pop(self, limit: int) -> tuple[int, Any, Any] | None:
         """Removes and returns the first timer (timestamp, key, namespace) up to `limit`, or returns
@@ -170,14 +199,18 @@ class TimerQueue:
         while self.next_time <= limit:
             timestamp = self.next_time
             bucket = self._buckets[timestamp]
-            timers = bucket.firing
-            if timers is None:
-                timers = bucket.firing = iter(bucket.entries.items())
-                bucket.pending = len(bucket.entries)
-            for timer, order in timers:
+            if isinstance(bucket, tuple):
+                if bucket[3] <= self.mark and self._removed is not None:
+                    self._removed(bucket)
+                self._drop(timestamp)
+                self.popped += 1
+                return bucket[:3]
+            if isinstance(bucket, dict):
+                bucket = self._buckets[timestamp] = Firing(bucket)
+            for timer, order in bucket.left:
                 if order:
                     self.popped += 1
-                    self._spend(bucket, timer)
+                    self._spend(timestamp, bucket, timer, order)
                     return timestamp, timer[0], timer[1]
         return None
 
@@ -189,71 +222,131 @@ class TimerQueue:
         """
         newest = self.order
         for timestamp in sorted(self._buckets):
-            bucket = self._buckets.get(timestamp)
-            if bucket is None:
-                continue
-            for timer in [*bucket.entries, *(bucket.late or ())]:
-                order = bucket.entries.get(timer) or (bucket.late or {}).get(timer)
-                if order and order <= newest:
+            for timer in self.timers_at(timestamp):
+                if 0 < self.order_of(timestamp, timer) <= newest:
                     self.delete(timestamp, *timer)
                     self.popped += 1
                     yield timestamp, *timer
 
     def items(self) -> Iterator[tuple[int, Any, Any]]:
         """Yields all timers; those of one timestamp in firing order."""
-        for timestamp, bucket in self._buckets.items():
-            for (key, namespace), order in bucket.entries.items():
-                if order:
-                    yield timestamp, key, namespace
-            for key, namespace in bucket.late or ():
+        for timestamp in self._buckets:
+            for key, namespace in self.timers_at(timestamp):
                 yield timestamp, key, namespace
 
-    def spaces(self) -> list[Space]:
-        """Returns the buckets, for a snapshot."""
-        return list(self._buckets.values())
-
-    def find(self, timestamp: int) -> Bucket | None:
-        return self._buckets.get(timestamp)
-
-    def adopt(self, timestamp: int, entries: dict[Timer, int]) -> Bucket:
+    def adopt(self, timestamp: int, entries: dict[Timer, int]) -> None:
         """Adds restored timers of `timestamp`, in firing order, without noting a change."""
-        bucket = self._bucket(timestamp)
-        bucket.entries = entries
+        if len(entries) == 1:
+            ((timer, order),) = entries.items()
+            self._put(timestamp, (timestamp, *timer, order))
+        else:
+            self._put(timestamp, entries)
         self.order = max(self.order, *entries.values())
-        return bucket
 
-    def _bucket(self, timestamp: int) -> Bucket:
-        bucket = self._buckets[timestamp] = Bucket(self, timestamp)
-        self._log.born(bucket)
+    # For a snapshot.
+
+    def order_of(self, timestamp: int, timer: Timer) -> int:
+        """Returns the order of a timer, 0 if there is none."""
+        bucket = self._buckets.get(timestamp)
+        if isinstance(bucket, tuple):
+            return bucket[3] if bucket[1:3] == timer else 0
+        if isinstance(bucket, dict):
+            return bucket.get(timer, 0)
+        return 0 if bucket is None else bucket.entries.get(timer) or bucket.late.get(timer, 0)
+
+    def registered(
+        self, timestamps: Iterable[int], after: int, upto: int
+    ) -> tuple[list[Entry], list[int]]:
+        """Returns the timers that are alone at one of `timestamps` and have an order in the bounds.
+
+        Also returns the timestamps that have several timers.
+        """
+        find = self._buckets.get
+        found: list[Entry] = []
+        crowded: list[int] = []
+        for timestamp in timestamps:
+            bucket = find(timestamp)
+            if isinstance(bucket, tuple):
+                if after < bucket[3] <= upto:
+                    found.append(bucket)
+            elif bucket is not None:
+                crowded.append(timestamp)
+        return found, crowded
+
+    def timers_at(self, timestamp: int, after: int = 0) -> list[Timer]:
+        """Returns the timers of `timestamp` in firing order.
+
+        Those registered up to `after` may be left out.
+        """
+        bucket = self._buckets.get(timestamp)
+        if isinstance(bucket, tuple):
+            return [bucket[1:3]]
+        if isinstance(bucket, dict):
+            if not after:
+                return list(bucket)
+            newest = []
+            for timer, order in reversed(bucket.items()):
+                if order <= after:
+                    break
+                newest.append(timer)
+            return newest[::-1]
+        if bucket is None:
+            return []
+        return [timer for timer, order in bucket.entries.items() if order] + list(bucket.late)
+
+    def timestamps(self, after: int) -> list[int]:
+        """Returns the timestamps of the buckets whose first timer was registered after `after`.
+
+        Others may be among them.
+        """
+        if not after:
+            return list(self._buckets)
+        newest = []
+        for timestamp in reversed(self._buckets):
+            bucket = self._buckets[timestamp]
+            if isinstance(bucket, tuple):
+                first = bucket[3]
+            elif isinstance(bucket, dict):
+                first = next(iter(bucket.values()))
+            else:
+                first = after + 1  # Its first ones have fired.
+            if first <= after:
+                break
+            newest.append(timestamp)
+        return newest[::-1]
+
+    def _put(self, timestamp: int, bucket: Bucket) -> None:
+        self._buckets[timestamp] = bucket
         heapq.heappush(self._heap, timestamp)
         if timestamp < self.next_time:
             self.next_time = timestamp
-        return bucket
 
-    def _spend(self, bucket: Bucket, timer: Timer) -> None:
+    def _report(self, timestamp: int, timer: Timer, order: int) -> None:
+        if order <= self.mark and self._removed is not None:
+            self._removed((timestamp, *timer, order))
+
+    def _spend(self, timestamp: int, bucket: Firing, timer: Timer, order: int) -> None:
         # A bucket that has begun to fire loses a timer. After its last timer, those registered
         # meanwhile fire.
-        if noted := bucket.born < self._log.since:
-            self._log.touch_one(bucket, timer)
+        if order <= self.mark:
+            self._report(timestamp, timer, order)
         bucket.entries[timer] = 0
-        if noted:
-            self._log.forget(bucket, timer)
         bucket.pending -= 1
         if not bucket.pending:
-            bucket.firing = None
             if bucket.late:
-                spent, bucket.entries, bucket.late = bucket.entries, bucket.late, None
-                bury(spent)
+                self._buckets[timestamp] = bucket.late
             else:
-                self._drop(bucket)
+                self._drop(timestamp)
+            bury(bucket.entries)
 
-    def _drop(self, bucket: Bucket) -> None:
+    def _drop(self, timestamp: int) -> None:
         # Timestamps whose bucket is gone stay in the heap until they reach its top, or outnumber
         # the others: sessions delete the timer of each element but the last, and would otherwise
         # leave them all behind.
         heap, buckets = self._heap, self._buckets
-        del buckets[bucket.namespace]
-        self._log.drop(bucket)
+        del buckets[timestamp]
+        if self.grown:
+            self.grown.discard(timestamp)
         if len(heap) > 2 * len(buckets) + 64:
             heap[:] = buckets
             heapq.heapify(heap)

@@ -286,8 +286,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a timer that is set at the end of the input fires, too",
         "aioflow/state/timers.py",
-        "if order and order <= newest:",
-        "if order:",
+        "if 0 < self.order_of(timestamp, timer) <= newest:",
+        "if self.order_of(timestamp, timer):",
         (
             "tests/state/test_timers.py::"
             "test_timers_of_the_clock_are_taken_in_order_without_later_changes",
@@ -296,8 +296,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a timer that is deleted at the end of the input fires all the same",
         "aioflow/state/timers.py",
-        "if order and order <= newest:",
-        "if order is None or order <= newest:",
+        "if 0 < self.order_of(timestamp, timer) <= newest:",
+        "if self.order_of(timestamp, timer) <= newest:",
         (
             "tests/state/test_timers.py::"
             "test_timers_of_the_clock_are_taken_in_order_without_later_changes",
@@ -487,8 +487,9 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a deleted timer fires",
         "aioflow/state/timers.py",
-        "            del bucket.entries[timer]\n            self._log",
-        "            self._log",
+        "        bucket = self._buckets.get(timestamp)\n"
+        "        timer = (key, namespace)\n        if isin",
+        "        bucket = timer = None\n        if isin",
         ("tests/state/test_timers.py::test_deleted_timer_does_not_fire",),
     ),
     Mutant(

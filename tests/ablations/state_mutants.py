@@ -92,16 +92,22 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a timer is not in the checkpoint",
         "aioflow/state/timers.py",
-        "            self._log.touch_one(bucket, timer)\n        self.order = held[timer] = "
-        "self.order + 1\n",
-        "            pass\n        self.order = held[timer] = self.order + 1\n",
+        "                if after < bucket[3] <= upto:\n",
+        "                if after < bucket[3] < upto:\n",
         (AGAINST_DICTS,),
     ),
     Mutant(
         "a timer that has fired is in the checkpoint",
+        "aioflow/state/heap_timers.py",
+        "        self._removed[entry[3]] = entry\n",
+        "        pass\n",
+        (AGAINST_DICTS,),
+    ),
+    Mutant(
+        "a timer beside an older one of its time is not in the checkpoint",
         "aioflow/state/timers.py",
-        "            self._log.touch_one(bucket, timer)\n        bucket.entries[timer] = 0\n",
-        "            pass\n        bucket.entries[timer] = 0\n",
+        "            self.grown.add(timestamp)\n",
+        "            pass\n",
         (AGAINST_DICTS,),
     ),
     Mutant(

@@ -95,9 +95,7 @@ async def test_timers_of_one_instant_that_have_fired_are_freed_in_slices() -> No
     timers = TimerQueue()
     for key in range(MANY):
         timers.add(5, key, None)
-    bucket = timers.find(5)
-    assert bucket is not None
-    fired, entries = 0, bucket.entries
+    fired, entries = 0, timers._buckets[5]
     while timers.pop(5) is not None:
         fired += 1
     assert fired == MANY
@@ -108,9 +106,7 @@ async def test_timers_that_have_fired_go_in_slices_where_others_came_for_the_sam
     timers = TimerQueue()
     for key in range(MANY):
         timers.add(5, key, None)
-    bucket = timers.find(5)
-    assert bucket is not None
-    entries = bucket.entries
+    entries = timers._buckets[5]
     assert timers.pop(5) == (5, 0, None)
     timers.add(5, "late", None)
     while timers.pop(5) != (5, MANY - 1, None):
