@@ -29,17 +29,20 @@ from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
 from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.api.streams import DataStream, KeyedStream
+from aioflow.checkpoint.urls import encode_flow, flow_url, local_path
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode
+from aioflow.io.journal import Earlier, Journal
 from aioflow.io.memory import as_source
 from aioflow.io.pushing import PushSource
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
+    from aioflow.api.options import RunOptions
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Source
     from aioflow.operators.watermarks import WatermarkStrategy
@@ -302,7 +305,7 @@ class Flow:
         options = parse_options(given)
         if collects:
             options = options.that_collect()
-        graph = _with_own_sources(graph)
+        graph = _with_own_sources(graph, options, self.name)
         # The job refuses anything else.
         subscribed = {
             one.place
@@ -325,20 +328,46 @@ class Flow:
                 await job.leave()
 
 
-def _with_own_sources(graph: StreamGraph) -> StreamGraph:
+def _with_own_sources(graph: StreamGraph, options: RunOptions, flow: str) -> StreamGraph:
     """Returns a copy of the graph whose sources have their own state for this run.
 
-    Push sources get an inlet, and sources that look for files remember the files found. So the same
-    flow may run twice at once.
+    Push sources get an inlet and a journal, and sources that look for files remember the files
+    found. So the same flow may run twice at once.
     """
     uids = graph.uids()
     own = graph.copy()
     for i, node in graph.nodes.items():
         if isinstance(node.source, PushSource):
-            own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run())
+            journal = _journal(node.source, uids[i], options, flow)
+            own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run(journal))
         elif node.source is not None:
             own.nodes[i] = replace(node, source=_own_source(node.source))
     return own
+
+
+def _journal(source: PushSource[Any], uid: str, options: RunOptions, flow: str) -> Journal | None:
+    """Returns the journal of a push source for one run, None if the run has none."""
+    settings = options.checkpoint_settings()
+    if source.journal is False:
+        return None
+    if settings is None or settings.store is None:
+        if source.journal is None:
+            return None
+        raise ValueError(
+            f"push(journal={str(source.journal)!r}) of {uid!r} needs checkpoints=URL: without "
+            "checkpoints nothing says which of its elements are done with"
+        )
+    if source.journal is not None:
+        directory = f"{source.journal}/{encode_flow(flow)}"
+    elif (root := local_path(flow_url(settings.store, flow))) is not None:
+        directory = f"{root}/journal"
+    else:
+        return None
+    if settings.restore is not None:
+        earlier = Earlier.READ
+    else:
+        earlier = Earlier.REMOVE if settings.fresh else Earlier.REFUSE
+    return Journal(f"{directory}/{encode_flow(uid)}", f"push source {uid!r}", settings.key, earlier)
 
 
 def _own_source(source: Source[Any]) -> Source[Any]:

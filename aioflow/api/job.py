@@ -168,6 +168,8 @@ class Job:
             return await self._cluster.run()
         finally:
             self._close_inlets()
+            for _, inlet in self._inlets():
+                await inlet.close_journal()
             for callback in self._end_callbacks:
                 callback()
             if self._own_host:
@@ -181,9 +183,16 @@ class Job:
             else ""
         )
         over = f"job {self.name!r} ({self.id}) is {self.status.value}{why}"
-        for node in self._graph.nodes.values():
-            if isinstance(node.source, PushSource) and node.source.inlet is not None:
-                node.source.inlet.end(f"{over}: nothing can be put into {node.name!r} any more")
+        for name, inlet in self._inlets():
+            inlet.end(f"{over}: nothing can be put into {name!r} any more")
+
+    def _inlets(self) -> list[tuple[str, PushInlet[Any]]]:
+        """Returns the inlets of the job, each with the name of its source."""
+        return [
+            (node.name, node.source.inlet)
+            for node in self._graph.nodes.values()
+            if isinstance(node.source, PushSource) and node.source.inlet is not None
+        ]
 
     async def leave(self) -> None:
         """Ends the job when `async with flow.run()` is left normally. Raises the error of a failed
@@ -397,17 +406,11 @@ class Job:
         A barrier that begins afterwards follows these elements. Logs a warning if the wait exceeds
         the job's timeout.
         """
-        inlets = [
-            (node.name, node.source.inlet)
-            for node in self._graph.nodes.values()
-            if isinstance(node.source, PushSource)
-        ]
         name = ""
         try:
             async with asyncio.timeout(to_seconds(self._options.timeout, "timeout")):
-                for name, inlet in inlets:  # noqa: B007  # The warning names where it stood.
-                    if inlet is not None:
-                        await inlet.caught_up()
+                for name, inlet in self._inlets():  # noqa: B007  # The warning names it.
+                    await inlet.caught_up()
         except TimeoutError:
             logger.warning(
                 "the savepoint of job %s does not hold what was put into %r last: that was not "
@@ -531,7 +534,8 @@ class Job:
         """Returns the inlet of a stream that begins at `af.io.push()`.
 
         Use it as `await job.input(events).put(event)`, which waits under back pressure. Accepted
-        elements are replayed after a restart of the job, as long as this process lives.
+        elements are replayed after a restart of the job. Those in the journal are also replayed
+        by the next run after this process has died (see `af.io.push`).
         """
         node_id = self._one_node(
             stream,

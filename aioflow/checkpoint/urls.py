@@ -20,7 +20,15 @@ from aioflow.inspection.redaction import redacted
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["SCHEMES", "decode_flow", "encode_flow", "flow_url", "join_url", "open_objects"]
+__all__ = [
+    "SCHEMES",
+    "decode_flow",
+    "encode_flow",
+    "flow_url",
+    "join_url",
+    "local_path",
+    "open_objects",
+]
 
 REMOTE_SCHEMES = ("s3", "gs", "az")
 SCHEMES = ("file", "memory", *REMOTE_SCHEMES)
@@ -48,13 +56,13 @@ def open_objects(url: str, host: Host) -> ObjectStore:
             )
         return DirectoryObjects(host, url)
     if scheme == "file":
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        path = local_path(url)
+        if path is None:
             raise CheckpointError(
                 f"store {url} names another machine, expected three slashes and an absolute path: "
                 f"file:///{rest}"
             )
-        return DirectoryObjects(host, unquote(parts.path))
+        return DirectoryObjects(host, path)
     if scheme == "memory":
         if not rest.strip("/"):
             raise CheckpointError(f"store {url} has no name, expected memory://NAME")
@@ -73,6 +81,18 @@ def open_objects(url: str, host: Host) -> ObjectStore:
     raise CheckpointError(
         f"store {redacted(url)} has the scheme {scheme!r}, expected one of {known}, or a path"
     )
+
+
+def local_path(url: str) -> str | None:
+    """Returns the path of a `file:` URL of this machine, None for another URL."""
+    parts = urlsplit(url)
+    if (
+        parts.scheme != "file"
+        or parts.netloc not in ("", "localhost")
+        or not parts.path.startswith("/")
+    ):
+        return None
+    return unquote(parts.path)
 
 
 def join_url(url: str, name: str) -> str:

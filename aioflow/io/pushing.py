@@ -8,7 +8,8 @@ Invariant: the inlet numbers the elements that it accepts. If the job may restar
 the elements that no completed checkpoint covers, and a restarted reader replays them. Without
 checkpoints that is every element of the run. If the job may not restart, an element is forgotten
 once it was polled. With checkpoints at most `uncovered` elements are kept. At that bound `put`
-waits until a checkpoint completes.
+waits until a checkpoint completes. If the checkpoints are in a local directory, the journal beside
+them holds the kept elements too: another program reads them after this one has died (`io.journal`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 
 from aioflow.core.aio import DONE
@@ -26,6 +28,8 @@ from aioflow.io.checks import checked_whole
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.io.journal import Journal
     from aioflow.operators.source import SourceContext, SourceReader
 
 __all__ = ["PushInlet", "PushSource", "push"]
@@ -49,15 +53,24 @@ NOT_DURABLE = (
 
 
 @explained
-def push(capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> PushSource[Any]:
+def push(
+    capacity: int = CAPACITY,
+    uncovered: int = UNCOVERED,
+    journal: str | Path | bool | None = None,
+) -> PushSource[Any]:
     """Returns a source whose elements the program puts through `job.input(stream)`.
+
+    In a job with checkpoints, `put` returns when its element is in the journal: a local directory
+    from which the next run reads what no checkpoint covers. It is `journal`, or by default one
+    below the checkpoints if these are in a local directory. With `journal=False` elements are kept
+    in memory only, and those that no checkpoint covers are lost with the program.
 
     `put` waits while `capacity` accepted elements have not been read. A job with checkpoints that
     may restart keeps each element until a completed checkpoint covers it. `put` also waits while
     `uncovered` elements are kept: their number counts, not their size. A job without checkpoints
     that may restart keeps all elements, without a bound.
     """
-    return PushSource(capacity, uncovered)
+    return PushSource(capacity, uncovered, journal)
 
 
 class PushSource(Generic[T]):
@@ -72,21 +85,38 @@ class PushSource(Generic[T]):
     per_run = True
     parallelism_max = 1
 
-    def __init__(self, capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> None:
+    def __init__(
+        self,
+        capacity: int = CAPACITY,
+        uncovered: int = UNCOVERED,
+        journal: str | Path | bool | None = None,
+    ) -> None:
         for name, bound in (("capacity", capacity), ("uncovered", uncovered)):
             checked_whole(bound, name, "push")
+        if journal is True or journal == "" or not isinstance(journal, str | Path | bool | None):
+            raise GraphError(
+                f"push(journal=) takes a directory, or False for none, got {journal!r}; without it "
+                "the journal is below the checkpoints"
+            )
+        if isinstance(journal, str) and "://" in journal:
+            raise GraphError(
+                f"push(journal={journal!r}) is a URL, expected a path: the journal is written on "
+                "each put, so it is in a local directory"
+            )
         self._capacity = capacity
         self._uncovered = uncovered
+        self.journal = journal
+        """The directory that was given, False for none, None for one below the checkpoints."""
         self.inlet: PushInlet[T] | None = None
         """The inlet for a run's elements; None in the source of the flow."""
 
     def __repr__(self) -> str:
         return f"push(capacity={self._capacity}, uncovered={self._uncovered})"
 
-    def for_run(self) -> PushSource[T]:
-        """Returns the source of one run, with an inlet of its own."""
-        source: PushSource[T] = PushSource(self._capacity, self._uncovered)
-        source.inlet = PushInlet(self._capacity, self._uncovered)
+    def for_run(self, journal: Journal | None = None) -> PushSource[T]:
+        """Returns the source of one run, with an inlet of its own that writes to `journal`."""
+        source: PushSource[T] = PushSource(self._capacity, self._uncovered, self.journal)
+        source.inlet = PushInlet(self._capacity, self._uncovered, journal)
         return source
 
     async def discover(self) -> list[Split]:
@@ -108,9 +138,12 @@ class PushInlet(Generic[T]):
     were accepted.
     """
 
-    def __init__(self, capacity: int, uncovered: int = UNCOVERED) -> None:
+    def __init__(
+        self, capacity: int, uncovered: int = UNCOVERED, journal: Journal | None = None
+    ) -> None:
         self._capacity = capacity
         self._uncovered = uncovered
+        self._journal = journal
         self._warned = False
         # The kept elements, the first of which has the number `_base`. Those with numbers below
         # `_read` were polled and are kept for a restart.
@@ -138,15 +171,22 @@ class PushInlet(Generic[T]):
                 "an input is put into: `await job.input(stream).put(value)`, or `.put_many(values)`"
             )
 
-    async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
-        """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.
+    async def put(
+        self, value: T, timestamp: int | None = None, *, durable: bool | None = None
+    ) -> None:
+        """Returns when `value` was accepted and is in the journal, if the job has one (see `push`).
+
+        With `durable=False` it does not wait for the journal: if the program dies at once, the
+        value may be lost. With `durable=True` it returns when a completed checkpoint covers the
+        value, so that sinks have committed its results.
 
         It waits for room: for the source to read, or for a checkpoint to complete if too many
-        elements wait for one (see `push`). Timestamps are ms, given for all elements or for none.
+        elements wait for one. Timestamps are ms, given for all elements or for none.
 
-        Raises Closed after `close`, JobNotRunning after the job's end, and CheckpointError for
-        `durable` in a job that takes no checkpoints. An element whose `durable` put was cancelled,
-        or ended with JobNotRunning, may have been processed all the same.
+        Raises Closed after `close`, JobNotRunning after the job's end, TypeNotSupported for a value
+        that the journal cannot hold, and CheckpointError if the journal cannot be written, or for
+        `durable=True` in a job that takes no checkpoints. An element whose put was cancelled or
+        failed while it waited to become durable may be processed all the same.
         """
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
@@ -155,11 +195,15 @@ class PushInlet(Generic[T]):
         while self._check() and self._space < 1:
             await self._wait_for_room()
         self._append(value, timestamp)
-        if durable:
-            await self._covered(self._end)
+        if durable is not False:
+            await self._made_durable(covered=durable is True)
 
     async def put_many(
-        self, values: Iterable[T], timestamps: Iterable[int] | None = None, *, durable: bool = False
+        self,
+        values: Iterable[T],
+        timestamps: Iterable[int] | None = None,
+        *,
+        durable: bool | None = None,
     ) -> None:
         """Puts each of `values` in order, as `put` does; other tasks may put in between."""
         if asyncio.get_running_loop() is not self._loop:
@@ -176,8 +220,8 @@ class PushInlet(Generic[T]):
                 break
             for value in taken:
                 self._append(value, None if times is None else next(times))
-        if durable:
-            await self._covered(self._end)
+        if durable is not False:
+            await self._made_durable(covered=durable is True)
 
     def close(self) -> Any:
         """Accepts no more elements: the source ends when all have been read.
@@ -216,6 +260,11 @@ class PushInlet(Generic[T]):
                         f"{reason}; no completed checkpoint covers what put(durable=True) waits for"
                     )
                 )
+
+    async def close_journal(self) -> None:
+        """Writes what was put last to the journal, and releases the puts that wait for it."""
+        if self._journal is not None:
+            await self._journal.close()
 
     @property
     def _end(self) -> int:
@@ -257,6 +306,8 @@ class PushInlet(Generic[T]):
             raise ValueError(
                 f"put() got the timestamp {timestamp!r}, expected one for every element or for none"
             )
+        if self._journal is not None:
+            self._journal.add(value, timestamp)
         if timestamp is not None:
             self._timestamps.append(timestamp)
         self._values.append(value)
@@ -267,10 +318,16 @@ class PushInlet(Generic[T]):
             self._room = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._room)
 
-    async def _covered(self, number: int) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._durable.append((number, future))
-        await future
+    async def _made_durable(self, *, covered: bool) -> None:
+        """Returns when all elements accepted so far are in the journal, if there is one; with
+        `covered`, when a completed checkpoint covers them.
+        """
+        if covered:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._durable.append((self._end, future))
+            await future
+        elif self._journal is not None:
+            await self._journal.written()
 
     def _check_loop(self) -> None:
         """Binds the inlet to the loop of the first put or read, and checks later calls.
@@ -287,14 +344,24 @@ class PushInlet(Generic[T]):
 
     # Methods that the reader calls.
 
-    def attach(self, position: int | None, keep: bool, checkpointing: bool) -> None:
-        """Attaches a reader at `position`: the first one of a run, or the next after a restart."""
+    async def attach(
+        self, position: int | None, keep: bool, checkpointing: bool, host: Host
+    ) -> None:
+        """Attaches a reader at `position`: the first one of a run, or the next after a restart.
+
+        Raises RestoreError if the journal of earlier runs is damaged.
+        """
         self._check_loop()
         start = position or 0
         if not self._attached:
-            # Elements put before the first reader get the numbers after those of an earlier run.
+            # Elements put before the first reader get the numbers after those of earlier runs.
+            earlier: list[tuple[int | None, T]] = []
+            if self._journal is not None:
+                start, earlier = await self._journal.load(host, start)
             self._attached = True
             self._base = self._read = start
+            self._prepend(earlier)
+            start += len(earlier)
             self._durable = [(number + start, future) for number, future in self._durable]
             self._unread = [(number + start, future) for number, future in self._unread]
             self._checkpointing = checkpointing
@@ -306,6 +373,13 @@ class PushInlet(Generic[T]):
             # was notified.
             self.covered(start)
         self._keep = keep
+
+    def _prepend(self, earlier: list[tuple[int | None, T]]) -> None:
+        if earlier:
+            self._timed = earlier[0][0] is not None
+            self._values[:0] = [value for _, value in earlier]
+            self._timestamps[:0] = [time for time, _ in earlier if time is not None]
+            self._wake()
 
     def _refuse_durable(self) -> None:
         durable, self._durable = self._durable, []
@@ -330,6 +404,8 @@ class PushInlet(Generic[T]):
     def covered(self, position: int) -> None:
         """Drops the elements before `position`, which a completed checkpoint covers."""
         self._forget(position)
+        if self._journal is not None:
+            self._journal.covered(position)
         self._durable = _without_reached(self._durable, position)
         if len(self._values) < NEAR * self._uncovered:
             self._warned = False
@@ -396,6 +472,7 @@ def _without_reached(
 class _PushReader:
     def __init__(self, inlet: PushInlet[Any], ctx: SourceContext) -> None:
         self._inlet = inlet
+        self._host = ctx.host
         self._keep = ctx.replays
         self._checkpointing = ctx.checkpointing
         # The position at each checkpoint that may still complete.
@@ -406,7 +483,7 @@ class _PushReader:
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
             self._open = True
-            self._inlet.attach(split.position, self._keep, self._checkpointing)
+            await self._inlet.attach(split.position, self._keep, self._checkpointing, self._host)
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
         if not self._open:

@@ -21,6 +21,54 @@ _REDIS, _NATS, _KAFKA = (
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
+        "a put is acknowledged before its journal is on disk",
+        "aioflow/io/journal.py",
+        "            await host.fs.append(file.path, frames, sync=True)\n",
+        "            await host.fs.append(file.path, frames)\n",
+        ("tests/io/test_journal.py::test_no_acknowledged_element_is_lost_over_four_crashes",),
+    ),
+    Mutant(
+        "the name of a new file of the journal is not durable",
+        "aioflow/io/journal.py",
+        "                await host.fs.fsync_dir(self._directory)\n",
+        "                pass\n",
+        ("tests/io/test_journal.py::test_no_acknowledged_element_is_lost_over_four_crashes",),
+    ),
+    Mutant(
+        "a file of the journal is removed before a checkpoint covers all of it",
+        "aioflow/io/journal.py",
+        "        covered = [file for file in self._files if file.end <= self._covered]\n",
+        "        covered = [file for file in self._files if file.end <= self._covered + 3]\n",
+        ("tests/io/test_journal.py::test_no_acknowledged_element_is_lost_over_four_crashes",),
+    ),
+    Mutant(
+        "a file of the journal goes on behind a frame that was cut off",
+        "aioflow/io/journal.py",
+        "        file, self._open = self._open, None\n",
+        "        file = self._open or (self._files[-1] if self._files else None)\n",
+        ("tests/io/test_journal.py::test_a_full_disk_fails_the_put_and_the_next_one_writes_both",),
+    ),
+    Mutant(
+        "an element that a checkpoint covers is read from the journal again",
+        "aioflow/io/journal.py",
+        "                wanted = batch[max(0, max(start, known or 0) - number) :]\n",
+        "                wanted = batch\n",
+        (
+            "tests/io/test_journal.py::"
+            "test_elements_come_back_with_their_timestamps_from_the_restored_position_on",
+        ),
+    ),
+    Mutant(
+        "a put does not wait for the journal",
+        "aioflow/io/pushing.py",
+        "            await self._journal.written()\n",
+        "            pass\n",
+        (
+            "tests/io/test_journal.py::"
+            "test_a_service_killed_five_times_has_counted_every_acknowledged_put_once",
+        ),
+    ),
+    Mutant(
         "an encoding of csv is looked up when the job runs",
         "aioflow/io/csv_files.py",
         "    checked_encoding(encoding, place)\n",

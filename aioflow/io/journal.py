@@ -1,0 +1,327 @@
+"""The write-ahead journal of a push source: what was accepted survives the death of the program.
+
+`put` returns when its element is on disk. Concurrent puts share one write and one fsync. A program
+that starts again reads what no completed checkpoint covers. Files are removed once a checkpoint
+covers all of their elements.
+
+    <directory>/<index>     frames; each run, checkpoint and failed write begins a new file
+
+    frame    16 bytes  BLAKE2b of the rest of the frame, with `checkpoint_key` if there is one
+              4 bytes  length of the content
+              8 bytes  number of the first element
+              8 bytes  position that a completed checkpoint covers
+              content  a batch of the elements, each encoded as (timestamp or None, value)
+
+Invariant: the frames that were written hold every element from the covered position on, in order. A
+crash cuts off the last frame of a file at most, and its elements were never acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
+from aioflow.core.serializers import Codec, DecodeError
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["Earlier", "Journal"]
+
+logger = logging.getLogger(__name__)
+
+DIGEST_BYTES = 16
+HEADER = struct.Struct(">IQQ")
+FRAME_START = DIGEST_BYTES + HEADER.size
+
+FRAME_BYTES = 8 * 1024 * 1024
+"""Size at which a frame ends, and the elements go on in another one."""
+
+Element = tuple[int | None, Any]
+"""Timestamp in ms, or None, and value."""
+
+
+class Earlier(Enum):
+    """What a run does with the elements of earlier runs."""
+
+    READ = "read"
+    REMOVE = "remove"
+    REFUSE = "refuse"
+    """The run is to begin without state, and was not told that it may forget anything."""
+
+
+@dataclass(slots=True)
+class _File:
+    path: str
+    end: int
+    """Number after its last element."""
+
+
+class Journal:
+    """The journal of one source for one run. All calls come from one loop.
+
+    `owner` names the source in errors.
+    """
+
+    def __init__(self, directory: str, owner: str, key: bytes | None, earlier: Earlier) -> None:
+        self._directory = directory
+        self._owner = owner
+        self._key = b"" if key is None else hashlib.sha256(key).digest()
+        self._earlier = earlier
+        self._codec = Codec()
+        self._host: Host | None = None
+        self._files: list[_File] = []
+        self._index = 0
+        """Number in the name of the next file."""
+        self._open: _File | None = None
+        self._next = 0
+        """Number of the next element to write."""
+        self._covered = 0
+        self._pending: list[bytes] = []
+        self._batch: asyncio.Future[None] | None = None
+        """Done when `_pending` is on disk."""
+        self._writing: asyncio.Future[None] | None = None
+        """Done when the write that runs is."""
+        self._writer: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Journal({self._directory!r})"
+
+    # Reading.
+
+    async def load(self, host: Host, start: int) -> tuple[int, list[Element]]:
+        """Reads the elements from number `start` on, and begins to write.
+
+        Returns the number of the first one, and the elements. Raises RestoreError if an element is
+        missing or damaged.
+        """
+        names = await self._names(host)
+        self._index = 1 + max((int(name) for name in names), default=0)
+        first, elements = start, list[Element]()
+        if names and self._earlier is Earlier.REMOVE:
+            await host.fs.remove(
+                [f"{self._directory}/{name}" for name in names], within=self._directory
+            )
+        else:
+            first, elements = await self._read(host, names, start)
+        if elements and self._earlier is Earlier.REFUSE:
+            raise RestoreError(
+                f"{self._owner}: {len(elements)} elements of an earlier run are in the journal "
+                f"{self._directory}, and restore=None would begin without them: restore='latest' "
+                "reads them, fresh=True with restore=None removes them"
+            )
+        await host.fs.mkdirs(self._directory, private=True)
+        self._next = first + len(elements)
+        self._covered = start
+        self._host = host
+        if elements:
+            logger.info(
+                "%s: %d elements of an earlier run follow from the journal %s",
+                self._owner,
+                len(elements),
+                self._directory,
+            )
+        self._wake()
+        return first, elements
+
+    async def _names(self, host: Host) -> list[str]:
+        if not await host.fs.exists(self._directory):
+            return []
+        return sorted(name for name in await host.fs.list(self._directory) if name.isdigit())
+
+    async def _read(self, host: Host, names: list[str], start: int) -> tuple[int, list[Element]]:
+        first, elements = start, list[Element]()
+        known: int | None = None  # The number after the last element read.
+        for name in names:
+            path = f"{self._directory}/{name}"
+            data = await host.fs.read(path)
+            end = 0
+            for number, covered, content in self._frames(path, data):
+                batch = self._decoded(path, content)
+                end = number + len(batch)
+                if known is not None and number > max(known, covered) and number > start:
+                    raise RestoreError(
+                        f"{self._owner}: the journal {path} begins with element {number}, "
+                        f"expected {known}: elements between were accepted and are missing; to go "
+                        f"on without them remove {self._directory}"
+                    )
+                wanted = batch[max(0, max(start, known or 0) - number) :]
+                if wanted:
+                    if not elements:
+                        first = end - len(wanted)
+                    elif number > first + len(elements):
+                        # A checkpoint covers what is between; it was not the one restored here.
+                        raise RestoreError(
+                            f"{self._owner}: the journal {self._directory} holds no element "
+                            f"{first + len(elements)} to {number - 1}, which a later checkpoint "
+                            "covers: restore that one, or remove the journal"
+                        )
+                    elements += wanted
+                known = max(end, known or 0)
+            self._files.append(_File(path, end))
+        return first, elements
+
+    def _frames(self, path: str, data: bytes) -> list[tuple[int, int, bytes]]:
+        """Returns number, covered position and content of each whole frame."""
+        frames, at = [], 0
+        while at < len(data):
+            head = data[at + DIGEST_BYTES : at + FRAME_START]
+            length, number, covered = HEADER.unpack(head) if len(head) == HEADER.size else (0, 0, 0)
+            content = data[at + FRAME_START : at + FRAME_START + length]
+            if data[at : at + DIGEST_BYTES] != self._digest(head, content):
+                end = at + FRAME_START + length
+                if end < len(data) and any(head):
+                    raise RestoreError(
+                        f"{self._owner}: the journal {path} is damaged at byte {at}, or was "
+                        "written with another checkpoint_key: give that key, or remove "
+                        f"{self._directory} to go on without the elements that it holds"
+                    )
+                logger.info(
+                    "%s: a crash has cut off the last %d bytes of the journal %s; their elements "
+                    "were not acknowledged",
+                    self._owner,
+                    len(data) - at,
+                    path,
+                )
+                break
+            frames.append((number, covered, content))
+            at += FRAME_START + length
+        return frames
+
+    def _decoded(self, path: str, content: bytes) -> list[Element]:
+        try:
+            return [self._codec.decode(element) for element in self._codec.decode_batch(content)]
+        except DecodeError as error:
+            raise RestoreError(
+                f"{self._owner}: an element in the journal {path} cannot be read: {error}"
+            ) from error
+
+    def _digest(self, head: bytes, content: bytes) -> bytes:
+        digest = hashlib.blake2b(head, digest_size=DIGEST_BYTES, key=self._key)
+        digest.update(content)
+        return digest.digest()
+
+    # Writing.
+
+    def add(self, value: Any, timestamp: int | None) -> None:
+        """Appends an element. Raises TypeNotSupported if it cannot be encoded."""
+        self._pending.append(self._codec.encode((timestamp, value), owner=self._owner))
+        if self._batch is None:
+            self._batch = asyncio.get_running_loop().create_future()
+            self._wake()
+
+    async def written(self) -> None:
+        """Returns when all elements added before are on disk.
+
+        Raises CheckpointError if they cannot be written; the next write includes them again.
+        """
+        batch = self._batch or self._writing
+        if batch is not None:
+            await asyncio.shield(batch)
+
+    def covered(self, position: int) -> None:
+        """Lets go of the elements before `position`, which a completed checkpoint covers."""
+        if position > self._covered:
+            self._covered = position
+            self._open = None  # What follows gets a file of its own, which can be removed whole.
+            self._wake()
+
+    async def close(self) -> None:
+        """Writes what is pending. Elements that came before `load` are given up."""
+        while self._writer is not None:
+            await self._writer
+        if self._batch is not None:
+            _fail(self._batch, JobNotRunning(f"{self._owner}: the job ended before it had started"))
+
+    def _wake(self) -> None:
+        if self._writer is None and self._host is not None:
+            loop = asyncio.get_running_loop()
+            self._writer = loop.create_task(self._work(self._host), name="push journal")
+
+    async def _work(self, host: Host) -> None:
+        """Writes until nothing is pending or an error occurs, and removes covered files."""
+        try:
+            while self._pending:
+                if not await self._write(host):
+                    return
+            await self._remove_covered(host)
+        finally:
+            self._writer = None
+            if self._pending and self._batch is not None:  # Added during the removal.
+                self._wake()
+
+    async def _write(self, host: Host) -> bool:
+        """Writes all that is pending in one frame. Returns whether it is on disk."""
+        pending, self._pending = self._pending, []
+        batch, self._batch = self._batch, None
+        self._writing = batch
+        done = max(0, min(len(pending), self._covered - self._next))
+        frames = self._encoded(pending[done:], self._next + done)
+        file, self._open = self._open, None
+        is_new = file is None
+        if file is None:
+            file = _File(f"{self._directory}/{self._index:012d}", self._next)
+            self._index += 1
+            self._files.append(file)
+        covered = self._covered
+        try:
+            await host.fs.append(file.path, frames, sync=True)
+            if is_new:
+                await host.fs.fsync_dir(self._directory)
+        except OSError as error:
+            # The file may end with a part of the frame, so the next try writes to a new one.
+            self._pending = pending + self._pending
+            failure = CheckpointError(
+                f"{self._owner}: the journal {self._directory} cannot be written: {error}. The "
+                "element was accepted and may be processed, but a crash would lose it"
+            )
+            failure.__cause__ = error
+            later, self._batch, self._writing = self._batch, None, None
+            for waiting in (batch, later):
+                if waiting is not None:
+                    _fail(waiting, failure)
+            return False
+        self._writing = None
+        self._next += len(pending)
+        file.end = self._next
+        if self._covered == covered:
+            self._open = file
+        if batch is not None:
+            batch.set_result(None)
+        return True
+
+    def _encoded(self, elements: list[bytes], number: int) -> bytes:
+        frames, at = [], 0
+        while at < len(elements):
+            end, size = at, 0
+            while end < len(elements) and size < FRAME_BYTES:
+                size += len(elements[end])
+                end += 1
+            content = self._codec.encode_batch(elements[at:end], owner=self._owner)
+            head = HEADER.pack(len(content), number + at, self._covered)
+            frames += [self._digest(head, content), head, content]
+            at = end
+        return b"".join(frames)
+
+    async def _remove_covered(self, host: Host) -> None:
+        covered = [file for file in self._files if file.end <= self._covered]
+        if not covered:
+            return
+        self._files = [file for file in self._files if file.end > self._covered]
+        if self._open in covered:
+            self._open = None
+        try:
+            await host.fs.remove([file.path for file in covered], within=self._directory)
+        except OSError as error:  # The next run removes them.
+            logger.warning("%s: covered files of the journal stay: %s", self._owner, error)
+
+
+def _fail(waiting: asyncio.Future[None], error: Exception) -> None:
+    waiting.set_exception(error)
+    waiting.exception()  # Marks the error as retrieved; there may be no waiter.

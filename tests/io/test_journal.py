@@ -1,0 +1,386 @@
+"""The journal of a push source: nothing that was acknowledged is lost, whatever dies and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.core.system_host import SystemHost
+from aioflow.io.journal import Earlier, Journal
+from aioflow.testing import simulate
+from aioflow.testing.simulation import SimulatedHost
+from tests.integration.clusters import ROOT
+
+FOLDER = "/shared/journal"
+
+
+def journal(
+    folder: Path | str = FOLDER, key: bytes | None = None, earlier: Earlier = Earlier.READ
+) -> Journal:
+    return Journal(str(folder), "push source 'hits'", key, earlier)
+
+
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_no_acknowledged_element_is_lost_over_four_crashes(how: str) -> None:
+    """Each life reads what no checkpoint covers, in order and once, then writes more of it."""
+    replayed = 0
+    for seed in range(25):
+        accepted: list[int] = []
+        """All elements so far, by number: written, and not yet acknowledged."""
+        acknowledged = covered = 0
+
+        async def life(host: SimulatedHost) -> None:
+            nonlocal acknowledged, covered, replayed, accepted
+            own = journal()
+            start = covered
+            first, elements = await own.load(host, start)
+            assert first == start
+            values = [value for _, value in elements]
+            replayed += len(values)
+            assert values == accepted[start : start + len(values)]
+            assert start + len(values) >= acknowledged
+            accepted = accepted[: start + len(values)]
+            acknowledged = len(accepted)
+
+            async def put_one(n: int) -> None:
+                nonlocal acknowledged
+                own.add(n, None)
+                await own.written()
+                acknowledged = max(acknowledged, n + 1)
+
+            putting: list[asyncio.Future[None]] = []
+            while True:
+                for _ in range(host.rng.randrange(1, 6)):
+                    accepted.append(len(accepted))
+                    putting.append(asyncio.ensure_future(put_one(len(accepted) - 1)))
+                await asyncio.sleep(host.rng.uniform(0.0, 0.01))
+                if host.rng.random() < 0.3:
+                    covered = host.rng.randrange(covered, len(accepted) + 1)
+                    own.covered(covered)
+
+        async def main(host: SimulatedHost) -> None:
+            for _ in range(4):
+                host.sim.spawn("program", life, machine="a")
+                await asyncio.sleep(host.rng.uniform(0.05, 0.5))
+                getattr(host.sim, how)("program")
+
+        assert simulate(main, seed).errors == []
+    assert replayed > 100, "nothing was read again, so the test tests nothing"
+
+
+async def filled(folder: Path, count: int, key: bytes | None = None) -> Path:
+    """Writes `count` elements of a run that dies. Returns the file."""
+    own = journal(folder, key)
+    host = SystemHost()
+    await own.load(host, 0)
+    for n in range(count):
+        own.add(f"element {n}", n * 10)
+        await own.written()
+    await host.close()
+    (file,) = folder.iterdir()
+    return file
+
+
+async def read(folder: Path, start: int = 0, **options: Any) -> list[Any]:
+    host = SystemHost()
+    own = journal(folder, **options)
+    try:
+        _, elements = await own.load(host, start)
+        await own.close()
+    finally:
+        await host.close()
+    return elements
+
+
+async def test_elements_come_back_with_their_timestamps_from_the_restored_position_on(
+    tmp_path: Path,
+) -> None:
+    await filled(tmp_path / "journal", 5)
+    assert await read(tmp_path / "journal", 3) == [(30, "element 3"), (40, "element 4")]
+    assert await read(tmp_path / "journal", 9) == []
+
+
+async def test_a_frame_cut_off_by_a_crash_is_dropped_and_damage_before_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    file = await filled(tmp_path / "journal", 3)
+    whole = file.read_bytes()
+    size = len(whole) // 3
+    for cut in range(1, size):
+        file.write_bytes(whole[:-cut])
+        assert len(await read(tmp_path / "journal")) == 2
+        for path in (tmp_path / "journal").iterdir():
+            assert path == file
+    for at in range(2 * size):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        if at % size in range(16, 20):
+            continue  # The length: a crash may leave one too.
+        with pytest.raises(af.RestoreError, match="is damaged at byte"):
+            await read(tmp_path / "journal")
+
+
+async def test_a_missing_file_is_refused_and_names_what_is_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    host = SystemHost()
+    for start in (0, 2, 4):
+        own = journal(folder)
+        await own.load(host, 0)
+        for n in (start, start + 1):
+            own.add(n, None)
+        await own.written()
+    await host.close()
+    first, second, _ = sorted(folder.iterdir())
+    assert len(await read(folder)) == 6
+    second.unlink()
+    with pytest.raises(af.RestoreError, match="begins with element 4, expected 2"):
+        await read(folder)
+    first.unlink()
+    assert await read(folder, 4) == [(None, 4), (None, 5)]
+
+
+async def test_another_key_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    await filled(folder, 2, b"k" * 32)
+    assert len(await read(folder, key=b"k" * 32)) == 2
+    for key in (None, b"x" * 32):
+        with pytest.raises(af.RestoreError, match="written with another checkpoint_key"):
+            await read(folder, key=key)
+
+
+async def test_a_full_disk_fails_the_put_and_the_next_one_writes_both(tmp_path: Path) -> None:
+    class FullDisk:
+        """Writes half of it, then says that there is no space."""
+
+        def __init__(self, host: SystemHost) -> None:
+            self.host, self.full = host, True
+            self.fs = self
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.host.fs, name)
+
+        async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+            if self.full:
+                await self.host.fs.append(path, data[: len(data) // 2], sync=sync)
+                raise OSError(28, "No space left on device")
+            await self.host.fs.append(path, data, sync=sync)
+
+    host = SystemHost()
+    disk: Any = FullDisk(host)
+    own = journal(tmp_path / "journal")
+    await own.load(disk, 0)
+    for n in range(2):
+        own.add(n, None)
+        with pytest.raises(af.CheckpointError, match=r"cannot be written: .*No space left"):
+            await own.written()
+    disk.full = False
+    own.add(2, None)
+    await own.written()
+    await own.close()
+    await host.close()
+    assert [value for _, value in await read(tmp_path / "journal")] == [0, 1, 2]
+
+
+async def test_files_are_removed_once_a_checkpoint_covers_their_elements(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    host, own = SystemHost(), journal(folder)
+    await own.load(host, 0)
+    for n in range(6):
+        own.add(n, None)
+        await own.written()
+        if n % 2:
+            own.covered(n)
+    await own.close()
+    assert [value for _, value in await read(folder, 5)] == [5]
+    assert len(list(folder.iterdir())) <= 2
+    own.covered(6)
+    await own.close()
+    await host.close()
+    assert list(folder.iterdir()) == []
+
+
+# Through a job.
+
+flow = af.Flow("hits")
+hits = flow.source(af.io.push(), uid="hits")
+counts = hits.key_by(lambda page: page).count(uid="counts")
+
+
+async def counted(job: af.Job, page: str = "a") -> int:
+    n: int = await job.state(counts).get(page, default=0)
+    return n
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():
+        await asyncio.sleep(0.005)
+
+
+SERVICE = """
+import asyncio, sys
+from tests.io.test_journal import counted, flow, hits
+
+async def main() -> None:
+    async with flow.run(checkpoints=sys.argv[1], every="200ms") as job:
+        async def put() -> None:
+            while True:
+                await job.input(hits).put("a")
+                sys.stdout.buffer.write(b"1")
+                sys.stdout.buffer.flush()
+        await asyncio.gather(*[put() for _ in range(8)])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_a_service_killed_five_times_has_counted_every_acknowledged_put_once(
+    tmp_path: Path,
+) -> None:
+    acknowledged, unsure = 0, 0
+    for life in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVICE, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+        )
+        assert process.stdout is not None
+        read_so_far = len(await asyncio.to_thread(process.stdout.read, 200 + 150 * life))
+        os.kill(process.pid, signal.SIGKILL)
+        read_so_far += len(await asyncio.to_thread(process.stdout.read))
+        process.wait()
+        process.stdout.close()
+        acknowledged += read_so_far
+        unsure += 8  # Written to disk by a put that could not say so.
+    async with flow.run(checkpoints=tmp_path, every="200ms") as job:
+
+        async def all_there() -> bool:
+            return await counted(job) >= acknowledged
+
+        await asyncio.wait_for(until(all_there), 60)
+        await asyncio.sleep(0.1)
+        assert acknowledged <= await counted(job) <= acknowledged + unsure
+    assert acknowledged > 2_000
+
+
+async def test_a_restart_within_the_program_reads_each_element_once(tmp_path: Path) -> None:
+    failed = False
+
+    def fails_once(page: str) -> str:
+        nonlocal failed
+        if page == "b" and not failed:
+            failed = True
+            raise RuntimeError("once")
+        return page
+
+    fails = af.Flow("fails")
+    source = fails.source(af.io.push(), uid="in")
+    rows = source.map(fails_once).key_by(lambda page: page).count(uid="counts")
+    async with fails.run(
+        checkpoints=tmp_path, every="100ms", restart=af.fixed_delay(3, "10ms")
+    ) as job:
+        for page in "aaabaa":
+            await job.input(source).put(page)
+
+        async def all_there() -> bool:
+            n: int = await job.state(rows).get("a", default=0)
+            return n >= 5
+
+        await until(all_there)
+        await asyncio.sleep(0.3)
+        assert await job.state(rows).get("a") == 5
+    assert failed
+
+
+async def test_restore_none_refuses_elements_of_an_earlier_run_and_fresh_removes_them(
+    tmp_path: Path,
+) -> None:
+    await abandoned(tmp_path)
+    with pytest.raises(af.RestoreError, match="2 elements of an earlier run are in the journal"):
+        async with flow.run(checkpoints=tmp_path, restore=None):
+            pass
+    async with flow.run(checkpoints=tmp_path, restore=None, fresh=True) as job:
+        assert await counted(job) == 0
+        await job.input(hits).put("a")
+    async with flow.run(checkpoints=tmp_path) as job:
+        assert await counted(job) == 1
+
+
+async def abandoned(store: Path) -> None:
+    """Runs the flow until two elements are in the journal, and no checkpoint covers them."""
+    with suppress(KeyError):
+        async with flow.run(checkpoints=store) as job:
+            await job.input(hits).put("a")
+            await job.input(hits).put("a")
+            raise KeyError
+
+
+async def test_a_run_reads_what_a_cancelled_one_had_acknowledged(tmp_path: Path) -> None:
+    await abandoned(tmp_path)
+    async with flow.run(checkpoints=tmp_path) as job:
+
+        async def all_there() -> bool:
+            return await counted(job) == 2
+
+        await until(all_there)
+    async with flow.run(checkpoints=tmp_path) as job:
+        assert await counted(job) == 2
+    assert list(tmp_path.rglob("journal/*/*")) == []
+
+
+async def test_without_a_journal_elements_are_in_memory_only(tmp_path: Path) -> None:
+    plain = af.Flow("hits")
+    source = plain.source(af.io.push(journal=False), uid="hits")
+    rows = source.key_by(lambda page: page).count(uid="counts")
+    for checkpoints in (tmp_path, "memory://journal-none"):
+        with suppress(KeyError):
+            async with plain.run(checkpoints=checkpoints) as job:
+                await job.input(source).put("a")
+                raise KeyError
+        async with plain.run(checkpoints=checkpoints) as job:
+            assert await job.state(rows).get("a", default=0) == 0
+    assert list(tmp_path.rglob("journal")) == []
+
+
+async def test_a_journal_may_be_elsewhere_than_the_checkpoints(tmp_path: Path) -> None:
+    far = af.Flow("hits")
+    source = far.source(af.io.push(journal=tmp_path / "wal"), uid="hits")
+    rows = source.key_by(lambda page: page).count(uid="counts")
+    with suppress(KeyError):
+        async with far.run(checkpoints="memory://journal-elsewhere") as job:
+            await job.input(source).put("a")
+            raise KeyError
+    async with far.run(checkpoints="memory://journal-elsewhere") as job:
+
+        async def there() -> bool:
+            n: int = await job.state(rows).get("a", default=0)
+            return n == 1
+
+        await until(there)
+    with pytest.raises(ValueError, match=r"of 'hits' needs checkpoints=URL"):
+        async with far.run():
+            pass
+
+
+async def test_a_value_that_cannot_travel_is_refused_at_the_put(tmp_path: Path) -> None:
+    async with flow.run(checkpoints=tmp_path) as job:
+        with pytest.raises(af.TypeNotSupported, match="push source 'hits'"):
+            await job.input(hits).put(object())
+        await job.input(hits).put("a")
+    async with flow.run(checkpoints=tmp_path) as job:
+        assert await counted(job) == 1
+
+
+@pytest.mark.parametrize("journal", [True, "", 5, "s3://bucket/wal"])
+def test_a_journal_that_is_no_directory_is_refused(journal: Any) -> None:
+    with pytest.raises(af.GraphError, match=r"push\(journal="):
+        af.io.push(journal=journal)
+    assert json.dumps(repr(af.io.push()))
