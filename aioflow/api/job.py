@@ -129,7 +129,7 @@ class Job:
     async def monitoring(self) -> AsyncIterator[None]:
         """Serves the monitoring endpoint inside the block if `monitor=` was given.
 
-        It is served from before the first task starts. Raises OSError if it cannot listen.
+        The endpoint is available before the first task starts. Raises OSError if it cannot listen.
         """
         if self._options.monitor is None:
             yield

@@ -1,5 +1,5 @@
-"""A subscription to a stream of a running job. It is bounded, never slows the job down, and ends
-with it.
+"""A subscription to a stream of a running job. It holds a bounded number of elements, never slows
+the job down, and ends when the job ends.
 """
 
 from __future__ import annotations
@@ -179,9 +179,8 @@ class Subscription(Generic[T]):
         self._arrived.set_available()
 
     def _miss(self, count: int, refused: Exception | None) -> None:
-        """Counts records that a worker did not send.
-
-        This process was too slow for them, or they cannot be encoded (`refused`).
+        """Counts records that a worker did not send, because this process was too slow, or because
+        the records cannot be encoded (`refused`).
         """
         self.dropped += count
         self._refused = self._refused or refused
@@ -189,7 +188,7 @@ class Subscription(Generic[T]):
         self.wake()
 
     def _take(self, batch: RecordBatch) -> None:
-        """Adds the rows of a batch. Called on the job's loop, and copies what it keeps."""
+        """Adds the rows of a batch. Called on the job's loop. Copies the rows that are kept."""
         values, rows, limit = batch.values, self._rows, self._buffer
         if not values or self._overflowed:
             return

@@ -172,10 +172,10 @@ class CheckpointCoordinator:
         )
 
     def kept(self, older: CompletedCheckpoint) -> None:
-        """Notes an `older` checkpoint that a former run retained. It is treated like one of this
-        job.
+        """Notes an `older` checkpoint that a former run retained. The checkpoint is treated like
+        those of this job.
 
-        Call before `restored`, oldest first.
+        Call this method before `restored`, oldest checkpoint first.
         """
         self._retention.restored(older, claim=True)
 
@@ -436,7 +436,8 @@ class CheckpointCoordinator:
     ) -> list[Instruction]:
         """Requests the final checkpoint of a job whose sources are being stopped.
 
-        It is a savepoint in `directory`, or with `savepoint=False` a plain checkpoint.
+        The final checkpoint is a savepoint in `directory`, or with `savepoint=False` a plain
+        checkpoint.
         """
         if self._is_over or self._turns.is_stopping:
             refused = Request(kind=CheckpointKind.SYNC_SAVEPOINT, number=number)

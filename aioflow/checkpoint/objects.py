@@ -31,8 +31,8 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """URL of the root, without a slash at its end. Errors show it, and `urls.open_objects`
-        opens the store again from it.
+        """The URL of the root, without a slash at its end. Errors show this URL, and
+        `urls.open_objects` opens the store again when given this URL.
         """
 
     @property

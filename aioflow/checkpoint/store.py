@@ -385,9 +385,9 @@ class FlowStore:
         checkpoint abandons the newer ones (`leave_behind`).
 
         Raises RestoreError if the checkpoint cannot be read. With `fall_back`, an older checkpoint
-        is returned instead, with a warning: sinks would then commit again what they committed
-        since. A missing savepoint is skipped if it did not end its job, because it committed
-        nothing.
+        is returned instead, with a warning: sinks would then commit data again that they have
+        committed after that older checkpoint. A missing savepoint is skipped if it did not end its
+        job, because it committed nothing.
         """
         finished = await self.finished()
         savepoints = await self._numbers("taken")

@@ -131,8 +131,8 @@ def table(rows: Sequence[TaskRow], *, title: str, width: int, color: bool) -> li
 def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
     """Returns one line about the whole job for a log.
 
-    It has the number of records that the sources read. Until the job is over, it also has their
-    rate, the event time, and the busiest task.
+    The line contains the number of records that the sources read. Until the job is over, it also
+    contains their rate, the event time, and the busiest task.
     """
     sources = [row for row in rows if row.is_source]
     parts = [

@@ -299,8 +299,8 @@ def _is_null(found: Column) -> NumberColumn:
 
 
 def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> ex.Expr[Any]:
-    """Returns the operation `e`, changed so that each varying operand is read from a tuple, by
-    position.
+    """Returns an expression for the operation `e` over rows that are tuples: each varying operand
+    is read from the tuple, by its position.
     """
     numbers = iter(range(len(operands)))
     children = [

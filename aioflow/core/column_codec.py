@@ -68,10 +68,10 @@ def encode_stretches(
 ) -> list[bytes]:
     """Returns the bytes of each slice of `column` between neighbours of `bounds`.
 
-    The bounds rise from 0 to the length of the column. The bytes decode like those of
-    `encode_column` for each slice, in half the time for slices of a few hundred records, because
-    numpy's work is done once for all of them. Their ints may take more bytes: as many as those of
-    the widest.
+    The bounds rise from 0 to the length of the column. The bytes of each slice decode like those of
+    `encode_column`. For slices of a few hundred records this takes half the time, because numpy's
+    work is done once for all slices. Ints may take more bytes: all slices use the width of the
+    widest one.
     """
     return list(map(_pack, _shapes(column, bounds, codec, owner)))
 

@@ -204,8 +204,8 @@ class CheckpointBarrier:
     """The event that cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms`
     (wall clock of the coordinator).
 
-    The coordinator sends it to the sources, and they send it downstream. It is all that tasks know
-    about a checkpoint.
+    The coordinator sends the barrier to the sources, and they send it downstream. The barrier
+    contains all that tasks know about a checkpoint.
     """
 
     checkpoint_id: int

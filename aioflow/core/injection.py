@@ -23,10 +23,11 @@ __all__ = ["Injected", "Resource", "injected_parameters", "resource", "use"]
 class Resource:
     """A resource that functions share, such as a connection pool.
 
-    There is one instance for a worker process and job. It is opened when the first task that needs
-    it starts, and closed after the last. `factory` is a generator function, an async one, or a
-    function that returns a context manager of either kind. It may use other resources through its
-    own defaults. Equality is identity: the decorated name is the resource.
+    There is one instance for a worker process and job. The instance is opened when the first task
+    that needs it starts, and closed after the last one. `factory` is a generator function, an async
+    one, or a function that returns a context manager of either kind. A factory may use other
+    resources through the defaults of its own parameters. Equality is identity: the decorated name
+    is the resource.
     """
 
     factory: Callable[..., Any]

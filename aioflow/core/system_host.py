@@ -132,7 +132,7 @@ class SystemHost:
         return future
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Returns False: rare branches are for simulations."""
+        """Returns False, because only simulations take rare branches on purpose."""
         return False
 
     async def close(self) -> None:

@@ -52,8 +52,9 @@ class ShipStrategy(Enum):
     def may_be_overtaken(self) -> bool:
         """Whether barriers may overtake records of the exchange.
 
-        Overtaken records are distributed again when the parallelism changes. That is impossible if
-        the choice of a subtask matters, and only user code or the wiring knows it.
+        Overtaken records are distributed again when the parallelism changes. This is impossible if
+        it matters which subtask gets a record, and if only user code or the connections of the job
+        determine it.
         """
         return self in (
             ShipStrategy.REBALANCE,

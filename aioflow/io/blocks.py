@@ -187,7 +187,7 @@ class BlockFile:
     def head(self, length: int) -> bytes:
         """Returns the first `length` bytes, or fewer if the part is shorter.
 
-        It is called instead of `read`, and closes the file.
+        Call this instead of `read`: it closes the file.
         """
         try:
             self._open()

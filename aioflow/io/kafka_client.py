@@ -157,7 +157,7 @@ async def committed_offsets(
     """Returns the committed offset of `group`, with metadata, for each partition that has one.
 
     Raises ConnectionError when the coordinator does not answer, for example while it loads its
-    state. That must not pass for "nothing committed".
+    state. A missing answer must not be taken for "nothing committed".
     """
     from aiokafka.errors import NoError
 

@@ -161,8 +161,8 @@ class MailboxExecutor:
     def try_yield(self, *, include_deferrable: bool = False) -> bool:
         """Runs one mail as `yield_` does, if there is one; otherwise returns False.
 
-        It is synchronous, so the mail must be too. `include_deferrable` compares deferrable mail by
-        its own priority: at the end of an operator no mail is deferred.
+        This method is synchronous, so the mail must be synchronous too. `include_deferrable`
+        compares deferrable mail by its own priority: at the end of an operator no mail is deferred.
         """
         mailbox = self._mailbox
         mail = mailbox.try_take(

@@ -209,7 +209,7 @@ class MailboxProcessor:
     def _run_mail(self, mail: Mail, now: Callable[[], float]) -> Awaitable[object] | None:
         """Runs `mail`. Returns an awaitable to await next, if any.
 
-        It is the mail's own awaitable, or one that gives the event loop a turn.
+        The awaitable is that of the mail, or one that gives the event loop a turn.
         """
         is_control = mail.lane is Lane.CONTROL
         begun = now()

@@ -319,9 +319,9 @@ class _Dialler:
 class _Opening:
     """The owner of a connection until its handshake is done.
 
-    The dialling task then hands the connection to the link. It may not do so earlier: if a call to
-    connect is cancelled, uvloop closes the transport without a call of `connection_lost`, even
-    after the handshake. The link would keep a dead connection for ever.
+    The dialling task then gives the connection to the link. The task must not do so earlier: if a
+    call to connect is cancelled, uvloop closes the transport without a call of `connection_lost`,
+    even after the handshake. The link would keep a dead connection for ever.
     """
 
     def __init__(self, link: Link) -> None:

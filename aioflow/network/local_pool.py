@@ -331,9 +331,10 @@ class LocalBufferPool:
                 self._idle += 1
 
     def _raise_availability(self) -> None:
-        """Sets availability again, after a recycled permit.
+        """Sets the availability again, after a recycled permit.
 
-        It was cleared when the last idle permit was taken, or a channel reached its quota.
+        The availability was cleared when the last idle permit was taken, or when a channel reached
+        its quota.
         """
         if self._idle > 0 and self._unavailable_channels == 0:
             self.availability.set_available()

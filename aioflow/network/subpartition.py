@@ -175,10 +175,11 @@ class PipelinedSubpartition:
         return True
 
     def add_event(self, event: Event, blocking: bool = False, priority: bool = False) -> bool:
-        """Queues an event behind all elements written so far.
+        """Queues an event after all elements written so far.
 
-        A `priority` event goes before them, behind earlier priority events. A `blocking` event
-        stops the reader until `resume_consumption`. Returns False after finish or release.
+        A `priority` event is queued before these elements, but after earlier priority events. A
+        `blocking` event stops the reader until `resume_consumption`. Returns False after finish or
+        release.
         """
         if self.is_finished or self.is_released:
             return False

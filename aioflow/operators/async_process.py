@@ -255,7 +255,7 @@ class AsyncProcessOperator(ProcessOperator):
     async def _fire_until(self, watermark: int, rows: Rows, deadline: int) -> bool:
         """Fires event-time timers up to `watermark`.
 
-        Returns False if the slice ends before that: some timers may remain.
+        Returns False if the time slice ends before all of them have fired.
         """
         timers, context = self._timers, self._context
         service = context.timer_service
@@ -341,7 +341,7 @@ class AsyncProcessOperator(ProcessOperator):
     async def _end(self, rows: Rows, deadline: int) -> bool:
         """Fires waiting processing-time timers, then calls the function's `finish`.
 
-        Returns False if the slice ends before that.
+        Returns False if the time slice ends before all of this is done.
         """
         service = self._context.timer_service
         while (timer := service.pop_ending()) is not None:

@@ -54,7 +54,7 @@ class CompletionQueue(Protocol):
     def oldest_mark(self) -> int:
         """The watermark that was in force for the oldest element.
 
-        It may be emitted while the queue is not empty.
+        The operator may emit this watermark while the queue is not empty.
         """
 
 

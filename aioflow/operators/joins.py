@@ -187,7 +187,8 @@ class CoGroupOperator(WindowOperator):
                 pass
 
     def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
-        """Adds each record to those of its windows, in `grid`, that end after the end in its row.
+        """Adds each record to its windows, in `grid`, that end later than the end given in the
+        record's row.
 
         Windows that end after `until` are left out.
         """

@@ -313,7 +313,7 @@ class ProcessOperator(Operator):
     def _fire_due(self, watermark: int, rows: Rows, deadline: int, max_records: int) -> bool:
         """Fires event-time timers up to `watermark`.
 
-        Returns False if the slice ends before that: some timers may remain.
+        Returns False if the time slice ends before all of them have fired.
         """
         timers, context = self._timers, self._context
         assert timers is not None
@@ -372,7 +372,7 @@ class ProcessOperator(Operator):
     def _finish_keyed(self, rows: Rows, max_records: int) -> bool:
         """Fires waiting processing-time timers, then calls the function's `finish`.
 
-        Returns False if the slice ends before that.
+        Returns False if the time slice ends before all of this is done.
         """
         service, keyed = self._context.timer_service, self._keyed
         assert keyed is not None

@@ -63,9 +63,10 @@ def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
 def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
     """Returns a copy of `aggregate` that reads extracted values instead of elements.
 
-    The accumulators stay the same. The in-flight data of an unaligned checkpoint may meet changed
-    code after a restore. It was extracted before the barrier, so it counts as the former code
-    counted. A `where=` that was added since does not apply, because it would need the elements.
+    The accumulators stay the same. After a restore, in-flight data of an unaligned checkpoint may
+    be processed by changed code. Its values were extracted by the former code, so they are
+    aggregated as the former code would have done. A `where=` that was added since does not apply,
+    because it would need the elements.
     """
     made = copy(aggregate)
     if isinstance(made, Agg):

@@ -29,9 +29,9 @@ UNITS = (
 
 
 def warn_of_unit(timestamp: int) -> None:
-    """Logs a warning if `timestamp` probably has another unit.
+    """Logs a warning if `timestamp` probably has another unit than milliseconds.
 
-    It is the first timestamp of the operator of the current scope.
+    `timestamp` is the first one of the operator whose scope is the current one.
     """
     for unit, per_second, remedy in UNITS:
         if timestamp // per_second in TODAY_S:

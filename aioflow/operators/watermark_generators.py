@@ -324,9 +324,8 @@ def with_timestamp(fn: Callable[..., int | None]) -> Callable[[Any, int], int | 
 
 
 def custom_generator(generator: Any) -> Any:
-    """Returns an object with `on_event` for one subtask.
-
-    It is a copy of `generator`, or the result of calling it.
+    """Returns an object with `on_event` for one subtask: a copy of `generator`, or the result of
+    calling it.
     """
     made = (
         copy.deepcopy(generator)

@@ -149,9 +149,10 @@ class WindowOperator(Operator):
     def _check_same_kind(self) -> None:
         """Checks that the restored state belongs to windows of the same kind.
 
-        Each open session must be in the table of sessions: contents without a session would never
-        fire, nor would those of sessions under other windows. Slices and sessions by key keep their
-        state in tables of other names, which a task rejects as unclaimed state.
+        Each open session must be in the table of sessions. Contents without a session would never
+        fire, and neither would contents of sessions in an operator with other windows. Slices and
+        sessions by key keep their state in tables of other names, which a task rejects as unclaimed
+        state.
         """
         merging, held = self._assigner.is_merging, bool(self._sessions.namespaces())
         if held is merging or not (held or self._contents.namespaces()):

@@ -319,9 +319,8 @@ class CreditReceiver:
 
     @property
     def is_credit_due(self) -> bool:
-        """Whether to send AddCredit.
-
-        That is so when half of the exclusive window is owed, or the sender has no credit left.
+        """Whether to send AddCredit: half of the exclusive window can be announced, or the sender
+        has no credit left.
         """
         owed = self.unannounced
         return owed > 0 and (2 * owed >= self.exclusive or owed == self.available)

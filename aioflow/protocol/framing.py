@@ -194,8 +194,8 @@ class FrameEncoder:
 
 
 class FrameDecoder:
-    """Decodes the frames of one direction of one connection, and refuses types of the other
-    plane.
+    """Decodes the frames of one direction of one connection. Refuses the frame types of the other
+    plane: a data connection accepts no calls, and a control connection no data.
     """
 
     __slots__ = ("_accepted", "_buffer", "_count", "_error", "_key", "_wanted")

@@ -64,7 +64,8 @@ class SubpartitionView(Protocol):
         """
 
     def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
-        """Returns (element, backlog after it, whether more is available, its number) or None.
+        """Returns the next element, the backlog after it, whether more elements are available, and
+        the element's number. Returns None if there is no element.
 
         Raises ProducerFailed.
         """

@@ -497,8 +497,8 @@ class ProducerExchange:
 def _forgotten(request: PartitionRequest) -> Broken:
     """Returns the error for a consumer that returns after this side gave its channel up.
 
-    It is not a ProducerFailed, which means that a failure upstream was reported already. Here the
-    consumer reports it.
+    The error is not a ProducerFailed, which would mean that a failure upstream was already
+    reported. Here the consumer has to report the failure.
     """
     name = f"subpartition {request.subpartition_index} of {request.partition_id}"
     return Broken(

@@ -134,7 +134,7 @@ def _of_python(text: str, condition: str, trace: str) -> SparkError:
 def _last_line(traceback: str) -> str:
     """Returns the line of a traceback that names the error.
 
-    It is the last line that is not indented and looks like an error.
+    This is the last line that is not indented and looks like an error.
     """
     lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
     for line in reversed(lines):

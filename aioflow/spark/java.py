@@ -54,10 +54,10 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str], scratch: str) -> Java:
-    """Returns the runtime to use. Raises SparkError, which says what is wrong.
+    """Returns the runtime to use. Raises SparkError, which names the problem.
 
-    It is JAVA_HOME if set, otherwise `java` on the PATH if it is new enough, otherwise the runtime
-    of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime.
+    The runtime is JAVA_HOME if set, otherwise `java` on the PATH if it is new enough, otherwise the
+    runtime of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime.
     """
     home = environ.get("JAVA_HOME")
     if home:

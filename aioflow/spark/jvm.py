@@ -257,7 +257,7 @@ def _forget() -> None:
 def _last_words(log: Path) -> str:
     """Returns the line of Java's output that explains why Java ended.
 
-    It is the first line about an error, without its prefix.
+    This is the first line about an error, without its prefix.
     """
     try:
         lines = [

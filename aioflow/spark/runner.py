@@ -397,8 +397,8 @@ class _NoTasks:
 def original_error(error: BaseException, codec: Codec) -> Exception | None:
     """Returns the error of user code inside an error of Spark; None if there is none.
 
-    It is at the very end of the message, because the text before it may hold arbitrary words of
-    records. A message that was cut has none.
+    The encoded error is at the very end of the message, because the text before may contain
+    arbitrary words of records. A message that was cut has no encoded error.
     """
     pieces = (getattr(error, "trace", "") or str(error)).split(ERROR_MARK)
     if len(pieces) < 3:

@@ -85,9 +85,8 @@ def _check_names(frame: Any) -> None:
 
 
 def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] | None]:
-    """Returns the filters that every row meets first, and the expressions of a `select` after them.
-
-    The latter is None if there is no such `select`.
+    """Returns the filters that every row meets first, and the expressions of a `select` that
+    follows them, or None if no `select` follows.
     """
     filters: list[ex.Expr[Any]] = []
     if stage.root.head.watermarks is not None or len(stage.root.nodes) > 1:

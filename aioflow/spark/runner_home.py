@@ -50,10 +50,10 @@ class HomeStage:
         ] = asyncio.Queue()
 
     def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> asyncio.Future[None]:
-        """Passes the rows that belong to the inputs of this stage to it, and returns a future.
+        """Passes the stage those of `rows` that belong to its inputs, and returns a future.
 
         The future is done when the rows are processed. With `commits`, it is done when the sinks
-        have committed them; `commits` is the number of the checkpoint.
+        have committed the rows; `commits` is the number of the checkpoint.
         """
         through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._given.put_nowait(([row for row in rows if row.edge in self._edges], commits, through))

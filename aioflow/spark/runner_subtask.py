@@ -123,8 +123,8 @@ class StageSubtask:
         return self._first.operators[0]
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
-        """Cancels source code without a time limit of its own, because Spark's executor limits the
-        time.
+        """Cancels the source code that runs in `task`. There is no time limit here, because Spark's
+        executor limits the time.
         """
         await cancel_and_wait([task])
 

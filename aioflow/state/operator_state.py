@@ -246,14 +246,17 @@ class HeapOperatorStateBackend:
 
 
 def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> list[OperatorSnapshot]:
-    """Returns the snapshots of `parallelism` new subtasks from those of the former subtasks.
+    """Returns the snapshots of `parallelism` new subtasks, computed from the snapshots of the
+    former subtasks.
 
-    After RoundRobinOperatorStateRepartitioner. List state: all elements in old order are cut into
-    contiguous chunks whose sizes differ by at most one. The larger chunks of the next name begin
-    where those of this name ended, so that the first subtasks do not get all of them. With an
-    unchanged parallelism elements stay where they were. Union list state: every subtask gets all
-    elements in old order. Broadcast state: new subtask i gets the copy of former subtask i modulo
-    the former parallelism.
+    List state: all elements in old order are cut into contiguous chunks whose sizes differ by at
+    most one. The larger chunks of one state begin at the subtask after the last larger chunk of the
+    previous state, so that the first subtasks do not get all larger chunks. With an unchanged
+    parallelism elements stay where they were. Union list state: every subtask gets all elements in
+    old order. Broadcast state: new subtask i gets the copy of former subtask i modulo the former
+    parallelism.
+
+    After Flink's RoundRobinOperatorStateRepartitioner.
     """
     if parallelism < 1:
         raise ValueError(f"parallelism is {parallelism}, expected at least 1")

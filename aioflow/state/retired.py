@@ -1,8 +1,9 @@
 """Frees in slices the objects that a completed checkpoint has made obsolete.
 
 Freeing the keys of a million rows at once would block the loop for a hundred milliseconds. The keys
-of a file are in tuples that other objects may refer to; only the references are dropped here. The
-notes of a generation are emptied in place, so they are added only after their last reader.
+of a file are stored in tuples, which other objects may share, so only the references to them are
+dropped here. The notes of a generation are emptied in place. So a generation must be added only
+when no snapshot reads it any more.
 """
 
 from __future__ import annotations

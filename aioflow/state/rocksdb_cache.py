@@ -143,9 +143,9 @@ class Space:
         return self.dirty
 
     def forget(self, key: Any) -> None:
-        """Notes that `key`, which was named, was removed.
+        """Notes that `key`, which was noted as dirty, was removed.
 
-        A fresh key need not be written. It is named again before it returns.
+        A fresh key need not be written. The key is noted again before it returns.
         """
         if self.token is self.cache.token and key in self.fresh:
             self.fresh.discard(key)
