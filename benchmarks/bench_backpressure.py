@@ -128,7 +128,7 @@ def nothing(value: Any) -> None:
 async def run(
     seconds: float, per_s: int | None, *, with_braked: bool, with_neighbour: bool
 ) -> dict[str, Any]:
-    """One job for so long, looked at from outside; what the start makes is left out."""
+    """Runs one job for this long and observes it from outside, without its start."""
     flow = af.Flow("back pressure", parallelism=PARALLELISM)
     answers: list[float] = []
     with tempfile.TemporaryDirectory() as directory, watched_workers() as workers:

@@ -1,5 +1,5 @@
-"""What a checkpoint each second costs a running word count: CPU time with and without, in turns
-within one job.
+"""The cost of a checkpoint each second for a running word count: CPU time with and without, in
+turns within one job.
 
     python benchmarks/bench_checkpoints.py [--pairs 30] [--slice 3] [--state heap|rocksdb ...]
 
@@ -48,7 +48,7 @@ PACE_RECORDS = 4_000
 
 @dataclass(slots=True)
 class Slice:
-    """What a few seconds of the job took, and how many checkpoints completed in it."""
+    """The cost of a few seconds of the job, and the number of checkpoints completed in them."""
 
     records: int
     cpu_s: float
@@ -115,7 +115,7 @@ async def compare(
         for with_it, without in zip(kept, plain, strict=True)
     )
     low, middle, high = quantiles(added, n=4)
-    # Of the median, by rank: no shape of the noise is assumed.
+    # Interval of the median, by rank: no shape of the noise is assumed.
     reach = 0.98 * sqrt(pairs)
     span = added[max(0, int(pairs / 2 - reach))], added[min(pairs - 1, int(pairs / 2 + reach))]
     return {

@@ -80,7 +80,7 @@ def installed(data: Path) -> tuple[list[Engine], dict[str, str]]:
 def compare(
     workload: str, engines: list[Engine], options: argparse.Namespace, answers: Answers
 ) -> list[Told]:
-    """One row for each engine; all of them take their turn in each round."""
+    """Returns one row for each engine; all engines take their turn in each round."""
     told: dict[str, list[Told]] = {
         engine.name: [] for engine in engines if workload in engine.workloads
     }

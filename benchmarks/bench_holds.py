@@ -132,7 +132,7 @@ FLOWS: dict[str, Callable[[int], af.Flow]] = {
 
 @dataclass(slots=True)
 class Holds:
-    """What was seen of one run, in ms."""
+    """The observations of one run, in ms."""
 
     longest: float = 0.0
     collection: float = 0.0
@@ -166,7 +166,7 @@ async def watch(holds: Holds) -> None:
 
 
 def held(name: str, keys: int, collector: Collector | None) -> dict[str, Any]:
-    """One run. `collector`: as a worker process has one."""
+    """Runs once. `collector`: uses the collector of a worker process."""
     holds = Holds()
 
     async def execute() -> float:

@@ -1,5 +1,5 @@
-"""What strangers at its ports cost a job that runs: none is let in, no descriptor is left behind,
-and CPU time a record stays.
+"""The cost of strangers at the ports of a running job: none is let in, no descriptor is left
+behind, and CPU time per record stays constant.
 
     python -m benchmarks.bench_hostile [--connections 10000] [--rounds 4] [--seconds 20]
 
@@ -53,7 +53,7 @@ GOAL = 1.05
 """CPU time a million records under attack, over that in peace."""
 
 ANSWER_BYTES = 64
-"""What a listener says in the handshake: its nonce and its proof."""
+"""Bytes of a listener in the handshake: its nonce and its proof."""
 
 PATIENCE_S = HANDSHAKE_TIMEOUT_S + 25
 AT_ONCE = 48
@@ -82,7 +82,7 @@ class Workers:
 
     @property
     def ports(self) -> list[int]:
-        """Where they listen, and where their starter does."""
+        """Ports of the workers and of their starter."""
         return [port for pid in (*self.pids, os.getpid()) for port in listening_ports(pid)]
 
     @property
@@ -132,7 +132,7 @@ class Attacker:
         self._ports = ports
         self._secret = secret
         self._recorded: dict[int, bytes] = {}
-        """What a client that knows the secret said to a port, once."""
+        """Bytes that a client with the secret once sent to a port."""
         self.made: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """The listener had no room for them."""
@@ -204,7 +204,9 @@ class Attacker:
                     await asyncio.sleep(0.2)
 
     async def _record(self, port: int) -> None:
-        """One honest handshake in the role that the port accepts; nothing is said behind it."""
+        """Does one honest handshake in the role that the port accepts, and sends nothing after
+        it.
+        """
         for role in (PeerRole.DATA, PeerRole.TASKMANAGER):
             client = ClientHandshake(self._secret, role, b"r" * 32)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -271,15 +273,15 @@ class Tally:
 
 
 class Tallied(NamedTuple):
-    """One worker so far."""
+    """One worker's totals so far."""
 
     records: int
     paced: int
     """Records of the plain loop."""
     pace_s: float
-    """What they took of its CPU time."""
+    """CPU seconds of these records."""
     cpu_s: float
-    """Its whole CPU time without that."""
+    """Other CPU seconds of the worker."""
 
 
 def tallied(directory: str) -> list[Tallied]:
@@ -343,7 +345,7 @@ async def attacked(workers: Workers, count: int) -> dict[str, Any]:
     out, _ = await process.communicate(workers.secret)
     report: dict[str, Any] = json.loads(out.splitlines()[-1])
     report["per_s"] = round(count / (monotonic() - begun), 1)
-    # What was aborted last is closed a turn of the loop later, and the workers are busy.
+    # The last aborted connection is closed a turn of the loop later, and the workers are busy.
     for _ in range(200):
         report["descriptors"] = [before, workers.descriptors]
         if workers.descriptors <= before:

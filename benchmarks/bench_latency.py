@@ -47,7 +47,7 @@ WARM_UP = 0.2
 
 @dataclass(slots=True)
 class Load:
-    """What the thread of the loop took, of what it could have taken."""
+    """The used share of the time that the thread of the loop could have used."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -136,7 +136,7 @@ async def measure_with_checkpoints(
 
 
 async def one_turn(times: int = 2000) -> list[int]:
-    """What a turn of the loop takes, in ns."""
+    """Returns the duration of a turn of the loop, in ns."""
     turns = []
     for _ in range(times):
         begun = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""What the monitoring endpoint costs, and how fast it answers while the job has all of the loop.
+"""The cost of the monitoring endpoint, and its response time while the job uses all of the loop.
 
     python benchmarks/bench_monitor.py [--seconds 10] [--rounds 3] [--parallelism 4]
                                        [--loops uvloop asyncio]
@@ -87,7 +87,7 @@ async def running(flow: af.Flow) -> Any:
 
 
 def paths_of(job: af.Job) -> list[str]:
-    """What a dashboard and an autoscaler ask for."""
+    """The requests of a dashboard and an autoscaler."""
     from aioflow.monitoring.view import vertex_hex
 
     base = f"/jobs/{job.id}"

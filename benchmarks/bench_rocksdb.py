@@ -1,5 +1,5 @@
-"""What state in RocksDB costs beside the heap: an access, hot and cold, and a snapshot beside the
-job that goes on.
+"""The cost of state in RocksDB beside the heap: an access, hot and cold, and a snapshot while the
+job continues.
 
     python benchmarks/bench_rocksdb.py [--keys 1000000] [--rounds 5]
 
@@ -31,8 +31,8 @@ from aioflow.state.rocksdb import RocksDB
 from benchmarks.bench_throughput import environment, print_rows
 
 GOALS = {"hold_ms": 20, "increment_percent": 5}
-"""At most: one slice at a million keys; an increment of 1 % of the keys, of the bytes of
-everything.
+"""Upper limits: one slice at a million keys; an increment of 1 % of the keys, relative to the bytes
+of everything.
 """
 
 BATCH = 256
@@ -134,7 +134,7 @@ async def snapshot(
     rate: int = UPDATES_A_SECOND,
     **kind: bool,
 ) -> tuple[Any, Any]:
-    """One completed checkpoint while `rate` updates a second go on."""
+    """Takes one checkpoint while `rate` updates a second continue."""
     state = backend.get_state(ValueStateDescriptor("v"))
     loop = asyncio.get_running_loop()
     holds: list[tuple[int, int]] = []

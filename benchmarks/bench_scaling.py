@@ -1,5 +1,5 @@
-"""What a record costs as the work grows: more keys, longer chains, more channels, more tasks in one
-loop, larger batches and records, windows of more slices.
+"""The cost of a record as the work grows: more keys, longer chains, more channels, more tasks in
+one loop, larger batches and records, windows of more slices.
 
     python benchmarks/bench_scaling.py [--records 300000] [--rounds 3] [--only keys chain] [--large]
                                        [--out build/bench]
@@ -34,7 +34,7 @@ Made = tuple[af.Flow, dict[str, Any]]
 """A flow and the options of its run."""
 
 BYTES_MAX = 64_000_000
-"""Of all records of a run that is about their size."""
+"""Maximum bytes of all records of a run about their size."""
 
 
 def ignore(_row: Any) -> None:
@@ -108,7 +108,7 @@ def wire_ns(n: int, size: int) -> float:
 
 
 def batches(n: int, size: int) -> Made:
-    """Running count at batches of at most `size` records: what a batch costs, whatever is in it."""
+    """Running count at batches of at most `size` records: the cost of a batch with any content."""
     flow = af.Flow("batches")
     flow.source(af.io.datagen(lambda i: i % 10_000, count=n)).key_by(lambda x: x).count().sink(
         ignore
@@ -159,8 +159,8 @@ ACROSS = {
     "bytes": "bytes a record",
     "wire": "bytes a record",
 }
-"""What the sizes of a curve are; of the others, how many there are of what gives them their
-name.
+"""Curve -> the meaning of its sizes; for the other curves, the number of the things they are named
+after.
 """
 
 
@@ -176,7 +176,7 @@ def records_of(name: str, n: int, size: int) -> int:
 
 
 def counted(name: str, n: int, size: int) -> int:
-    """What a cost is shared among: the records; of windows, their results."""
+    """Returns the number that shares the cost: of records, or of results for windows."""
     return n + (size - 1) * min(n, SLICE_KEYS) if name == "slices" else n
 
 
@@ -189,7 +189,7 @@ def cost_ns(name: str, n: int, size: int) -> float:
 
 
 def cpu_s(made: Made) -> float:
-    """Of one run, from its start to its end."""
+    """Returns the CPU seconds of one run, from its start to its end."""
     flow, options = made
 
     async def execute() -> float:
@@ -202,7 +202,7 @@ def cpu_s(made: Made) -> float:
 
 
 def curve(name: str, n: int, rounds: int, sizes: list[int] | None = None) -> list[dict[str, Any]]:
-    """One row for each size; the sizes alternate from round to round."""
+    """Returns one row for each size; the sizes alternate from round to round."""
     costs: dict[int, list[float]] = {size: [] for size in sizes or CURVES[name][1]}
     for _ in range(rounds):
         for size, measured in costs.items():

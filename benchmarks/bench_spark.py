@@ -100,7 +100,7 @@ class Lag:
 
 
 def watch_beside(answers: Connection) -> None:
-    """In a process of its own: the worst lag since it was last asked, for each question."""
+    """Returns, in a process of its own, the worst lag since the last request, for each request."""
 
     worst_s = 0.0
     while True:

@@ -46,7 +46,7 @@ CORES = 2
 WORDS_A_LINE = 10
 CHECKED_WORDS = 20_000
 GOAL = 1.5
-"""Of `running`: the flow's rate over the RDD's, or over PyFlink's."""
+"""Goal for `running`: the flow's rate relative to the RDD program's, or to PyFlink's."""
 
 PYFLINK = {
     "thread": {"python.execution-mode": "thread", "pipeline.object-reuse": "true"},
@@ -64,7 +64,7 @@ The first is the faster one.
 
 
 def write_files(directory: Path, words: int) -> Path:
-    """As many files as there are cores, so that each has one to read."""
+    """Writes one file for each core."""
     directory.mkdir()
     pool = make_words(words)
     for core in range(CORES):
@@ -229,9 +229,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one engine: a job over the part, most of which is its start, and one over all
-    words.
-    """
+    """One round of one engine: a job over a part, mostly its start, and one over all words."""
 
     part: Spent
     whole: Spent

@@ -1,5 +1,6 @@
-"""What a small flow costs before it gives anything: import, first result, memory. Each run is a
-fresh process.
+"""The cost of a small flow before its first result: import, first result, memory.
+
+Each run is a fresh process.
 
     python benchmarks/bench_startup.py [--rounds 5]
 
@@ -56,7 +57,9 @@ print(json.dumps({**times, "peak_kb": int(peak[1])}))
 
 
 def run_once(bytecode: str) -> dict[str, float]:
-    """One process that finds its bytecode in the directory `bytecode`: seconds, and MB."""
+    """Runs one process that finds its bytecode in the directory `bytecode`; returns seconds and
+    MB.
+    """
     environ = {
         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
     }

@@ -1,4 +1,4 @@
-"""What keyed state costs: an access beside a bare dict, and a snapshot beside the job that goes on.
+"""The cost of keyed state: an access beside a bare dict, and a snapshot while the job continues.
 
     python benchmarks/bench_state.py [--keys 1000000] [--rounds 7]
 
@@ -29,8 +29,8 @@ from aioflow.state.heap import HeapKeyedStateBackend
 from benchmarks.bench_throughput import environment, print_rows
 
 GOALS = {"access_ns": 30, "hold_ms": 20, "increment_percent": 5}
-"""At most: added to an access; one slice at a million keys; an increment of 1 % of the keys, of
-the bytes of everything.
+"""Upper limits: added to an access; one slice at a million keys; an increment of 1 % of the keys,
+relative to the bytes of everything.
 """
 
 BATCH = 256
@@ -172,7 +172,7 @@ def snapshot(
     beside: int = UPDATES_A_SECOND,
     **kind: bool,
 ) -> dict[str, Any]:
-    """One completed checkpoint while updates go on, `beside` a second."""
+    """Takes one checkpoint while updates continue, `beside` a second."""
     state = backend.get_state(ValueStateDescriptor("v"))
     holds: list[tuple[int, int]] = []
     collections: list[int] = []

@@ -41,7 +41,7 @@ WARM_UP = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One comparison: the bare loop, and the flow that must give the same."""
+    """One comparison: the bare loop, and the flow that must give the same result."""
 
     name: str
     bare: Callable[[int], Result]
@@ -117,7 +117,7 @@ def loop_factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def compare(workload: Workload, n: int, rounds: int, loops: list[str]) -> list[dict[str, Any]]:
-    """One row for each loop: rates, and the ratio to the bare loop."""
+    """Returns one row for each loop: rates, and the ratio to the bare loop."""
     bare_timings: list[Timing] = []
     timings: dict[str, list[Timing]] = {loop: [] for loop in loops}
     for loop in loops:
@@ -175,7 +175,7 @@ def stage_costs(workload: Workload, n: int, loop: str, runs: int = 3) -> list[di
 
 
 def environment() -> dict[str, Any]:
-    """What the figures belong to."""
+    """The environment of the figures."""
     root = Path(__file__).resolve().parent.parent
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],

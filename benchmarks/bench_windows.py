@@ -1,4 +1,4 @@
-"""What it costs to merge slices of a window, and to bring its results to a window that looks for
+"""The cost of merging slices of a window, and of sending its results to a window that searches for
 the best of them.
 
     python benchmarks/bench_windows.py [--records 200000] [--rounds 5]
@@ -76,7 +76,7 @@ def share_ns(slices: list[dict[Any, Any]], size: int, *, runs: bool) -> tuple[fl
 
 
 def run(work: Generator[None, None, Any]) -> Any:
-    """What `work` returns, without pause."""
+    """Returns the result of `work`, without pause."""
     while True:
         try:
             next(work)
@@ -192,7 +192,7 @@ def exchanges(records: int, rounds: int, rng: random.Random) -> list[dict[str, A
 
 
 def ratio(before: list[float], after: list[float]) -> dict[str, Any]:
-    """Of the two times of each round."""
+    """Returns the ratio of the two times of each round."""
     ratios = sorted(b / a for a, b in zip(before, after, strict=True))
     return {
         "ratio": round(median(ratios), 2),

@@ -1,4 +1,4 @@
-"""What two worker processes bring against one process, and what a record over a connection takes;
+"""The gain of two worker processes over one process, and the latency of a record over a connection;
 ratios, alternating in one run.
 
     python benchmarks/bench_workers.py [--records 400000] [--rounds 11] [--only count work latency]
@@ -123,7 +123,9 @@ def bare_rate(name: str, numbers: int) -> float:
 
 
 def bare_ratio(name: str, numbers: int) -> float:
-    """What two bare processes at once do in a CPU second each, over what one does."""
+    """Returns the work of two simultaneous bare processes per CPU second of each, relative to that
+    of one.
+    """
     command = [sys.executable, str(Path(__file__)), "--bare", name, str(numbers)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -297,7 +299,7 @@ async def latency(records: int, workers: int) -> dict[str, float]:
 
 
 async def compare(name: str, records: int, rounds: int, numbers: int) -> dict[str, Any]:
-    """One row: the quartiles of the ratios of the rounds, and what was seen of the machine
+    """Returns one row: the quartiles of the ratios of the rounds, and the state of the machine
     meanwhile.
     """
     sample = max(1, round(SAMPLE_S / bare(name, numbers, 2_000) * 2_000))

@@ -21,13 +21,11 @@ from unittest.mock import patch
 __all__ = ["CpuClock", "cpu_loop"]
 
 NAP_S = 0.001
-"""Where the loop is idle it looks so often, by the clock on the wall, whether a thread has
-something for it.
-"""
+"""Interval, by the wall clock, at which an idle loop checks whether a thread has work for it."""
 
 
 class CpuClock:
-    """Of the thread that makes it.
+    """The CPU clock of the thread that creates it.
 
     To other threads it stands still between two readings of this one.
     """
@@ -57,7 +55,9 @@ class _Selector(selectors.DefaultSelector):
         super().__init__()
         self.clock = clock
         self.turn_s = 0.0
-        """When this turn of the loop began, in whole ms: what uvloop tells all the turn long."""
+        """Start of this turn of the loop, in whole ms: the time that uvloop reports during the
+        turn.
+        """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)

@@ -54,9 +54,7 @@ class Engine:
     parallelism: int = 1
     workloads: Sequence[str] = tuple(WORKLOADS)
     share: float = 1.0
-    """Of the records that are asked for: a slow engine gets fewer, one that needs long to be
-    warm more.
-    """
+    """Share of the requested records: a slow engine gets fewer, one with a long warm-up more."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """The same for single workloads."""
     extra: tuple[str, ...] = ()
@@ -65,7 +63,7 @@ class Engine:
         return max(1_000, int(asked * self.shares.get(workload, self.share)) // 1_000 * 1_000)
 
     def command(self, data: Path) -> list[str]:
-        """What starts its program. Raises Missing."""
+        """Returns the command that starts its program. Raises Missing."""
         match self.program:
             case "flink":
                 return _flink(data)
@@ -83,9 +81,9 @@ class Engine:
 TIMED = ("w1", "w2", "w3", "w4", "w6", "w1json", "w2json")
 
 JSON_SHARES = {"w1json": 4.0, "w2json": 4.0}
-"""As Flink's: both read the same file, which is long enough for two readers."""
+"""Shares as for Flink: both read the same file, which is long enough for two readers."""
 COLUMN_SHARES = {"w3": 64.0, **JSON_SHARES}
-"""Of columns: what keeps two processors busy for some seconds behind the warm-up."""
+"""Shares for columns, which keep two processors busy for some seconds after the warm-up."""
 
 ENGINES = [
     Engine("bare loop", "bare_loop", workloads=[name for name in TIMED if name != "w6"]),
@@ -129,7 +127,7 @@ def _environment(data: Path) -> dict[str, str]:
 
 
 def run(engine: Engine, data: Path, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-    """What the program tells. Raises Missing, and SystemExit where it fails."""
+    """Returns the report of the program. Raises Missing, and SystemExit where it fails."""
     given = [f"{name}={value}" for name, value in arguments.items()]
     command = [
         *engine.command(data),

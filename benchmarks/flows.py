@@ -16,7 +16,7 @@ __all__ = ["BatchSink", "Summed", "w1", "w2", "w3"]
 
 @dataclass(slots=True)
 class Summed:
-    """Where a flow leaves its result."""
+    """The place for a flow's result."""
 
     outputs: int = 0
     checksum: int = 0

@@ -65,7 +65,7 @@ def counted(
     dsn: str | None = None,
     counted_if: Callable[[int], bool] = always,
 ) -> af.Flow:
-    """It ends when there is a file `folder`/stop. With `dsn` the table is in PostgreSQL."""
+    """Ends when the file `folder`/stop exists. With `dsn` the table is in PostgreSQL."""
     where = Path(folder)
     flow = af.Flow(NAME, parallelism=parallelism)
     source: af.DataStream[int] = flow.source(
@@ -91,7 +91,7 @@ def counted(
 
 
 def from_environment() -> af.Flow:
-    """For the command line."""
+    """Builds the flow for the command line, from the environment."""
     return counted(os.environ[FOLDER])
 
 

@@ -92,7 +92,7 @@ class System(Protocol):
         """The numbers end: wait for the job. Raises if it does not finish."""
 
     def mistakes(self) -> list[str]:
-        """What is wrong with the output."""
+        """Returns the errors in the output."""
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -104,7 +104,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class InFolder:
-    """Its checkpoints and its table are in `folder`."""
+    """A service with its checkpoints and its table in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -385,7 +385,7 @@ class Cluster(InFolder):
             holder = await current_holder(
                 DirectoryLeases(self._host, f"{self._data}/{LEASE_DIRECTORY}")
             )
-            assert holder is not None and holder.address is not None, "nobody leads"
+            assert holder is not None and holder.address is not None, "no JobManager leads"
             port = int(holder.address.rpartition(":")[2])
             self._processes.kill(
                 next(

@@ -1,5 +1,5 @@
-"""What a CPU second is worth, here and now: a plain loop, run for a moment again and again beside
-what is measured.
+"""The value of a CPU second at present: a plain loop, run for a moment again and again beside the
+measured work.
 
 A rented processor changes its speed by a factor of two from one second to the next, and memory that
 others use makes every instruction dearer. Both fall on the plain loop as well, so CPU time in units

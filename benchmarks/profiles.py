@@ -1,5 +1,4 @@
-"""Where the CPU time of the workloads goes: a statistical profile of the worker processes, by
-function.
+"""The CPU time of the workloads by function: a statistical profile of the worker processes.
 
     python -m benchmarks.profiles [--only w1 w2] [--forms rows columns] [--records 2000000]
                                   [--py-spy PATH] [--out build/bench]
@@ -37,9 +36,7 @@ TOP = 3
 """Functions that are named."""
 
 OUTSIDE = "the event loop"
-"""What is in no function of the project but those that run the loop: uvloop, and the threads of
-asyncio.
-"""
+"""Code outside of the project that runs the loop: uvloop, and the threads of asyncio."""
 RUNS_LOOP = (("main", "worker"), ("<module>", "worker_program"))
 
 STAGES: dict[str, tuple[str, ...]] = {
@@ -85,9 +82,9 @@ WAITING = (
     "Pulse._run (",
     "_end_with_parent (",
 )
-"""What a thread does that waits, though the machine may take it for running."""
+"""Functions of a waiting thread, though the machine may count it as running."""
 STARTING = ("<frozen importlib", "open_job (")
-"""What loads the flow, and freezes it for the collector."""
+"""Functions that load the flow, and freeze it for the collector."""
 
 
 def shares(stacks: str) -> dict[str, float]:
@@ -108,7 +105,7 @@ def shares(stacks: str) -> dict[str, float]:
 
 
 def _innermost(frames: list[str]) -> str:
-    """The function of this project that a thread is in; in none, whatever it is in."""
+    """Returns the function of this project that a thread runs, otherwise `OUTSIDE`."""
     for frame in reversed(frames):
         found = FRAME.match(frame)
         if found is not None:
@@ -175,7 +172,7 @@ def stages(found: dict[str, float]) -> dict[str, float]:
 
 
 def line(form: str, workload: str, found: dict[str, float]) -> str:
-    """One row of the table."""
+    """Returns one row of the table."""
     told = [f"`{name}` {share:.0%}" for name, share in list(found.items())[:TOP]]
     return (
         f"| {form} {workload} | {' | '.join(f'{share:.0%}' for share in stages(found).values())} "

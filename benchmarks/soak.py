@@ -90,7 +90,7 @@ BOUNDS = {
 
 
 class Slope(NamedTuple):
-    """Of one series, in its unit an hour."""
+    """The slope of one series, in its unit per hour."""
 
     median: float
     slope: float
@@ -144,7 +144,7 @@ def _theil_sen(hours: np.ndarray, lives: np.ndarray, values: np.ndarray) -> floa
 
 
 def slopes_of(samples: Sequence[dict[str, Any]], warm_up_s: float = WARM_UP_S) -> dict[str, Slope]:
-    """By name of the series; those of the worker have lives of their own."""
+    """Returns slopes by name of the series; those of the worker have lives of their own."""
     rng = np.random.default_rng(7)
     found = {}
     for name, bound in BOUNDS.items():
@@ -186,7 +186,7 @@ def process_figures(pid: int) -> dict[str, float] | None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Its child processes, the oldest first."""
+    """Returns its child processes, the oldest first."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -269,7 +269,7 @@ class Service:
 
 
 class Watcher:
-    """Both clients of the endpoint of one life of the service."""
+    """Watches one life of the service with both clients of its endpoint."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -389,7 +389,7 @@ async def soak(
 
 
 def read_samples(folder: Path) -> list[dict[str, Any]]:
-    """What was sampled."""
+    """Returns the samples."""
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 

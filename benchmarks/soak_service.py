@@ -44,7 +44,7 @@ KEYS = 40
 
 ORDERS_OF_A_KEY = ROUND // KEYS
 PAID_EACH = 5
-"""One order in this many has a payment."""
+"""Number of orders for one payment."""
 
 BURST = 20
 PINGS_PER_S = 50
@@ -173,7 +173,7 @@ def prepare(folder: Path) -> None:
 
 
 class Outputs:
-    """What the flow has written, taken away as it comes, and what is wrong with it."""
+    """The output of the flow, removed as it is written, and its errors."""
 
     KEPT_S = 60.0
     """A part may be committed again shortly after; one of that age is read and removed."""
@@ -231,7 +231,10 @@ def _difference(name: str, found: Counter[Any], expected: Counter[Any]) -> list[
 
 
 async def serve(folder: Path, workers: int, rate: float) -> None:
-    """Until all orders are through. Prints the latency of each second as a line of JSON."""
+    """Serves until all orders are processed.
+
+    Prints the latency of each second as a line of JSON.
+    """
     flow, pings, answers = soaked(folder, rate)
     given: dict[str, Any] = {"workers": workers} if workers else {}
     options = {

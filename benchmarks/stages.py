@@ -1,5 +1,5 @@
-"""Where the time of a flow goes: exclusive time, batches and records of each stage between source
-and sink.
+"""The time of a flow by stage: exclusive time, batches and records of each stage between source and
+sink.
 
 `measured()` wraps the methods that each batch passes, for the time of a `with` block. A stage's
 time leaves out the stages that it called, so the times add up. Wrapping costs some 0.3 us a batch,
@@ -30,7 +30,7 @@ __all__ = ["Stage", "measured"]
 
 @dataclass(slots=True)
 class Stage:
-    """What passed one stage."""
+    """The records that passed one stage, and their time."""
 
     name: str
     ns: int = 0

@@ -31,7 +31,7 @@ class Pace:
         now = time.monotonic()
         self.next = max(
             self.next + 1 / self.rate, now - 0.05
-        )  # What was missed for long is not caught up.
+        )  # Long missed ticks are not made up for.
         if self.next - now > 0.002:
             await asyncio.sleep(self.next - now)
 

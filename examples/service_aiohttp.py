@@ -79,7 +79,7 @@ async def job(app: web.Application) -> AsyncIterator[None]:
 
 
 async def stop(app: web.Application) -> None:
-    """Before the server waits for its handlers: those of `/live` end with the job."""
+    """Ends the job before the server waits for its handlers: those of `/live` end with it."""
     await app[JOB].stop()
 
 

@@ -40,7 +40,7 @@ def test_descriptor():
     os.pipe()
 
 
-async def test_error_nobody_retrieved():
+async def test_unretrieved_error():
     async def broken():
         raise ValueError("forgotten-error")
 

@@ -89,7 +89,7 @@ def time_bare(events: list[Event]) -> float:
 def compare(
     queries: list[Query], events: list[Event], table: Any, rounds: int
 ) -> list[dict[str, Any]]:
-    """One row for each query, and first one for the plain loop.
+    """Returns one row for each query, after one for the plain loop.
 
     `events` are the first of those in `table`.
     """

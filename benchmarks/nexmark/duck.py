@@ -46,8 +46,8 @@ class Tables:
 
 
 def difference(flow: Sequence[Row], sql: Sequence[Row]) -> str:
-    """What two answers do not share, counting repeats, with an example of each side; empty where
-    they are the same.
+    """Returns the differences of two answers, counting repeats, with an example of each side; empty
+    if they are equal.
     """
     ours, theirs = Counter(flow), Counter(sql)
     more, less = ours - theirs, theirs - ours

@@ -24,7 +24,7 @@ FIRST_CATEGORY = 10
 CATEGORIES = 5
 
 HOT_SELLERS, HOT_AUCTIONS, HOT_BIDDERS, HOT_CHANNELS = 4, 2, 4, 2
-"""One event in `HOT_SELLERS`, `HOT_AUCTIONS`, ... is not for a hot one."""
+"""One event in `HOT_SELLERS`, `HOT_AUCTIONS`, ... is not for a hot seller, auction, ...."""
 HOT_GROUP = 100
 """Ids come in groups of this size. The first person or auction of a group is hot as a seller or
 auction, the second person as a bidder, so that no hot seller is a hot bidder.
@@ -202,7 +202,7 @@ class Nexmark:
         category = FIRST_CATEGORY + chance.below(CATEGORIES)
         initial = _price(chance)
         reserve = initial + _price(chance)
-        # So long that the hundredth auction from now begins halfway, on average.
+        # Duration after which the hundredth auction from now begins halfway, on average.
         ahead_ms = int(AUCTIONS_IN_FLIGHT * EPOCH // AUCTIONS * 1000 / self.rate)
         expires = at + 1 + chance.below(max(2 * ahead_ms, 1))
         item, description = self._text(chance, 20), self._text(chance, 100)

@@ -1,9 +1,8 @@
-"""Queries that bring bids, auctions and people together: q3, q4, q6, q9 and q20.
+"""Queries that join bids, auctions and people: q3, q4, q6, q9 and q20.
 
-Which of two streams is read first is nobody's promise, so each of these is right in either order:
-what comes first waits for the other in state. Where SQL would correct an answer with each higher
-bid, the auctions close by event time: a winner is told once, when the watermark says that no bid
-can come any more.
+The order in which two streams are read is undefined, so each query is right in either order: early
+records wait in state. Where SQL would correct an answer with each higher bid, the auctions close by
+event time: a winner is emitted once, when the watermark excludes further bids.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Sale = tuple[Auction, Bid]
 
 LAST_SALES = 10
 WINNERS = ("id", "auction", "price", "date_time", "expires", "category")
-"""What it takes to find them, and to tell them by category."""
+"""The fields that find the winners and report them by category."""
 
 
 class OneToMany(af.KeyedCoProcessFunction[int, Any, Any, tuple[Any, Any]]):

@@ -19,20 +19,20 @@ from benchmarks.nexmark.table import read_by, table_of
 __all__ = ["Judge", "Verdict"]
 
 CLOCK_MS = 1_000_000_005_000
-"""Where the simulated clock of q12 begins: in the middle of a window of ten seconds."""
+"""Start of the simulated clock of q12: in the middle of a window of ten seconds."""
 CLOCK_STEP_S = 10
 PARTS = 5
-"""In how many parts the events of q12 come, each in a window of its own."""
+"""Number of parts in which the events of q12 come, each in its own window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one comparison."""
+    """The result of one comparison."""
 
     difference: str
     """Empty where both gave the same."""
     elements: int
-    """What the flow gave out."""
+    """Number of elements that the flow emitted."""
     answers: int
     """Rows that it came to."""
 
@@ -56,9 +56,9 @@ class Judge:
     ) -> Verdict:
         """`options` are those of a run.
 
-        q12 as rows in one process runs in simulated time, whose windows are known. Elsewhere the
-        clock is that of the machine, and which of its windows a bid falls into is nobody's to say:
-        then those of one bidder are counted together.
+        q12 as rows in one process runs in simulated time, whose windows are known. Elsewhere it
+        uses the clock of the machine, and the window of a bid is undefined: then all windows of a
+        bidder are counted together.
         """
         simulated = query.clock and not columns and not options
         source: Any = af.io.datagen(self._nexmark, count=self._count)
@@ -93,7 +93,7 @@ class Judge:
 
 
 def _over_windows(answer: list[Row]) -> list[Row]:
-    """Counts of each key, whatever windows they are of."""
+    """Returns counts of each key over all windows."""
     counts: Counter[Any] = Counter()
     for key, count, _start in answer:
         counts[key] += count

@@ -1,5 +1,5 @@
-"""What a query of Nexmark is: a flow over the one stream of events, the same question in SQL,
-and how the answers are compared.
+"""A query of Nexmark: a flow over the one stream of events, the same query in SQL, and the
+comparison of the answers.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Events:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One question, asked twice."""
+    """One query in both forms."""
 
     name: str
     asks: str
-    """What is asked, in a few words."""
+    """The result of the query, in a few words."""
     flow: Callable[[Events], af.DataStream[Any]]
     reads: tuple[str, ...]
     """The fields that it needs of a table."""
@@ -73,7 +73,7 @@ class Query:
     on_columns: Callable[[Events], af.DataStream[Any]] | None = None
     """The flow on columns, where it is said otherwise: a key of two fields is one expression."""
     column_answer: Callable[[list[Any]], Iterable[Row]] | None = None
-    """And its answer, where that looks different."""
+    """The answer of that, if it differs."""
 
 
 def rows(given: list[Any]) -> Iterable[Row]:

@@ -1,5 +1,5 @@
 """One program for each engine that `bench_engines` compares: the same workloads over the same data,
-told in each engine's own words.
+in each engine's own API.
 
 Each takes `name=value` arguments (workload, records, parallelism, data, outputs, rate, seconds) and
 prints, as its last line, a JSON object with `outputs` and `checksum`, `steady_per_s` and

@@ -185,7 +185,7 @@ def build(given: Arguments, directory: str) -> af.Flow:
 
 
 def run(given: Arguments, build: Callable[[Arguments, str], af.Flow] = build) -> dict[str, Any]:
-    """What the flow told."""
+    """Returns the report of the flow."""
     with tempfile.TemporaryDirectory() as directory:
         options: dict[str, Any] = {"workers": given.parallelism} if given.parallelism > 1 else {}
         if given.every_s:

@@ -1,4 +1,4 @@
-"""What the Python programs share: arguments, and the meter that a sink drives."""
+"""The parts that the Python programs share: arguments, and the meter that a sink drives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARM_UP = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a program is asked for."""
+    """The arguments of a program."""
 
     workload: str
     data: Path
@@ -110,7 +110,7 @@ def percentiles(subtasks: list[list[float]]) -> dict[str, Any]:
 
 
 def peak_mb() -> float:
-    """Of this process, so far."""
+    """Returns the peak memory of this process so far."""
     found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
 

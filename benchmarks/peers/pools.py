@@ -19,7 +19,7 @@ once.
 
 
 def write_pools(data: Path) -> None:
-    """Both pools, unless they are there."""
+    """Writes both pools, unless they exist."""
     data.mkdir(parents=True, exist_ok=True)
     if not (data / "words.txt").exists():
         _write(data / "words.txt", [f"{word}\n" for word in make_words()])

@@ -12,7 +12,7 @@ from aioflow.network.security import Security
 from aioflow.spark.headquarters import Headquarters
 
 
-class Nobody:
+class Unwanted:
     """A provider whose workers are never wanted."""
 
     workers, slots = 0, 1
@@ -29,7 +29,7 @@ def is_there() -> bool:
 async def test_a_start_that_is_cancelled_leaves_no_jobmanager_behind() -> None:
     host = SystemHost()
     made = Headquarters(
-        host, b"s" * 32, "127.0.0.1", Security(), Nobody(), request_timeout_s=60, silence_s=10
+        host, b"s" * 32, "127.0.0.1", Security(), Unwanted(), request_timeout_s=60, silence_s=10
     )
     starting = asyncio.get_running_loop().create_task(made.__aenter__())
     while not is_there():
