@@ -39,7 +39,8 @@ test cuts short.
 class Mutant:
     """One planted bug.
 
-    `old` occurs exactly once in `file`; `tests` are "file::function", and each of them must fail.
+    `old` occurs exactly once in `file`, whatever its comments and line breaks; `tests` are
+    "file::function", and each of them must fail.
     """
 
     name: str
@@ -47,6 +48,46 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
+
+    def planted(self, sound: str) -> str:
+        """Returns the file with the bug in it. Raises ValueError unless `old` is there once."""
+        return sound.replace(exact_text(sound, self.old, self.name, self.file), self.new)
+
+
+def exact_text(sound: str, old: str, name: str, file: str) -> str:
+    """Returns the text in `sound` that is `old` but for comments, line breaks and parentheses.
+
+    A formatter changes these, and a writer of comments too. Raises ValueError unless it is there
+    once.
+    """
+    if sound.count(old) == 1:
+        return old
+    code, places = _code(sound)
+    wanted, _ = _code(old)
+    if not wanted or code.count(wanted) != 1:
+        raise ValueError(
+            f"{name}: its old text occurs {code.count(wanted)} times in {file}, expected once: "
+            "adapt the bug, or take a new one that breaks the same guarantee"
+        )
+    at = code.index(wanted)
+    first, end = places[at], places[at + len(wanted) - 1] + 1
+    if old[0].isspace():
+        first = sound.rindex("\n", 0, first) + 1
+    if old.endswith("\n"):
+        end = sound.index("\n", end) + 1
+    return sound[first:end]
+
+
+def _code(text: str) -> tuple[str, list[int]]:
+    """Returns `text` without comments, blanks, parentheses and commas, and the place of each
+    character that is left.
+    """
+    kept = []
+    for line in re.finditer(r"[^\n]+", text):
+        comment = re.search(r"(?:^|  )\s*#", line[0])
+        end = line.start() + (comment.start() if comment else len(line[0]))
+        kept += [i for i in range(line.start(), end) if text[i] not in " ()," and text[i] != "\t"]
+    return "".join(text[i] for i in kept), kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +129,7 @@ class Workshop:
         """The bug is there inside of the block."""
         path = self.project / mutant.file
         sound = path.read_text(encoding="utf-8")
-        if sound.count(mutant.old) != 1:
-            raise ValueError(
-                f"{mutant.name}: its old text occurs {sound.count(mutant.old)} times in "
-                f"{mutant.file}, expected once"
-            )
-        path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
+        path.write_text(mutant.planted(sound), encoding="utf-8")
         try:
             yield
         finally:

@@ -309,13 +309,7 @@ class _Planter(importlib.machinery.SourceFileLoader):
         data = super().get_data(path)
         if path != self.path:
             return data
-        sound = data.decode()
-        if sound.count(self._mutant.old) != 1:
-            raise ValueError(
-                f"{self._mutant.name}: its old text occurs {sound.count(self._mutant.old)} times, "
-                "expected once"
-            )
-        return sound.replace(self._mutant.old, self._mutant.new).encode()
+        return self._mutant.planted(data.decode()).encode()
 
     # Not from the cache, and not into it.
     def get_code(self, fullname: str) -> object:  # type: ignore[override]
