@@ -49,12 +49,12 @@ _HOMES = {
     "core.injection": "Resource resource use",
     "core.retry": "Retry",
     "core.scope": "current_scope",
-    "core.state_descriptors": (
+    "core.states": (
         "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor "
-        "ReducingStateDescriptor ValueStateDescriptor"
+        "ReducingStateDescriptor ValueStateDescriptor "
+        "AggregatingState ListState MapState ReducingState ValueState"
     ),
-    "core.states": "AggregatingState ListState MapState ReducingState ValueState",
-    "core.type_registry": "register_type",
+    "core.wire.types": "register_type",
     "monitoring.app": "monitor_app",
     "network.security": "TlsFiles",
     "operators.aggregates": (

@@ -23,9 +23,9 @@ from time import process_time
 from typing import Any
 
 import aioflow as af
-from aioflow.core.batch_codec import decode_batch, encode_batch
 from aioflow.core.elements import RecordBatch
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import decode_batch, encode_batch
+from aioflow.core.wire.serializers import Codec
 from aioflow.task.environment import TaskOptions
 from benchmarks import plots
 from benchmarks.bench_throughput import environment, loop_factory, print_rows

@@ -22,10 +22,10 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any
 
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.core.states import ValueStateDescriptor
 from aioflow.operators.aggregates import Count
-from aioflow.state.handles import KeyedStateHandle, StateFile
 from aioflow.state.heap import HeapKeyedStateBackend
+from aioflow.state.snapshot import KeyedStateHandle, StateFile
 from benchmarks.bench_throughput import environment, print_rows
 
 GOALS = {"access_ns": 30, "hold_ms": 20, "increment_percent": 5}

@@ -24,10 +24,10 @@ from statistics import median
 from time import process_time_ns
 from typing import Any
 
-from aioflow.core.batch_codec import decode_batch, encode_batch
 from aioflow.core.elements import RecordBatch
 from aioflow.core.functions import WindowResult
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import decode_batch, encode_batch
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.aggregates import agg, count, max_by, mean, resolve_aggregate
 from aioflow.operators.local_aggregate import local_aggregate

@@ -54,7 +54,6 @@ OPEN_ALLOWED = {
 HASH_ALLOWED: dict[str, str] = {}
 
 CIRCLES = """
-checkpoint.savepoint checkpoint.savepoint_edit
 io.csv_columns io.csv_files io.json_files io.kafka_reader io.kafka_topics io.nats_sink
 io.nats_streams io.record_columns io.redis_sink io.redis_streams
 spark.connector spark.runner spark.session
@@ -62,12 +61,11 @@ spark.connector spark.runner spark.session
 """Modules that import each other, at start-up or inside functions. Only strike names out."""
 
 CIRCLES_OF_TYPES = """
-checkpoint.savepoint checkpoint.savepoint_edit
 io.blocks io.csv_columns io.csv_files io.flat_json io.json_files io.kafka_client
 io.kafka_partitions io.kafka_reader io.kafka_sink io.kafka_topics io.nats_sink io.nats_streams
 io.paths io.record_columns io.redis_entries io.redis_sink io.redis_streams
-monitoring.calls monitoring.monitor monitoring.operations monitoring.prometheus
-monitoring.rest_cluster monitoring.rest_metrics monitoring.sampling
+monitoring.calls monitoring.monitor monitoring.prometheus monitoring.rest_cluster
+monitoring.rest_metrics monitoring.sampling
 spark.connector spark.reading spark.runner spark.runner_columns spark.runner_home
 spark.runner_program spark.runner_rdds spark.runner_subtask spark.runner_tasks spark.session
 spark.sink spark.source spark.stream_frames spark.stream_keys spark.stream_plan

@@ -17,7 +17,7 @@ import pytest
 
 from aioflow.cli.demo import QUIET_MS, Report, build_flow
 from aioflow.cli.demo_data import FlightLog, find_data
-from aioflow.cli.running import Watcher, run_flow
+from aioflow.cli.progress import Watcher, run_flow
 from tests.integration.clusters import Cluster
 
 pytestmark = [pytest.mark.examples, pytest.mark.slow]

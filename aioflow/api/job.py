@@ -134,7 +134,7 @@ class Job:
         if self._options.monitor is None:
             yield
             return
-        from aioflow.monitoring.server import serving
+        from aioflow.monitoring.app import serving
 
         async with serving(self, self._options.monitor, self._options.monitor_options) as url:
             self.monitor_url = url

@@ -106,7 +106,7 @@ from aioflow.operators.windowing import GlobalWindows
 if TYPE_CHECKING:
     from aioflow.api.gather import RowStream
     from aioflow.core.retry import Retry
-    from aioflow.core.state_descriptors import MapStateDescriptor
+    from aioflow.core.states import MapStateDescriptor
     from aioflow.graph.stream_graph import StreamGraph
     from aioflow.operators.operator import Operator
     from aioflow.operators.sink import Sink

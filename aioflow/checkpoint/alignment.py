@@ -27,7 +27,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from aioflow.core.errors import RemoteProtocolError
 

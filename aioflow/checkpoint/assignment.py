@@ -19,13 +19,17 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Protocol
 
-from aioflow.checkpoint.completed import CheckpointedOperator, CompletedCheckpoint
+from aioflow.checkpoint.completed import (
+    ChannelSide,
+    CheckpointedOperator,
+    CompletedCheckpoint,
+    OperatorStateHandle,
+)
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
-from aioflow.checkpoint.subtask import ChannelSide, OperatorStateHandle
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
-from aioflow.state.handles import KeyedStateHandle, StateFile
+from aioflow.state.snapshot import KeyedStateHandle, StateFile
 
 __all__ = [
     "ChannelRestore",

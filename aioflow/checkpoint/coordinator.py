@@ -15,7 +15,7 @@ A checkpoint is complete when its metadata is durable. Only then tasks are notif
 commit. It subsumes every earlier checkpoint that is under way. It also covers commits that earlier
 ones left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over
 restarts and restores too. A savepoint beside the job subsumes nothing, is not announced to tasks,
-and is never restarted from. So sinks commit nothing on it. `turns.py` decides what is taken next,
+and is never restarted from. So sinks commit nothing on it. `request_decider.py` decides the next,
 and when. After Flink's CheckpointCoordinator and CheckpointFailureManager.
 """
 
@@ -28,14 +28,17 @@ from math import inf
 from aioflow.checkpoint.completed import (
     CheckpointKind,
     CheckpointRetention,
+    CheckpointStats,
     CompletedCheckpoint,
     Discard,
+    SubtaskState,
 )
-from aioflow.checkpoint.failure import CheckpointFailureReason, FailureCounter
 from aioflow.checkpoint.instructions import (
     Answer,
+    CheckpointFailureReason,
     CoordinatorOptions,
     FailJob,
+    FailureCounter,
     Instruction,
     Moment,
     NotifyAborted,
@@ -45,12 +48,9 @@ from aioflow.checkpoint.instructions import (
     WakeAt,
     WarnBehind,
 )
-from aioflow.checkpoint.pending import PendingCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, CheckpointRefused, SubtaskTable
-from aioflow.checkpoint.requests import Request
+from aioflow.checkpoint.request_decider import CheckpointTurns, PendingCheckpoint, Request
 from aioflow.checkpoint.statistics import CheckpointStatistics
-from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
-from aioflow.checkpoint.turns import CheckpointTurns
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import CheckpointError, ValueNotSupported, message_of
 from aioflow.core.ids import ExecutionAttemptId

@@ -19,15 +19,17 @@ from typing import Any, NoReturn, TypeVar
 
 import msgpack
 
-from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
-from aioflow.checkpoint.subtask import (
+from aioflow.checkpoint.completed import (
     ChannelSide,
     ChannelStateHandle,
+    CheckpointedOperator,
+    CheckpointKind,
+    CompletedCheckpoint,
     OperatorStateHandle,
     SubtaskState,
 )
 from aioflow.core.errors import RestoreError
-from aioflow.state.handles import KeyedStateHandle, StateFile
+from aioflow.state.snapshot import KeyedStateHandle, StateFile
 
 __all__ = [
     "decode_metadata", "decode_subtask", "encode_metadata", "encode_subtask", "map_files",

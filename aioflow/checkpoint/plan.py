@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aioflow.checkpoint.completed import CheckpointedOperator
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.ids import ExecutionAttemptId
 
 __all__ = [

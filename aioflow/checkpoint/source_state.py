@@ -16,7 +16,7 @@ from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import RestoreError, ValueNotSupported
-from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.wire.serializers import Codec, DecodeError
 
 __all__ = [
     "SOURCE_STATE_VERSION",

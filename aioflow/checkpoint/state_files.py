@@ -3,23 +3,43 @@
 Files are streamed, and digested on the way; reading checks the digest. Small state is stored inside
 its handle: a file for each of a thousand small subtasks would cost a store more than their bytes
 do. In a store that other processes cannot read, all state is stored so.
+
+`LocalState` holds copies of the state that this process wrote, so that a task which is restored
+here need not read it from the store. A process that survives the failure of others still has the
+state that its tasks wrote for the checkpoint to restore. A copy belongs to the checkpoints that
+refer to it: it is kept as long as one of them may be restored. A copy is used only if its size and
+digest match the handle in the checkpoint; otherwise the store is read. Names of state files are
+never used twice, so any subtask, attempt or key group may have written or may read a file. After
+Flink's TaskLocalStateStore and BackendRestorerProcedure.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
+from aioflow.checkpoint.completed import SubtaskState, files_of
 from aioflow.checkpoint.objects import ObjectStore, is_name
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import RestoreError
-from aioflow.state.handles import StateFile
+from aioflow.state.snapshot import StateFile, StateInput, StateOutput
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["DIGEST_BYTES", "INLINE_BYTES", "FileInput", "FileOutput", "Places"]
+__all__ = [
+    "DIGEST_BYTES",
+    "INLINE_BYTES",
+    "FileInput",
+    "FileOutput",
+    "Places",
+    "LOCAL_BYTES_MAX",
+    "FirstOf",
+    "LocalCopies",
+    "LocalState",
+]
 
 INLINE_BYTES = 16 * 1024
 """State up to this size stays in the handle."""
@@ -153,3 +173,162 @@ class _Digested:
 
     def digest(self) -> bytes:
         return self._hash.digest()
+
+
+logger = logging.getLogger(__name__)
+
+LOCAL_BYTES_MAX = 64 << 20
+"""Maximum number of bytes that a process keeps in memory for a job.
+
+State beyond that is read from the store, as if it had been written elsewhere.
+"""
+
+
+class LocalCopies:
+    """A `StateOutput` that also copies what it writes, up to `bytes_max` bytes.
+
+    One subtask uses it for one checkpoint.
+    """
+
+    def __init__(self, output: StateOutput, bytes_max: int) -> None:
+        self._output = output
+        self._room = bytes_max
+        self.content: dict[str, tuple[bytes, ...]] = {}
+
+    async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
+        """Writes a state file to the output, like `StateOutput.write`, and copies it if it fits."""
+        seen: list[bytes] = []
+        size = 0
+
+        async def passing() -> AsyncGenerator[bytes, None]:
+            nonlocal size
+            async for chunk in chunks:
+                size += len(chunk)
+                if size <= self._room:
+                    seen.append(chunk)
+                else:
+                    seen.clear()
+                yield chunk
+
+        stream = passing()
+        try:
+            file = await self._output.write(stream)
+        finally:
+            await stream.aclose()
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
+        if file.content is None and size <= self._room:
+            self._room -= size
+            self.content[file.name] = tuple(seen)
+        return file
+
+
+class LocalState:
+    """The copies of state files of one job in one process, up to `bytes_max` bytes."""
+
+    def __init__(self, bytes_max: int = LOCAL_BYTES_MAX) -> None:
+        self._max = bytes_max
+        self._size = 0
+        self._content: dict[str, tuple[bytes, ...]] = {}
+        self._parts: dict[int, dict[str, None]] = {}
+        """Checkpoint id -> names of its files that have a copy here."""
+        self.reads = 0
+        """Number of reads that did not need the store."""
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def copies(self, output: StateOutput) -> LocalCopies:
+        """Returns an output that writes to `output` and also copies what it writes. The copies are
+        dropped unless they are passed to `keep`.
+        """
+        return LocalCopies(output, self._max - self._size)
+
+    def keep(self, checkpoint_id: int, state: SubtaskState, copies: LocalCopies) -> None:
+        """Keeps the copies of `state`, which a subtask has written for a checkpoint.
+
+        Called before the subtask acknowledges the checkpoint.
+        """
+        part = self._parts.setdefault(checkpoint_id, {})
+        for name in files_of([state]):
+            fresh = copies.content.get(name)
+            size = sum(map(len, fresh or ()))
+            if fresh is not None and name not in self._content and self._size + size <= self._max:
+                self._content[name] = fresh
+                self._size += size
+            if name in self._content:
+                part[name] = None
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Drops the copies that only older checkpoints refer to: they will not be restored."""
+        for older in [one for one in self._parts if one < checkpoint_id]:
+            del self._parts[older]
+        self._let_go()
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Drops the copies that only this checkpoint refers to: it will not be restored."""
+        if self._parts.pop(checkpoint_id, None) is not None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        wanted = {name for part in self._parts.values() for name in part}
+        for name in [name for name in self._content if name not in wanted]:
+            self._size -= sum(map(len, self._content.pop(name)))
+
+    def input(self, store: StateInput) -> StateInput:
+        """Returns an input that reads local copies first, and all other files from `store`."""
+        return FirstOf((self, store))
+
+    async def read(self, file: StateFile) -> bytes:
+        """Reads the copy of a state file.
+
+        Raises NotHere if there is none, and RestoreError if it does not match its digest.
+        """
+        chunks = self._content.get(file.name) if file.content is None else None
+        if chunks is None:
+            raise NotHere(f"state file {file.name} was not written by this process")
+        content = b"".join(chunks)
+        if (
+            len(content) != file.size
+            or hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest
+        ):
+            raise RestoreError(
+                f"the copy of state file {file.name} in this process does not match its digest"
+            )
+        self.reads += 1
+        return content
+
+
+class NotHere(RestoreError):
+    """The error when the process has no local copy of a file. This is normal: the file is then read
+    from the store.
+    """
+
+
+class FirstOf:
+    """A `StateInput` that tries several inputs in order, each once, until one has the file."""
+
+    def __init__(self, inputs: Sequence[StateInput]) -> None:
+        self._inputs = inputs
+
+    async def read(self, file: StateFile) -> bytes:
+        """Reads a state file from the first input that has it.
+
+        If all fail, raises the error of the last one, with notes about the others.
+        """
+        refused: list[RestoreError] = []
+        for alternative in self._inputs[:-1]:
+            try:
+                return await alternative.read(file)
+            except NotHere:
+                pass
+            except RestoreError as error:
+                logger.warning("the next place is asked: %s", error)
+                refused.append(error)
+        try:
+            return await self._inputs[-1].read(file)
+        except RestoreError as error:
+            for before in refused:
+                error.add_note(f"aioflow: tried before: {before}")
+            raise

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from aioflow.checkpoint.completed import CheckpointKind
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.completed import CheckpointKind, CheckpointStats
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.checkpoint.plan import CheckpointedVertex
-from aioflow.checkpoint.subtask import CheckpointStats
 
 __all__ = [
     "CheckpointCounts",

@@ -33,8 +33,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
-from aioflow.checkpoint.flow_lease import FlowLease
-from aioflow.checkpoint.lease import LeaseOptions, ObjectLeases
+from aioflow.checkpoint.lease import FlowLease, LeaseOptions, ObjectLeases
 from aioflow.checkpoint.metadata import (
     decode_metadata,
     encode_metadata,
@@ -48,7 +47,7 @@ from aioflow.checkpoint.objects import ObjectStore, to_the_end
 from aioflow.checkpoint.state_files import FileInput, FileOutput, Places
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError, RestoreError
-from aioflow.state.handles import StateFile, StateInput, StateOutput, whole
+from aioflow.state.snapshot import StateFile, StateInput, StateOutput, whole
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

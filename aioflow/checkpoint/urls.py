@@ -11,9 +11,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from aioflow.checkpoint.directory import DirectoryObjects
-from aioflow.checkpoint.memory import MemoryObjects
-from aioflow.checkpoint.objects import ObjectStore
+from aioflow.checkpoint.objects import DirectoryObjects, MemoryObjects, ObjectStore
 from aioflow.core.errors import CheckpointError
 from aioflow.inspection.redaction import redacted
 
@@ -69,7 +67,7 @@ def open_objects(url: str, host: Host) -> ObjectStore:
         return MemoryObjects(host, rest)
     if scheme in REMOTE_SCHEMES:
         try:
-            from aioflow.checkpoint.remote import RemoteObjects  # Its package is an extra.
+            from aioflow.checkpoint.cloud_objects import RemoteObjects  # Its package is an extra.
         except ModuleNotFoundError as error:
             raise CheckpointError(
                 f"store {url} needs the package obstore, which is not installed: pip install "

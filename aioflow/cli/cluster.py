@@ -18,24 +18,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aioflow.cli.asking import (
+from aioflow.cli.cluster_access import (
     DATA,
     FAILED,
     FINISHED,
     LOCAL,
     PORT,
+    add_tls_options,
     addresses,
     asking,
+    jobmanagers_of,
+    processes_of,
     run_on_host,
     secret_of,
+    secured_host,
+    tls_arguments,
     whereabouts_of,
 )
 from aioflow.cli.jobs import print_jobs
-from aioflow.cli.monitor import add_monitor_options, monitor_arguments, served
-from aioflow.cli.processes import jobmanagers_of, processes_of
-from aioflow.cli.security import add_tls_options, secured_host, tls_arguments
+from aioflow.cli.options import (
+    add_monitor_options,
+    bind_address,
+    count,
+    duration,
+    monitor_arguments,
+    port,
+    positive,
+    served,
+)
 from aioflow.cli.target import UsageError
-from aioflow.cli.values import bind_address, count, duration, port, positive
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
 from aioflow.cluster.secret_file import create_secret
 from aioflow.cluster.submission import ClusterClient

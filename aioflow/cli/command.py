@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import aioflow
-from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
-from aioflow.cli.failure import describe
-from aioflow.cli.flags import in_flags
-from aioflow.cli.monitor import add_monitor_options, monitor_options
-from aioflow.cli.running import Watcher, run_flow, watcher_for
+from aioflow.cli.options import (
+    add_checkpoint_options,
+    add_monitor_options,
+    checkpoint_options,
+    count,
+    in_flags,
+    monitor_options,
+)
+from aioflow.cli.progress import Watcher, run_flow, watcher_for
 from aioflow.cli.target import UsageError, load_flow
-from aioflow.cli.terminal import reader_is_gone
-from aioflow.cli.values import count
+from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
 from aioflow.io.printing import ReaderGone
@@ -178,15 +181,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _graph(arguments: argparse.Namespace) -> int:
-    from aioflow.cli import graph_text
-    from aioflow.cli.svg import svg
+    from aioflow.cli import graph_drawing
+    from aioflow.cli.graph_drawing import svg
 
     flow = load_flow(arguments.target)
     try:
         graph = flow.job_graph()
     except GraphError as error:
         raise UsageError(str(error)) from error
-    makers = {"text": graph_text.text, "mermaid": graph_text.mermaid, "svg": svg}
+    makers = {"text": graph_drawing.text, "mermaid": graph_drawing.mermaid, "svg": svg}
     written = False
     for kind, path in (("svg", arguments.svg), ("mermaid", arguments.mermaid)):
         if path is not None:

@@ -14,23 +14,28 @@ from typing import Any
 from aioflow.api.build import warn_of_loose_ends
 from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
-from aioflow.cli.asking import (
+from aioflow.cli.cluster_access import (
     DATA,
     FAILED,
     FINISHED,
     PORT,
+    add_tls_options,
     addresses,
     asking,
     find_started,
     run_on_host,
     secret_of,
+    tls_files,
 )
-from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
-from aioflow.cli.failure import describe
-from aioflow.cli.flags import in_flags
-from aioflow.cli.security import add_tls_options, tls_files
+from aioflow.cli.options import (
+    add_checkpoint_options,
+    checkpoint_options,
+    count,
+    id_beginning,
+    in_flags,
+)
 from aioflow.cli.target import UsageError, load_flow
-from aioflow.cli.values import count, id_beginning
+from aioflow.cli.terminal import describe
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster
 from aioflow.cluster.restart import fixed_delay, no_restart

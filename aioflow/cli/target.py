@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 from aioflow.api.flow import Flow
-from aioflow.cli.failure import describe
+from aioflow.cli.terminal import describe
 from aioflow.core.errors import with_article
 
 __all__ = ["UsageError", "load_flow"]

@@ -2,6 +2,9 @@
 
 The program's output scrolls by above the block. Plain ANSI, no curses. While a block is shown,
 `sys.stdout` and `sys.stderr` are replaced if they are the same terminal.
+
+`describe` reports a failed job for its user: the error, its place in the flow, and the line of the
+user's own code. Frames of the engine are left out.
 """
 
 from __future__ import annotations
@@ -11,12 +14,17 @@ import os
 import select
 import shutil
 import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
-__all__ = ["LiveBlock", "is_live", "reader_is_gone", "uses_color"]
+from aioflow.core.errors import message_of
+
+__all__ = ["LiveBlock", "is_live", "reader_is_gone", "uses_color", "describe"]
 
 CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
 
@@ -150,3 +158,35 @@ class _Outlet(io.TextIOBase):
         if rest:
             self._block.print_above(self._stream, rest + "\n")
         super().close()
+
+
+PACKAGE = str(Path(__file__).parents[1])
+FOREIGN = (
+    PACKAGE,
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    "<",
+)
+"""Paths of files that the user did not write."""
+
+
+def describe(error: BaseException) -> list[str]:
+    """Returns a few lines about `error`.
+
+    They are its type and message, its notes (which name operator, subtask and record), and the
+    user's innermost line of code.
+    """
+    text = message_of(error)
+    lines = [f"{type(error).__name__}: {text}" if text else type(error).__name__]
+    lines += [note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ())]
+    # A frame of compiled code has no line to show.
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.line and not frame.filename.startswith(FOREIGN)
+    ]
+    if own:
+        frame = own[-1]
+        lines.append(f"at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}")
+    return lines

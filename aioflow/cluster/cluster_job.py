@@ -15,8 +15,8 @@ import pickle
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.completed import CheckpointStats
 from aioflow.checkpoint.metadata import decode_subtask
-from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.job_peers import SUBMITTER, JobPeers
@@ -38,7 +38,7 @@ from aioflow.cluster.shipping import load_job
 from aioflow.cluster.split_discovery import pack_splits
 from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
 from aioflow.core.errors import Broken, GraphError, JobNotRunning
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+    from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import (

@@ -50,12 +50,12 @@ from aioflow.graph.deployment import ExecutionState
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aioflow.checkpoint.flow_lease import FlowLease
+    from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
+    from aioflow.checkpoint.lease import FlowLease
     from aioflow.checkpoint.statistics import CheckpointStatistics
-    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.host import Host
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Split

@@ -25,16 +25,16 @@ from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.restoring import GivenSavepoint
 from aioflow.cluster.split_discovery import SplitDiscovery
 from aioflow.core.errors import CheckpointError, message_of, note_once
-from aioflow.core.serializers import Codec
 from aioflow.core.user_code import check_own_task, user_error
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.operators.source import discover_splits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.checkpoint.statistics import CheckpointStatistics
-    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import TaskExecutorGateway
     from aioflow.cluster.restart import RestartPolicy

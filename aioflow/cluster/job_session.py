@@ -14,24 +14,24 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.checkpoint.metadata import encode_subtask
 from aioflow.cluster.split_discovery import SplitDiscovery, unpack_splits
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.batch_codec import encode_batch
 from aioflow.core.errors import AioflowError, Broken, Closed, TypeNotSupported
 from aioflow.core.metrics import MetricGroup
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import encode_batch
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
-from aioflow.network.links import DataPlane
+from aioflow.network.data_plane import DataPlane
 from aioflow.operators.source import discover_splits
 from aioflow.protocol.errors import describe_error, rebuild_error
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import decode_message, message_body
 
 if TYPE_CHECKING:
-    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+    from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.elements import RecordBatch
     from aioflow.core.errors import CancellationTimeout

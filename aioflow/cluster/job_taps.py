@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.job_peers import JobPeers
-from aioflow.core.batch_codec import decode_batch
+from aioflow.core.wire.batch import decode_batch
 
 if TYPE_CHECKING:
     from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.elements import RecordBatch
     from aioflow.core.ids import TapPlace
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
 
 __all__ = ["JobTaps", "Submitter"]
 

@@ -36,7 +36,7 @@ from aioflow.cluster.told import ToldWorker, status_of, tell
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import JobNotRunning, NotAuthenticated
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.network.security import is_loopback
 from aioflow.protocol.handshake import PeerRole
 

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.directory import DirectoryObjects
 from aioflow.checkpoint.lease import (
     Lease,
     LeaseKeeper,
@@ -18,6 +17,7 @@ from aioflow.checkpoint.lease import (
     ObjectLeases,
     current_holder,
 )
+from aioflow.checkpoint.objects import DirectoryObjects
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.core.aio import cancel_and_wait, wait_first
 

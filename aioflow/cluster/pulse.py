@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
 from aioflow.core.errors import AioflowError, Closed
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

@@ -18,9 +18,9 @@ import cloudpickle
 
 from aioflow.cluster.job_session import REQUESTS, JobSession, attempt_key
 from aioflow.cluster.shipping import local_job
-from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import Broken, TypeNotSupported
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import decode_batch
+from aioflow.core.wire.serializers import Codec
 
 if TYPE_CHECKING:
     from aioflow.cluster.gateways import OnMissed

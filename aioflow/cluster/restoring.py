@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.objects import ObjectStore
     from aioflow.checkpoint.source_state import SplitState
     from aioflow.core.host import Host
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Source
 

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, RemoteProtocolError
+from aioflow.network.admission import WaitingRoom
 from aioflow.network.connection import AuthenticatedConnection, close_all, fresh_nonce
 from aioflow.network.security import check_listen, security_of
-from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.framing import CONTROL_PLANE, Frame
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 from aioflow.protocol.rpc import BadRequest, CallError, Notification, Reply, Request, RpcPeer
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host, Listener
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
 
 __all__ = ["RpcConnection", "RpcServer", "connect_rpc"]
 

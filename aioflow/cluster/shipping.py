@@ -27,7 +27,7 @@ import msgspec
 
 from aioflow.cluster.struct_classes import with_fields
 from aioflow.core.errors import GraphError
-from aioflow.core.type_registry import DEFAULT_TYPES, Registration, TypeRegistry, is_record_type
+from aioflow.core.wire.types import DEFAULT_TYPES, Registration, TypeRegistry, is_record_type
 from aioflow.graph.job_graph import JobGraph, JobVertex
 from aioflow.graph.stream_graph import Partitioning
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aioflow.core.host import Host
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
     from aioflow.graph.job_graph import JobGraph, JobVertex
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.cluster.job_session import pack_error
 from aioflow.core.errors import AioflowError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 
 if TYPE_CHECKING:
     from aioflow.cluster.dispatcher import Dispatcher

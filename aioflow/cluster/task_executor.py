@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.failure import CheckpointFailureReason
-from aioflow.checkpoint.local_state import LocalState
+from aioflow.checkpoint.instructions import CheckpointFailureReason
+from aioflow.checkpoint.state_files import LocalState
 from aioflow.checkpoint.store import RESTORE_ONLY, open_store
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed, JobNotRunning
-from aioflow.core.serializers import Codec
 from aioflow.core.switch_interval import switch_interval
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -28,8 +28,7 @@ from aioflow.graph.deployment import (
     TaskDeploymentDescriptor,
 )
 from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.channels import LocalInputChannel
-from aioflow.network.remote_channel import RemoteInputChannel
+from aioflow.network.channels import LocalInputChannel, RemoteInputChannel
 from aioflow.task.environment import TaskEnvironment, TaskOptions
 from aioflow.task.execution import TaskExecution
 from aioflow.task.resources import ResourceScope
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.core.metrics import MetricGroup
+    from aioflow.network.data_plane import DataPlane
     from aioflow.network.gate import InputChannel
-    from aioflow.network.links import DataPlane
     from aioflow.network.partition import ResultPartition
     from aioflow.network.subpartition import PipelinedSubpartition
     from aioflow.operators.source import Split

@@ -39,8 +39,8 @@ from aioflow.cluster.slots import (
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, Closed
-from aioflow.core.patience import Patience
-from aioflow.core.serializers import Codec
+from aioflow.core.log_backoff import Patience
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.inspection.process import ProcessInspector
 from aioflow.protocol.handshake import PeerRole

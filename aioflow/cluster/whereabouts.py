@@ -18,7 +18,7 @@ from aioflow.checkpoint.lease import current_holder
 from aioflow.cluster.leadership import DirectoryLeases
 from aioflow.cluster.rpc import Handlers, RpcConnection, connect_rpc
 from aioflow.core.errors import AioflowError, Broken, Closed
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.checkpoint.metadata import encode_subtask
-from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.cluster.collector import Collector, collector_of_process
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
 from aioflow.cluster.pulse import Pulse
@@ -33,7 +33,6 @@ from aioflow.cluster.shipping import ShippedJob, load_job
 from aioflow.cluster.split_discovery import unpack_splits
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.batch_codec import encode_batch
 from aioflow.core.elements import CheckpointBarrier, RecordBatch
 from aioflow.core.errors import (
     AioflowError,
@@ -46,11 +45,12 @@ from aioflow.core.errors import (
 from aioflow.core.host import Host
 from aioflow.core.ids import TapPlace
 from aioflow.core.metrics import MetricGroup
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.batch import encode_batch
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.process import ProcessInspector
-from aioflow.network.links import DataPlane
+from aioflow.network.data_plane import DataPlane
 from aioflow.protocol.errors import describe_error
 from aioflow.protocol.handshake import PeerRole
 from aioflow.protocol.messages import message_body

@@ -32,7 +32,7 @@ from aioflow.cluster.heartbeat import (
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import Broken, Closed, ProcessCrashed, note_once
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:

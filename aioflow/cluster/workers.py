@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from aioflow.checkpoint.completed import CheckpointStats
 from aioflow.checkpoint.metadata import decode_subtask
-from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.overdue import until_overdue
@@ -35,13 +35,13 @@ from aioflow.cluster.worker_pool import (
     WorkerProcess,
 )
 from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, close_within, end_task, wait_all
-from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import Broken, JobNotRunning, RemoteError, TypeNotSupported
 from aioflow.core.metrics import MetricGroup
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import decode_batch
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.network.connection import fresh_secret
-from aioflow.network.links import DataPlane
+from aioflow.network.data_plane import DataPlane
 from aioflow.protocol.errors import rebuild_error
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message

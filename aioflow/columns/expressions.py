@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.columns.making import column_of, gather, nothing, repeat, scatter
+from aioflow.columns.build import column_of, gather, nothing, repeat, scatter
 from aioflow.columns.numbers import (
     cast_number,
     combine,

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.columns.event_time import taken
 from aioflow.columns.expressions import ColumnExpression, NotOnColumns
+from aioflow.columns.stateless import taken
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
 from aioflow.core.elements import RecordBatch
-from aioflow.core.entry_tables import GrowingList
 from aioflow.core.keygroups import SubtaskCache
+from aioflow.core.wire.columns import GrowingList
 
 __all__ = ["KeyEncoder", "KeyRouter", "arrivals"]
 

@@ -25,14 +25,18 @@ from aioflow.core.states import OrNone
 
 if TYPE_CHECKING:
     from aioflow.core.metrics import MetricGroup
-    from aioflow.core.state_descriptors import (
+    from aioflow.core.states import (
+        AggregatingState,
         AggregatingStateDescriptor,
+        ListState,
         ListStateDescriptor,
+        MapState,
         MapStateDescriptor,
+        ReducingState,
         ReducingStateDescriptor,
+        ValueState,
         ValueStateDescriptor,
     )
-    from aioflow.core.states import AggregatingState, ListState, MapState, ReducingState, ValueState
 
 __all__ = [
     "AggregateFunction",

@@ -19,7 +19,7 @@ from aioflow.io.parts import RollPolicy, checked_roll
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
-    from aioflow.columns.pages import ArrowPages
+    from aioflow.columns.arrow import ArrowPages
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
@@ -128,7 +128,7 @@ class _TableReader:
             return None
         page = self._page
         if page is None or self._index >= self._page_start + len(page):
-            from aioflow.columns.pages import ArrowPages
+            from aioflow.columns.arrow import ArrowPages
 
             self._page_start = self._index
             pages = self._pages = self._pages or ArrowPages()

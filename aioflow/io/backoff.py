@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import Broken
-from aioflow.core.patience import Patience
+from aioflow.core.log_backoff import Patience
 from aioflow.core.timeunits import to_seconds
 from aioflow.inspection.redaction import redacted
 

@@ -267,7 +267,7 @@ def _tables(held: list[Sequence[Any]]) -> list[Any]:
 
 
 def _as_columns(values: Sequence[Any]) -> ColumnBatch:
-    from aioflow.columns.making import column_of
+    from aioflow.columns.build import column_of
 
     names: dict[str, None] = {}
     rows = []

@@ -19,7 +19,7 @@ from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from aioflow.columns.pages import ArrowPages
+    from aioflow.columns.arrow import ArrowPages
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.io.blocks import Mark
     from aioflow.operators.source import SourceContext, Split
@@ -198,7 +198,7 @@ class ColumnReader:
     def _arrow_pages(self) -> ArrowPages:
         arrow = self._arrow
         if arrow is None:
-            from aioflow.columns.pages import ArrowPages
+            from aioflow.columns.arrow import ArrowPages
 
             arrow = self._arrow = ArrowPages()
         return arrow

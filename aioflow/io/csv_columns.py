@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from aioflow.columns.arrow import from_arrow
-from aioflow.columns.growing import GrowingEntries
-from aioflow.columns.making import column_of, gather
+from aioflow.columns.build import GrowingEntries, column_of, gather
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
 from aioflow.io.csv_files import CsvDecoder
 from aioflow.io.file_reader import BOM, Decoded

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aioflow.columns.growing import GrowingEntries
+from aioflow.columns.build import GrowingEntries
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
 
 if TYPE_CHECKING:

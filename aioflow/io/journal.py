@@ -27,7 +27,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
-from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.wire.serializers import Codec, DecodeError
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

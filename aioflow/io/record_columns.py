@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.columns.growing import GrowingEntries
-from aioflow.columns.making import column_of
+from aioflow.columns.build import GrowingEntries, column_of
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.io.shapes import certain_hints_of
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from aioflow.core.record_types import is_made_by_position
-from aioflow.core.type_registry import STANDS_FOR
+from aioflow.core.wire.columns import is_made_by_position
+from aioflow.core.wire.types import STANDS_FOR
 
 __all__ = [
     "allows_none",

@@ -22,7 +22,7 @@ from aioflow.io.buffered import BufferedReader
 from aioflow.io.checks import PORT_MAX, checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import DECODINGS
 from aioflow.io.malformed import MALFORMED
-from aioflow.network.door import Door
+from aioflow.network.http_limits import Door
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:

@@ -10,9 +10,16 @@ Everything runs in one asyncio task, the owner, so actions need no lock. The eve
 when the time since its last one exceeds the slice. It also gets one after many short runs, awaited
 or not. So a busy task cannot starve heartbeats and sockets, even if virtual time stands still
 meanwhile. An awaitable that an action returns is awaited in the owner. Until it ends, all mail
-except control mail waits (`interrupt.py`). After Flink's MailboxProcessor.
+except control mail waits. After Flink's MailboxProcessor.
 
 Invariant: a suspended default action is not called, and actions never overlap.
+
+User code that is awaited does not hold up control mail. A stateful coroutine (`async def
+process_element`) is awaited inside the owner task. All other mail waits until it ends, because no
+other code may touch its state. Control mail touches no state and does not wait: a callback of the
+loop runs it. If it raises, as `report_throwable` does, the awaited code is cancelled, and the
+outermost await raises that error instead. So no code in between can catch it. A cancellation of the
+owner from outside still looks like one: requests are counted, as in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -23,15 +30,81 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from aioflow.core.aio import is_asked_to_end
 from aioflow.core.errors import MailboxClosed, note_once
 from aioflow.mailbox.executor import MailboxExecutor, on_loop, put_threadsafe
-from aioflow.mailbox.interrupt import ControlWatch
 from aioflow.mailbox.mailbox import MAX_PRIORITY, Lane, Mail, TaskMailbox
 from aioflow.mailbox.metrics import LatencyProbe, MailboxMetrics, SlowActions
 
-__all__ = ["DefaultAction", "MailboxProcessor", "Suspension"]
+__all__ = ["DefaultAction", "MailboxProcessor", "Suspension", "ControlWatch"]
 
 T = TypeVar("T")
+
+
+class ControlWatch:
+    """Serves the control mail of one mailbox while its owner awaits user code.
+
+    Awaits may nest, inside a yield.
+    """
+
+    __slots__ = ("_depth", "_error", "_mailbox", "_owner")
+
+    def __init__(self, mailbox: TaskMailbox) -> None:
+        self._mailbox = mailbox
+        self._owner: asyncio.Task[object] | None = None
+        self._depth = 0
+        self._error: BaseException | None = None
+
+    async def run(self, awaitable: Awaitable[T]) -> T:
+        """Awaits `awaitable` and returns its result; raises its error, or that of control mail."""
+        owner = asyncio.current_task()
+        assert owner is not None
+        self._owner = owner
+        self._depth += 1
+        self._mailbox.control_listener = self._serve_soon
+        cancelling = owner.cancelling()
+        self._serve_soon()  # There may be control mail already.
+        try:
+            result = await awaitable
+        except BaseException as error:
+            if self._error is None or self._depth > 1:
+                # Only the outermost await raises the error, because user code in between could
+                # catch it, or a yield could wrap it.
+                raise
+            interrupt, self._error = self._error, None
+            if owner.uncancel() > cancelling and isinstance(error, asyncio.CancelledError):
+                raise  # Other code cancelled the task as well, and that is final.
+            raise interrupt  # noqa: B904  # `from` would replace its own cause.
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._owner = None
+                self._mailbox.control_listener = None
+        if (
+            self._error is not None and self._depth == 0
+        ):  # The awaited code swallowed its cancellation.
+            swallowed, self._error = self._error, None
+            owner.uncancel()
+            raise swallowed
+        if is_asked_to_end(owner):
+            raise asyncio.CancelledError  # Swallowed as well, but the task must end.
+        return result
+
+    def _serve_soon(self) -> None:
+        if self._mailbox.has_control_mail:
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        """Runs waiting control mail, as a callback of the loop, while the owner awaits."""
+        while self._owner is not None and (mail := self._mailbox.try_take_control()) is not None:
+            try:
+                mail.run()
+            # An error of any kind is raised again in the owner.
+            except BaseException as error:  # noqa: BLE001
+                if self._error is None:
+                    self._error = error
+                    self._owner.cancel()
+
 
 SLOW_S = 0.1
 """Duration of an action or slice above which it counts as blocking its loop."""

@@ -1,16 +1,20 @@
 """Defines the calls of the endpoint as handlers see them, the answers, and the errors with a
 status.
+
+Bodies are JSON of plain values, and errors have Flink's format.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from aiohttp import web
+import msgspec
+from aiohttp import web
 
+if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobVertex
     from aioflow.monitoring.monitor import Monitor
     from aioflow.monitoring.view import JobView
@@ -25,6 +29,9 @@ __all__ = [
     "NotFound",
     "RestError",
     "Unavailable",
+    "error_response",
+    "json_bytes",
+    "json_response",
 ]
 
 
@@ -171,3 +178,25 @@ class Call:
 
 Handler = Callable[[Call], Any | Awaitable[Any]]
 """Function or coroutine function that returns a JSON value or an `Answer`."""
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def json_bytes(body: Any) -> bytes:
+    """Returns `body` as JSON. Text that is not valid UTF-8, as users' names may be, is escaped."""
+    try:
+        return _encoder.encode(body)
+    except UnicodeEncodeError:
+        return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+def json_response(body: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=json_bytes(body), status=status, content_type="application/json", charset="utf-8"
+    )
+
+
+def error_response(status: int, *messages: str) -> web.Response:
+    """Returns an answer `{"errors": [...]}`, which every client of Flink's REST API expects."""
+    return json_response({"errors": list(messages)}, status)

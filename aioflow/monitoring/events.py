@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from aioflow.monitoring.answers import json_bytes
-from aioflow.monitoring.calls import Call, NotFound, Unavailable
+from aioflow.monitoring.calls import Call, NotFound, Unavailable, json_bytes
 from aioflow.monitoring.rest_checkpoints import record_body
 from aioflow.monitoring.rest_jobs import vertex_status
 from aioflow.monitoring.rest_metrics import job_metrics

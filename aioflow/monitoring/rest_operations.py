@@ -13,7 +13,7 @@ from urllib.parse import quote
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.core.errors import CheckpointError
 from aioflow.monitoring.calls import Answer, BadRequest, Call, Conflict, Unavailable
-from aioflow.monitoring.operations import check_request_id
+from aioflow.monitoring.monitor import check_request_id
 from aioflow.monitoring.rest_jobs import failure_cause
 
 if TYPE_CHECKING:

@@ -7,13 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aioflow.monitoring import (
-    accumulators,
     data_views,
     events,
-    flamegraph,
-    logs,
     prometheus,
-    rest_aioflow,
     rest_checkpoints,
     rest_cluster,
     rest_jobs,
@@ -91,7 +87,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         "/jobs/{jobid}/accumulators",
-        accumulators.job_accumulators,
+        rest_jobs.job_accumulators,
         "Accumulators",
         "What the program counts",
     ),
@@ -132,7 +128,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         f"{VERTEX}/accumulators",
-        accumulators.vertex_accumulators,
+        rest_jobs.vertex_accumulators,
         "VertexAccumulators",
         "What its operators count",
     ),
@@ -146,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         f"{VERTEX}/flamegraph",
-        flamegraph.vertex_graph,
+        rest_vertices.vertex_graph,
         "FlameGraph",
         "Where its tasks are",
         "type",
@@ -155,7 +151,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         f"{VERTEX}/subtasks/accumulators",
-        accumulators.subtask_accumulators,
+        rest_jobs.subtask_accumulators,
         "SubtaskAccumulators",
         "By subtask",
     ),
@@ -286,20 +282,20 @@ ROUTES: tuple[Route, ...] = (
     # Routes that Flink does not have.
     _get(
         "/aioflow/asyncio",
-        rest_aioflow.asyncio_view,
+        rest_cluster.asyncio_view,
         "Asyncio",
         "The event loop: lag, slow callbacks, tasks, calls",
         "taskmanager",
     ),
     _get(
         "/aioflow/processes",
-        rest_aioflow.processes,
+        rest_cluster.processes,
         "Processes",
         "This process and those that run tasks, in short",
     ),
     _get(
         "/aioflow/flamegraph",
-        flamegraph.loop_graph,
+        rest_vertices.loop_graph,
         "FlameGraph",
         "What the loop spends its time on",
         "seconds",
@@ -307,7 +303,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         "/aioflow/logs",
-        logs.tail,
+        rest_cluster.tail,
         "LogRecords",
         "The last log records",
         "after",
@@ -317,7 +313,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         "/aioflow/jobs/{jobid}/series",
-        rest_aioflow.series,
+        rest_cluster.series,
         "Series",
         "The last ten minutes of metrics",
         "metric",
@@ -373,11 +369,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         "/taskmanagers/{taskmanagerid}/thread-dump",
-        rest_aioflow.worker_thread_dump,
+        rest_cluster.worker_thread_dump,
         "ThreadDump",
         "Tasks and threads",
     ),
-    _get("/taskmanagers/{taskmanagerid}/log", logs.worker_log, "Text", "Its last log records"),
+    _get(
+        "/taskmanagers/{taskmanagerid}/log", rest_cluster.worker_log, "Text", "Its last log records"
+    ),
     _get(
         "/taskmanagers/{taskmanagerid}/stdout",
         rest_cluster.nothing,
@@ -411,7 +409,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     _get(
         "/jobmanager/thread-dump",
-        rest_aioflow.thread_dump,
+        rest_cluster.thread_dump,
         "ThreadDump",
         "Tasks and threads of this process",
     ),

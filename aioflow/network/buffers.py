@@ -6,6 +6,14 @@ Invariants: `available + held by local pools + unpooled == total`. The minimums 
 the unpooled segments never exceed the total, so every pool can always reach its minimum. Pages
 exist only for permits that need bytes, never more than the total. Growing and shrinking follow
 `redistribution.redistribute` and never revoke a permit in use. After Flink's NetworkBufferPool.
+
+`redistribute` shares the spare segments of the global pool among the local pools. It is a pure
+function of their bounds. Every pool gets at least its minimum and at most its maximum. No segment
+is left over while some pool could take it. Two pools with equal bounds differ by at most one
+segment, and only their order decides which gets it. After NetworkBufferPool.redistributeBuffers of
+Flink 1.x: cumulative rounding, so that the shares add up without a second pass. The weighting by
+expected size of later versions is left out. It needs a spreading loop, and gives the same sizes for
+pools without an expectation.
 """
 
 from __future__ import annotations
@@ -17,9 +25,14 @@ from collections.abc import Sequence
 
 from aioflow.core.availability import Availability
 from aioflow.core.errors import Closed, InsufficientBuffers
-from aioflow.network.local_pool import DEFAULT_OVERDRAFT, LocalBufferPool, PermitListener
-from aioflow.network.redistribution import redistribute
-from aioflow.network.segments import SEGMENT_BYTES, Buffer, MemorySegment
+from aioflow.network.local_pool import (
+    DEFAULT_OVERDRAFT,
+    SEGMENT_BYTES,
+    Buffer,
+    LocalBufferPool,
+    MemorySegment,
+    PermitListener,
+)
 
 __all__ = [
     "DEFAULT_OVERDRAFT",
@@ -31,6 +44,31 @@ __all__ = [
     "PermitListener",
     "redistribute",
 ]
+
+
+def redistribute(total_segments: int, bounds: Sequence[tuple[int, int | None]]) -> list[int]:
+    """Returns the sizes of pools with `bounds` = [(min, max or None for unbounded)].
+
+    `total_segments` must be at least the sum of the minimums. The sum of the result is min(total,
+    sum of the maximums).
+    """
+    spare = total_segments - sum(low for low, _ in bounds)
+    assert spare >= 0, f"{total_segments} segments are less than the minimums of {bounds}"
+    capacities = [spare if high is None else min(spare, high - low) for low, high in bounds]
+    capacity_total = sum(capacities)
+    if capacity_total == 0:
+        return [low for low, _ in bounds]
+    to_share = min(spare, capacity_total)
+    sizes: list[int] = []
+    given = capacity_so_far = 0
+    for (low, _), capacity in zip(bounds, capacities, strict=True):
+        capacity_so_far += capacity
+        # Rounding the running total, not each share, leaves no remainder.
+        share = to_share * capacity_so_far // capacity_total - given
+        given += share
+        sizes.append(low + share)
+    return sizes
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,38 @@
-"""The input channel of a producer in the same process: it reads the producer's own queue.
+"""The input channels of a gate: local and remote.
 
-So batches are never copied. If the producer has not registered its partition yet, `request` returns
-False, and the owner of the gate decides when to try again. After Flink's LocalInputChannel.
+`LocalInputChannel` reads the producer's own queue, so batches are never copied. If the producer has
+not registered its partition yet, `request` returns False, and the owner of the gate decides when to
+try again. After Flink's LocalInputChannel.
+
+`RemoteInputChannel` has its producer in another process. Bytes wait here until the task polls, and
+the poll decodes them. The exchange handles order, credit and resets. After Flink's
+RemoteInputChannel.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
+from typing import Protocol
 
 from aioflow.core.elements import CheckpointBarrier, Event
 from aioflow.core.errors import ProducerFailed
+from aioflow.core.wire.batch import decode_batch, standing_alone
+from aioflow.core.wire.columns import EntryTables
+from aioflow.core.wire.serializers import Codec
 from aioflow.network.gate import ChannelTraffic
 from aioflow.network.subpartition import PipelinedSubpartition, Polled
+from aioflow.protocol.consumer import (
+    ConsumerExchange,
+    Delivered,
+    PriorityEvent,
+    partition_request_backoff,
+)
+from aioflow.protocol.errors import PartitionNotFound
 
-__all__ = ["LocalInputChannel"]
+__all__ = ["LocalInputChannel", "EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
 
 
 class LocalInputChannel:
@@ -113,3 +132,260 @@ class LocalInputChannel:
         self.is_released = True
         if self._subpartition is not None:
             self._subpartition.release()
+
+
+EXCLUSIVE_BUFFERS = 32
+"""Number of segments that each channel owns: enough for some columnar batches of a dozen each.
+
+With fewer, a half-sent batch would wait for the credit of its first part while both processes are
+idle. The permits of the producer limit the number of batches in flight.
+"""
+
+REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
+"""Delays before each request for a partition that the producer does not have yet."""
+
+
+class ChannelLink(Protocol):
+    """The interface that a channel uses of the link to the producer's process."""
+
+    @property
+    def consumer(self) -> ConsumerExchange: ...
+    def add_channel(self, channel: RemoteInputChannel) -> int:
+        """Adds a channel, whose data goes to its `on_delivered`. Returns the number of the
+        channel.
+        """
+
+    def remove_channel(self, number: int) -> None: ...
+
+
+class RemoteInputChannel:
+    """An input channel whose producer is in another process.
+
+    The channel has the number `index` in its gate. It reads the subpartition `subpartition_index`
+    of the partition `partition_id` over `link`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        partition_id: str,
+        subpartition_index: int,
+        link: ChannelLink,
+        codec: Codec,
+    ) -> None:
+        self.index = index
+        self._partition_id = partition_id
+        self._subpartition_index = subpartition_index
+        self._link = link
+        self._codec = codec
+        self._tables = EntryTables()
+        self._number: int | None = None
+        self._received: deque[bytes | Event | None] = deque()
+        """Elements in order of arrival. None stands for an event that has overtaken others."""
+        self._priority: deque[tuple[Event, list[bytes | Event]]] = deque()
+        """Priority events, each with all elements that it has overtaken here.
+
+        A second waiting barrier has overtaken what the first one has, too.
+        """
+        self._overtaken: list[bytes | Event] = []
+        self._on_announced: Callable[[CheckpointBarrier], None] | None = None
+        self._error: Exception | None = None
+        self._notify: Callable[[bool], None] | None = None
+        self._sequence_number = 0
+        self._batches = 0
+        self._batches_taken = 0
+        self._bytes_taken = 0
+        self._attempt = 0
+        self._retry: asyncio.TimerHandle | None = None
+        self.is_released = False
+
+    # InputChannel
+
+    def request(self, on_data_available: Callable[[bool], None]) -> bool:
+        """Subscribes to the partition. Always returns True: the channel itself retries if it is
+        missing.
+        """
+        if self._number is None and not self.is_released:
+            self._notify = on_data_available
+            number = self._number = self._link.add_channel(self)
+            if self._error is None:  # The link may have failed already, which sets the error.
+                self._link.consumer.open_channel(
+                    number, self._partition_id, self._subpartition_index, EXCLUSIVE_BUFFERS
+                )
+        return True
+
+    def poll(self) -> Polled | None:
+        """Returns the next element, decoded now, or None. Raises the error of the producer or
+        connection.
+        """
+        if self._error is not None:
+            raise self._error
+        received = self._received
+        if self._priority:
+            return self._poll_priority()
+        if not received:
+            return None
+        content = received.popleft()
+        assert self._number is not None and content is not None
+        # Acknowledged before decoding: a batch that cannot be decoded must not hold its permit for
+        # ever.
+        self._link.consumer.taken_over(self._number)
+        if received and received[0] is None:
+            self._take_over_places()
+        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        more = bool(received)
+        if type(content) is bytes:
+            self._batches -= 1
+            self._batches_taken += 1
+            self._bytes_taken += len(content)
+            return (
+                decode_batch(content, self._codec, str(self), self._tables),
+                self._batches,
+                more,
+                number,
+            )
+        # An Event, by exclusion.
+        return content, self._batches, more, number  # type: ignore[return-value]
+
+    def _poll_priority(self) -> Polled:
+        event, self._overtaken = self._priority.popleft()
+        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        return event, self._batches, bool(self._received or self._priority), number
+
+    def resume(self) -> None:
+        if self._number is not None:
+            self._link.consumer.resume(self._number)
+
+    def acknowledge_all_records_processed(self) -> None:
+        if self._number is not None:
+            self._link.consumer.acknowledge_all_records_processed(self._number)
+
+    def announce_batch_size(self, records: int) -> None:
+        if self._number is not None:
+            self._link.consumer.announce_batch_size(self._number, records)
+
+    @property
+    def has_priority_event(self) -> bool:
+        return bool(self._priority)
+
+    def overtaken(self) -> list[bytes | Event]:
+        overtaken, self._overtaken = self._overtaken, []
+        return [
+            standing_alone(element, self._codec, str(self), self._tables)
+            if isinstance(element, bytes)
+            else element
+            for element in overtaken
+        ]
+
+    def hurry(self, checkpoint_id: int) -> None:
+        for place, element in enumerate(self._received):
+            if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+                self._received[place] = None
+                self._put_first(element, place)
+                return
+
+    def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
+        self._on_announced = on_announced
+        for element in self._received:
+            if isinstance(element, CheckpointBarrier):
+                on_announced(element)
+
+    def _put_first(self, event: Event, place: int) -> None:
+        """Makes `event` the next element. `place` is its position among the received elements.
+
+        The event is acknowledged in its original order, because acknowledgements must stay in
+        order.
+        """
+        self._priority.append(
+            (event, [element for element in islice(self._received, place) if element is not None])
+        )
+        self._take_over_places()
+        if self._notify is not None:
+            self._notify(True)
+
+    def _take_over_places(self) -> None:
+        received = self._received
+        assert self._number is not None
+        while received and received[0] is None:
+            received.popleft()
+            self._link.consumer.taken_over(self._number)
+
+    @property
+    def queued_batches(self) -> int:
+        return self._batches
+
+    @property
+    def traffic(self) -> ChannelTraffic:
+        buffers, ready, known = (
+            (0, 0, 0) if self._number is None else self._link.consumer.buffers(self._number)
+        )
+        waiting = sum(len(element) for element in self._received if type(element) is bytes)
+        return ChannelTraffic(
+            True,
+            self._batches_taken,
+            self._bytes_taken,
+            self._batches,
+            waiting,
+            buffers,
+            buffers - ready,
+            known,
+        )
+
+    def release(self) -> None:
+        if self.is_released:
+            return
+        self.is_released = True
+        if self._retry is not None:
+            self._retry.cancel()
+        self._received.clear()
+        self._priority.clear()
+        self._batches = 0
+        if self._number is not None:
+            self._link.consumer.cancel(self._number)
+            self._link.remove_channel(self._number)
+
+    def __str__(self) -> str:
+        return (
+            f"channel {self.index} (subpartition {self._subpartition_index} of "
+            f"{self._partition_id})"
+        )
+
+    # From the link.
+
+    def on_delivered(self, what: Delivered) -> None:
+        """Receives a batch as bytes, an event, or the error that ended the channel."""
+        if self.is_released:
+            return
+        if isinstance(what, PartitionNotFound) and self._attempt + 1 < len(REQUEST_BACKOFF_MS):
+            self._attempt += 1
+            self._retry = asyncio.get_running_loop().call_later(
+                REQUEST_BACKOFF_MS[self._attempt] / 1000, self._request_again
+            )
+            return
+        was_empty = not self._received and not self._priority and self._error is None
+        if isinstance(what, Exception):
+            # The next poll raises it. Earlier elements are of no use to a task that ends now.
+            self._error = what
+            self._received.clear()
+            self._priority.clear()
+            self._batches = 0
+        elif isinstance(what, PriorityEvent):
+            self._received.append(None)
+            self._put_first(what.event, len(self._received) - 1)
+            return
+        else:
+            self._received.append(what)
+            self._batches += type(what) is bytes
+            if (
+                type(what) is CheckpointBarrier
+                and what.aligned_timeout_ms is not None
+                and self._on_announced is not None
+            ):
+                self._on_announced(what)
+        if was_empty and self._notify is not None:
+            self._notify(False)
+
+    def _request_again(self) -> None:
+        self._retry = None
+        if self._number is not None:
+            self._link.consumer.request_again(self._number)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import NotAuthenticated, ProtocolError
+from aioflow.network.admission import peer_of, tune
 from aioflow.network.security import is_loopback
-from aioflow.network.transports import peer_of, tune
 from aioflow.protocol.framing import Frame, FrameDecoder, FrameEncoder, FrameType
 from aioflow.protocol.handshake import (
     ClientHandshake,
@@ -29,7 +29,7 @@ from aioflow.protocol.handshake import (
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
-    from aioflow.network.waiting_room import WaitingRoom
+    from aioflow.network.admission import WaitingRoom
 
 __all__ = [
     "HANDSHAKE_TIMEOUT_S",

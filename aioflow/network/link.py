@@ -16,9 +16,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from aioflow.core.batch_codec import encode_batch
-from aioflow.core.entry_tables import EntryTables
 from aioflow.core.errors import AioflowError, Broken, ProtocolError, RemoteProtocolError
+from aioflow.core.wire.batch import encode_batch
+from aioflow.core.wire.columns import EntryTables
 from aioflow.network.subpartition import BATCH_BYTES
 from aioflow.protocol.exchange import Exchange
 from aioflow.protocol.framing import Frame, FrameType
@@ -26,10 +26,10 @@ from aioflow.protocol.messages import PartitionRequest
 
 if TYPE_CHECKING:
     from aioflow.core.elements import RecordBatch
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
+    from aioflow.network.channels import RemoteInputChannel
     from aioflow.network.connection import AuthenticatedConnection
     from aioflow.network.partition import ResultPartition
-    from aioflow.network.remote_channel import RemoteInputChannel
     from aioflow.network.subpartition import PipelinedSubpartition
     from aioflow.protocol.consumer import ConsumerExchange
 

@@ -24,7 +24,7 @@ from aioflow.core.availability import Availability
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import Function
-from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import check_own_task
 from aioflow.operators.process import (
     DRAIN_NS,

@@ -25,7 +25,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, message_of, note_once
 from aioflow.core.functions import Failed
 from aioflow.core.scope import current_scope, enter_scope
-from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.async_queue import CompletionQueue, Entry, OrderedQueue, UnorderedQueue
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator

@@ -20,7 +20,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.signatures import check_takes
-from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.core.states import ListStateDescriptor
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM, Operator

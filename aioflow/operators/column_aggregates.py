@@ -12,7 +12,7 @@ from aioflow.expressions.trees import column_names
 from aioflow.operators.aggregates import Agg, BuiltIn, Count, Max, Mean, Min, Sum
 
 if TYPE_CHECKING:
-    from aioflow.columns.plans import Plan
+    from aioflow.columns.kernels import Plan
     from aioflow.operators.folding import FoldingAggregate
 
 __all__ = ["fields_read", "plan_columns", "why_rows"]
@@ -44,7 +44,7 @@ def why_rows(aggregate: FoldingAggregate) -> str | None:
 
 def plan_columns(aggregate: FoldingAggregate) -> Plan:
     """Returns `aggregate` as a plan on columns. `why_rows` must have returned None for it."""
-    from aioflow.columns.plans import LeafKind, LeafSpec, Plan
+    from aioflow.columns.kernels import LeafKind, LeafSpec, Plan
 
     leaves = []
     for part in _parts(aggregate):

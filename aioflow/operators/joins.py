@@ -32,7 +32,7 @@ from aioflow.operators.windowing import SessionWindows, TimeWindow, WindowAssign
 from aioflow.state.backend import INTERNAL_PREFIX, require_keyed
 
 if TYPE_CHECKING:
-    from aioflow.columns.join_sides import Row
+    from aioflow.columns.hash_join import Row
     from aioflow.core.states import ListState
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["PROGRESS", "CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
 
 COLUMNS = f"{INTERNAL_PREFIX}join-columns"
-"""Name of the table of chunks, see `columns.join_sides`.
+"""Name of the table of chunks, see `columns.hash_join`.
 
 It contains bytes under generated ints, which queries must not show as keys.
 """
@@ -168,7 +168,7 @@ class CoGroupOperator(WindowOperator):
         """
         if not chunks:
             return
-        from aioflow.columns.join_sides import rows_of
+        from aioflow.columns.hash_join import rows_of
 
         state = self._state
         rows: dict[tuple[int, ...], list[Row]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.core.states import ListStateDescriptor
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

@@ -17,7 +17,7 @@ from aioflow.core.functions import OutputTag
 from aioflow.state.backend import NO_KEY
 
 if TYPE_CHECKING:
-    from aioflow.core.state_descriptors import MapStateDescriptor
+    from aioflow.core.states import MapStateDescriptor
     from aioflow.operators.operator import OperatorContext
     from aioflow.state.backend import KeyedStateBackend
     from aioflow.state.timers import InternalTimerService

@@ -143,7 +143,7 @@ class ResumableOutput:
         assert not self._values, "what was added before goes first"
         if watermark > self.watermark:
             self.watermark = watermark
-        from aioflow.columns.making import repeat
+        from aioflow.columns.build import repeat
 
         self._values = values  # type: ignore[assignment]  # These three read like lists.
         self._timestamps = repeat(timestamp, len(values))  # type: ignore[assignment]

@@ -25,7 +25,7 @@ from aioflow.state.backend import require_keyed
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from aioflow.columns.running import RunningColumns
+    from aioflow.columns.accumulators import RunningColumns
     from aioflow.state.backend import StateTable
 
 __all__ = ["RUNNING", "RunningAggregate", "RunningAggregateOperator", "RunningReduceOperator"]
@@ -123,7 +123,7 @@ class RunningAggregateOperator(_RunningOperator):
 
         columns = self._columns
         if columns is None:
-            from aioflow.columns.running import RunningColumns
+            from aioflow.columns.accumulators import RunningColumns
 
             assert isinstance(self._aggregate, FoldingAggregate)
             table = self._table

@@ -22,7 +22,7 @@ from aioflow.operators.slice_runs import SliceRuns, merge_parts, merge_tables
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from aioflow.columns.slices import SliceColumns
+    from aioflow.columns.accumulators import SliceColumns
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.operators.slice_grid import SliceGrid
     from aioflow.state.backend import StateTable
@@ -118,12 +118,12 @@ class SliceStore:
         """
         import numpy as np
 
-        from aioflow.columns.event_time import taken
         from aioflow.columns.expressions import NotOnColumns
+        from aioflow.columns.stateless import taken
 
         columns, grid = self._columns, self._grid
         if columns is None:
-            from aioflow.columns.slices import SliceColumns
+            from aioflow.columns.accumulators import SliceColumns
 
             columns = self._columns = SliceColumns(
                 plan_columns(self._aggregate), self._table.of, self._table.peek

@@ -299,7 +299,7 @@ class SliceWindowOperator(AddingWindowOperator):
         """Adds the records of a batch of columns that may be late, one by one; returns the rest."""
         import numpy as np
 
-        from aioflow.columns.event_time import taken
+        from aioflow.columns.stateless import taken
 
         live = (
             np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)

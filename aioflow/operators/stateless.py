@@ -157,7 +157,7 @@ class StatelessOperator(Operator):
         Returns None if the first step already needs rows.
         """
         from aioflow.columns.expressions import NotOnColumns
-        from aioflow.columns.steps import ColumnSteps
+        from aioflow.columns.stateless import ColumnSteps
 
         if self._on_columns is None:
             self._on_columns = ColumnSteps(self._column_steps)

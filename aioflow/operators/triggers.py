@@ -15,7 +15,7 @@ from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
 from aioflow.core.functions import TriggerResult
-from aioflow.core.state_descriptors import ReducingStateDescriptor, StateDescriptor
+from aioflow.core.states import ReducingStateDescriptor, StateDescriptor
 from aioflow.core.timeunits import Duration
 from aioflow.operators.arguments import is_event_time, positive_ms
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import StateError
 from aioflow.core.functions import OutputTag
-from aioflow.core.state_descriptors import (
+from aioflow.core.states import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,

@@ -1,7 +1,7 @@
 """The join of windows: every left with every right of one key and window, as rows or on columns.
 
 On rows it is a window over the tagged union of both inputs. Pairs of event-time windows also run on
-columns: a batch is kept whole by slice (`columns.join_sides`), and all pairs of a window are made
+columns: a batch is kept whole by slice (`columns.hash_join`), and all pairs of a window are made
 at once when it fires. Both forms may meet in one run, because one side may send rows, or a batch
 may have keys that columns do not support. So every window is held in one of the two forms:
 
@@ -35,7 +35,7 @@ from aioflow.operators.windowing import SlidingWindows, TumblingWindows, WindowA
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from aioflow.columns.join_sides import JoinSides, Row
+    from aioflow.columns.hash_join import JoinSides, Row
     from aioflow.core.keygroups import KeyGroupRange
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor
@@ -131,7 +131,7 @@ class WindowJoinOperator(CoGroupOperator):
         """Adds a batch of columns, divided where windows may end between its records."""
         import numpy as np
 
-        from aioflow.columns.pairing import Held
+        from aioflow.columns.hash_join import Held
 
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         timers, count = self._timers, len(values)
@@ -256,7 +256,7 @@ class WindowJoinOperator(CoGroupOperator):
 
         Both sides have records in it. Yields at least once, also without pairs.
         """
-        from aioflow.columns.pairing import Pairing, Runs
+        from aioflow.columns.hash_join import Pairing, Runs
 
         out, runs = self._out, []
         for side in (0, 1):
@@ -287,7 +287,7 @@ class WindowJoinOperator(CoGroupOperator):
     # Restoring.
 
     def _new_sides(self) -> JoinSides:
-        from aioflow.columns.join_sides import JoinSides
+        from aioflow.columns.hash_join import JoinSides
 
         state, grid = self._state, self._grid
         windows = (grid.size, grid.slide, grid.offset)

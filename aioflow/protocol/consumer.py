@@ -23,10 +23,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aioflow.core.batch_codec import decode_event
 from aioflow.core.elements import EndOfPartition, Event
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import decode_event
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.credit import BufferKind, CreditReceiver, FloatingBuffers
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound, rebuild_error
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType

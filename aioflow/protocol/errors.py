@@ -25,7 +25,7 @@ from aioflow.core.errors import (
     TypeNotSupported,
     message_of,
 )
-from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aioflow.core.errors import RemoteProtocolError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.consumer import RECORD_BYTES_MAX, ConsumerExchange, Delivered
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
 from aioflow.protocol.messages import CloseRequest, PartitionRequest, TaskEvent

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from itertools import islice, takewhile
 from typing import Final, NamedTuple, Protocol
 
-from aioflow.core.batch_codec import decode_event, encode_event
 from aioflow.core.elements import Event, RecordBatch
+from aioflow.core.wire.batch import decode_event, encode_event
 from aioflow.protocol.credit import CreditSender, NextElement
 from aioflow.protocol.framing import SEGMENT_BYTES, FrameType
 from aioflow.protocol.messages import ErrorResponse, PartitionRequest

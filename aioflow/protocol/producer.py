@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from aioflow.core.batch_codec import encode_event
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
 from aioflow.core.errors import Broken, LocalProtocolError, ProducerFailed, RemoteProtocolError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import encode_event
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.errors import PartitionNotFound, describe_error
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
 from aioflow.protocol.messages import (

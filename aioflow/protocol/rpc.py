@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
-from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.protocol.errors import describe_error, rebuild_error
 from aioflow.protocol.framing import CONTROL_BYTES_MAX, NO_CHANNEL, Frame, FrameEncoder, FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body, unpack_fields

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, NotAuthenticated, ProtocolError, RemoteProtocolError
+from aioflow.network.admission import WaitingRoom, peer_of, tune
 from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, fresh_nonce, fresh_secret
 from aioflow.network.security import is_loopback
-from aioflow.network.transports import peer_of, tune
-from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.handshake import PeerRole, ServerHandshake, Side, direction_key
 from aioflow.spark.executor import ServiceAddress
 from aioflow.spark.frames import (

@@ -34,7 +34,7 @@ from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import discover_splits
 from aioflow.spark.runner_blocks import COMMITTABLES
 from aioflow.spark.runner_home import Feeding, HomeStage, commit

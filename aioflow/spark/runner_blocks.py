@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from aioflow.core.batch_codec import decode_batch, encode_batch
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
+from aioflow.core.wire.batch import decode_batch, encode_batch
 
 if TYPE_CHECKING:
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.task.partitioners import Partitioner
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import note_once
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.sink import COMMITTABLES, PREPARED
 from aioflow.spark.runner_blocks import decode_block, merged
 from aioflow.spark.runner_subtask import ONLY_CHECKPOINT, StageSubtask

@@ -23,8 +23,8 @@ from aioflow.cluster.job_session import pack_error
 from aioflow.cluster.shipping import load_job
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.elements import MIN_WATERMARK
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.spark.runner_blocks import COMMITTABLES, BlockRow, BlockWriter, decode_block, merged
 from aioflow.spark.runner_subtask import StageSubtask

@@ -15,7 +15,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.scope import Scope
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.spark.runner_time import ReplayedTimers, StageContext
 from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend

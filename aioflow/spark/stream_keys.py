@@ -25,16 +25,15 @@ import msgspec
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import GraphError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.spark.runner_blocks import BlockRow, BlockWriter, Piece, decode_block
 from aioflow.spark.runner_subtask import StageSubtask
 from aioflow.spark.runner_tasks import SubtaskId
 from aioflow.spark.runner_time import ReplayedClock
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from aioflow.state.heap_snapshot import HeapSnapshot
-from aioflow.state.inline import InlineState
 from aioflow.state.operator_state import decode_operator_state, encode_operator_state
+from aioflow.state.snapshot import CANONICAL, InlineState, KeyedStateHandle, StateFile
 from aioflow.state.timers import NO_TIMER
 from aioflow.task.partitioners import create_partitioner
 

@@ -16,8 +16,8 @@ from pyspark.sql.types import Row
 
 from aioflow.api.runner import new_event_loop
 from aioflow.core.elements import MIN_WATERMARK
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.spark.runner_program import told
 from aioflow.spark.stream_keys import KeyedStage, timer_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.spark.runner_program import StageProgram, run_subtask
 from aioflow.spark.runner_tasks import SubtaskId

@@ -28,7 +28,7 @@ from aioflow.spark.runner_blocks import encode_block
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.graph.job_graph import JobEdge
     from aioflow.task.partitioners import Partitioner
 

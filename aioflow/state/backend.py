@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aioflow.core.errors import StateError, did_you_mean
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.serializers import Codec
-from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
-from aioflow.state.handles import KeyedStateHandle, StateInput, StateOutput
-from aioflow.state.snapshot import OperatorSnapshot
+from aioflow.core.states import MapStateDescriptor, StateDescriptor
+from aioflow.core.wire.serializers import Codec
+from aioflow.state.snapshot import KeyedStateHandle, OperatorSnapshot, StateInput, StateOutput
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

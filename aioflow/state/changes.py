@@ -37,8 +37,8 @@ from itertools import count, filterfalse, islice, repeat
 from operator import is_, is_not
 from typing import Any, ClassVar
 
-from aioflow.core.value_columns import lay_out, pick
-from aioflow.state.burial import bury
+from aioflow.core.wire.serializers import lay_out, pick
+from aioflow.state.deferred_free import bury
 from aioflow.state.snapshot import ATOMS, Uncopied, frozen_copy
 
 __all__ = [

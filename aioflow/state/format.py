@@ -32,7 +32,7 @@ import msgspec
 
 from aioflow.core.errors import ProtocolError, RestoreError, TypeNotSupported, ValueNotSupported
 from aioflow.core.keygroups import KeyGroupRange, key_groups
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.snapshot import TableMeta, Uncopied
 
 __all__ = [

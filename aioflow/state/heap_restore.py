@@ -13,14 +13,18 @@ from typing import Any
 
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.changes import Space
 from aioflow.state.format import TIMERS, Drops, Entries, FileHeader, groups_of_read, read_frames
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateInput
-from aioflow.state.heap_archive import Archive, Sections, WrittenFile
 from aioflow.state.heap_keys import SpokenKeys
-from aioflow.state.heap_snapshot import BASES, HEAP_FORMAT
-from aioflow.state.snapshot import check_max_parallelism
+from aioflow.state.heap_snapshot import BASES, HEAP_FORMAT, Archive, Sections, WrittenFile
+from aioflow.state.snapshot import (
+    CANONICAL,
+    KeyedStateHandle,
+    StateFile,
+    StateInput,
+    check_max_parallelism,
+)
 
 __all__ = ["ReadFile", "ReadState", "read_handle", "read_state_file", "restored_archive"]
 

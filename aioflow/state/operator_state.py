@@ -23,8 +23,8 @@ from aioflow.core.errors import (
     TypeNotSupported,
     ValueNotSupported,
 )
-from aioflow.core.serializers import Codec
-from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
+from aioflow.core.states import MapStateDescriptor, StateDescriptor
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.snapshot import OperatorSnapshot, frozen_copy
 
 __all__ = [

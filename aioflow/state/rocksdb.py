@@ -6,6 +6,11 @@ Reading a cold key takes some microseconds. Timers, and the names of namespaces 
 memory. A checkpoint uploads the new files (`rocksdb_snapshot`). The database is in a temporary
 directory of its own (`rocksdb_files`) and ends with the process; only the last checkpoint survives.
 RocksDB has threads of its own, which a simulation cannot control, so a simulation rejects it.
+
+Timers are kept in memory, as in the heap backend, because the next timer must be known without a
+read, and timers are small. In a checkpoint they are rows of the database. The cost of a checkpoint
+is proportional to the timers that were set, deleted or fired since the last: these become rows of
+the new files.
 """
 
 from __future__ import annotations
@@ -19,27 +24,66 @@ from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import RestoreError, StateError
 from aioflow.core.host import Host
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.serializers import Codec
-from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.core.states import StateDescriptor
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, Entries, FileHeader
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateInput
 from aioflow.state.heap_restore import read_state_file
-from aioflow.state.named import RAW, NamedStates
-from aioflow.state.rocksdb_cache import Cache, CacheLimits
+from aioflow.state.named import RAW, NamedStates, Table, find_unclaimed
+from aioflow.state.rocksdb_cache import Cache, CacheLimits, Space
 from aioflow.state.rocksdb_files import Database, Directory
-from aioflow.state.rocksdb_restore import StoredState, download
 from aioflow.state.rocksdb_rows import RowCodec
-from aioflow.state.rocksdb_snapshot import ROCKSDB_FORMAT, RocksSnapshot, SnapshotPlan
+from aioflow.state.rocksdb_snapshot import (
+    ROCKSDB_FORMAT,
+    RocksSnapshot,
+    SnapshotPlan,
+    StoredState,
+    download,
+)
 from aioflow.state.rocksdb_table import RocksTable
-from aioflow.state.rocksdb_timers import TimerSpace, open_queue
-from aioflow.state.snapshot import TableMeta, check_max_parallelism
-from aioflow.state.timers import InternalTimerService
-from aioflow.state.unclaimed import Table, find_unclaimed
+from aioflow.state.snapshot import (
+    CANONICAL,
+    KeyedStateHandle,
+    StateFile,
+    StateInput,
+    TableMeta,
+    check_max_parallelism,
+)
+from aioflow.state.timers import NO_TIMER, Entry, InternalTimerService, Timer, TimerQueue
 
-__all__ = ["RocksDB", "RocksKeyedStateBackend"]
+__all__ = ["RocksDB", "RocksKeyedStateBackend", "TimerSpace", "open_queue"]
+
+
+class TimerSpace(Space):
+    """The timers of one service in one time domain: (timestamp, key, namespace) -> order."""
+
+    __slots__ = ("queue",)
+    queue: TimerQueue
+
+    is_timers: ClassVar[bool] = True
+
+    def lookup(self, key: Any) -> Any:
+        timestamp, inner, namespace = key
+        return self.queue.order_of(timestamp, (inner, namespace)) or MISSING
+
+    def on_addition(self, timestamp: int, timer: Timer) -> None:
+        self.touch_one((timestamp, *timer))
+
+    def on_removal(self, entry: Entry) -> None:
+        key = entry[:3]
+        self.touch_one(key)
+        self.forget(key)
+
+
+def open_queue(cache: Cache, name: str) -> TimerSpace:
+    """Returns a queue and its space, which notes each change."""
+    space = cache.new_space(name, None, TimerSpace)
+    space.queue = TimerQueue(name, space.on_removal, space.on_addition)
+    space.queue.mark = NO_TIMER
+    return space
+
 
 EVENT, PROCESSING = ".event", ".processing"
 TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."

@@ -24,7 +24,7 @@ import msgspec
 
 from aioflow.core.errors import ProtocolError, StateError
 from aioflow.core.keygroups import KeyNotSupported, canonical_key
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.format import encode_value
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMappi
 from types import MappingProxyType
 from typing import Any
 
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.changes import MISSING
 from aioflow.state.format import encode_value
 from aioflow.state.rocksdb_cache import Cache, Entries, Space

@@ -1,23 +1,42 @@
-"""The parts of a snapshot: declarations of tables, operator state as plain data, and immutable
-copies.
+"""The parts of a snapshot as plain data: declarations of tables, operator state, immutable copies,
+and the handles of written files.
 
 `frozen_copy` copies the values that the job could still change, and shares the others. So a
 snapshot can be encoded later.
+
+A handle names files with their size, digest and key groups. An acknowledgement and the metadata of
+a checkpoint contain it, and it suffices to read the state again. A writer gets a `StateOutput`, and
+a restoring task gets a `StateInput`. The store behind them decides where the bytes are kept. With
+`InlineState` there are no files: the content of each stays in its handle.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import hashlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from aioflow.core.errors import RestoreError
 
-__all__ = ["OperatorSnapshot", "TableMeta", "Uncopied", "check_max_parallelism", "frozen_copy"]
+__all__ = [
+    "OperatorSnapshot",
+    "TableMeta",
+    "Uncopied",
+    "check_max_parallelism",
+    "frozen_copy",
+    "CANONICAL",
+    "KeyedStateHandle",
+    "StateFile",
+    "StateInput",
+    "StateOutput",
+    "whole",
+    "InlineState",
+]
 
 ATOMS = frozenset(
     {type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID}
@@ -100,3 +119,94 @@ def frozen_copy(value: Any) -> Any:
 def _all_atoms(values: Sequence[Any]) -> bool:
     # One pass in C; most containers hold one or two types.
     return ATOMS.issuperset(map(type, values))
+
+
+CANONICAL = "canonical"
+"""Name of the format that every backend can restore; savepoints are written in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """The handle of a file that was written once and never changes. It contains the bytes of a
+    small file.
+    """
+
+    name: str
+    """Path relative to the root of the flow's store; "" if the content is here."""
+    size: int
+    """Size in bytes."""
+    digest: bytes
+    """BLAKE2b of the content, 16 bytes."""
+    content: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedStateHandle:
+    """Keyed state and timers of one operator's subtask at one checkpoint: the key groups from
+    `first_group` to `last_group`.
+    """
+
+    format: str
+    """`CANONICAL`, or the name of the backend whose own format the files have."""
+    max_parallelism: int
+    first_group: int
+    last_group: int
+    """Inclusive."""
+    files: tuple[StateFile, ...]
+    """The files in the order in which they apply: a later file overrides earlier files for a key.
+    """
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Further data that the format needs, as plain msgpack data."""
+
+
+class StateOutput(Protocol):
+    """The interface to write the state of one subtask in one checkpoint."""
+
+    async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
+        """Writes `chunks` as one file, which is durable on return.
+
+        Raises OSError; the file is then not visible.
+        """
+
+
+class StateInput(Protocol):
+    """The interface to read state during a restore."""
+
+    async def read(self, file: StateFile) -> bytes:
+        """Returns the whole content of `file`.
+
+        Raises RestoreError, naming the file, if it is missing, or if its size or digest differs.
+        """
+
+
+async def whole(content: bytes) -> AsyncIterator[bytes]:
+    """Yields `content` as one chunk."""
+    yield content
+
+
+DIGEST_BYTES = 16
+
+
+class InlineState:
+    """A `StateOutput` and a `StateInput`, for snapshots that live in memory only."""
+
+    async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
+        content = b"".join([chunk async for chunk in chunks])
+        return StateFile("", len(content), _digest(content), content)
+
+    async def read(self, file: StateFile) -> bytes:
+        content = file.content
+        if content is None:
+            raise RestoreError(
+                f"cannot read state file {file.name!r} here: its content is not in its handle"
+            )
+        if len(content) != file.size or _digest(content) != file.digest:
+            raise RestoreError(
+                f"inline state of {file.size} bytes is not what was written: its size or digest "
+                "differs"
+            )
+        return content
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()

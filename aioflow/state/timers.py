@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.state.backend import NO_KEY
-from aioflow.state.burial import bury
+from aioflow.state.deferred_free import bury
 from aioflow.state.format import TIMERS
 from aioflow.state.snapshot import TableMeta
 

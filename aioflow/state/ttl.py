@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.core.states import StateDescriptor
 from aioflow.core.timeunits import to_ms
 from aioflow.state.views import (
     MISSING,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from aioflow.core.errors import StateError
-from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.core.states import StateDescriptor
 from aioflow.state.changes import MISSING
 from aioflow.state.snapshot import ATOMS
 

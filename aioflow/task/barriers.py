@@ -25,7 +25,7 @@ from aioflow.checkpoint.alignment import (
 )
 
 if TYPE_CHECKING:
-    from aioflow.checkpoint.failure import CheckpointFailureReason
+    from aioflow.checkpoint.instructions import CheckpointFailureReason
     from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier
     from aioflow.network.gate import InputGate
 

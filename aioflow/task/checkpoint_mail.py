@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.errors import MailboxClosed
 from aioflow.mailbox.mailbox import MAX_PRIORITY
 

@@ -33,8 +33,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.alignment import Take
-from aioflow.checkpoint.failure import CheckpointFailureReason
-from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.aio import wait_all
 from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
 from aioflow.task.blame import naming

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.errors import StateError, note_once
-from aioflow.core.state_descriptors import (
+from aioflow.core.states import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,

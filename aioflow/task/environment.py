@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from aioflow.checkpoint.local_state import LOCAL_BYTES_MAX, LocalState
+from aioflow.checkpoint.state_files import LOCAL_BYTES_MAX, LocalState
 from aioflow.core.elements import BATCH_RECORDS_MAX
 from aioflow.core.processing_clock import ProcessingClock
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.task.chain import SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+    from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.core.errors import CancellationTimeout
     from aioflow.core.host import Host
     from aioflow.core.metrics import MetricGroup

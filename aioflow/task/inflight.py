@@ -22,8 +22,7 @@ import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aioflow.checkpoint.subtask import HEAD_BYTES, ChannelSide, ChannelStateHandle
-from aioflow.core.batch_codec import TabledBytes, encode_batch, encode_event
+from aioflow.checkpoint.completed import HEAD_BYTES, ChannelSide, ChannelStateHandle
 from aioflow.core.elements import (
     MIN_WATERMARK,
     Event,
@@ -32,11 +31,12 @@ from aioflow.core.elements import (
     WatermarkStatus,
     empty_batch,
 )
+from aioflow.core.wire.batch import TabledBytes, encode_batch, encode_event
 from aioflow.operators.valve import BEGINNING, ChannelTime
 
 if TYPE_CHECKING:
-    from aioflow.core.serializers import Codec
-    from aioflow.state.handles import StateOutput
+    from aioflow.core.wire.serializers import Codec
+    from aioflow.state.snapshot import StateOutput
 
 __all__ = [
     "BATCH",

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflow.core.batch_codec import decode_batch, decode_event
 from aioflow.core.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -34,15 +33,16 @@ from aioflow.core.elements import (
 )
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import key_group
-from aioflow.core.serializers import DecodeError
+from aioflow.core.wire.batch import decode_batch, decode_event
+from aioflow.core.wire.serializers import DecodeError
 from aioflow.operators.valve import BEGINNING, ChannelTime, StatusWatermarkValve, clamped
 from aioflow.task.inflight import ELEMENT, EVENT, HEAD, VERSION, Waiting
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import InFlightRestore, TaskRestore
     from aioflow.core.keygroups import KeyGroupRange
-    from aioflow.core.serializers import Codec
-    from aioflow.state.handles import StateFile, StateInput
+    from aioflow.core.wire.serializers import Codec
+    from aioflow.state.snapshot import StateFile, StateInput
 
 __all__ = ["RestoredInFlight", "read_in_flight"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 
 if TYPE_CHECKING:
-    from aioflow.checkpoint.subtask import CheckpointStats
+    from aioflow.checkpoint.completed import CheckpointStats
     from aioflow.core.metrics import MetricGroup
     from aioflow.mailbox.metrics import MailboxMetrics
     from aioflow.network.gate import InputGate

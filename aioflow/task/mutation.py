@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import AioflowError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioflow.checkpoint.subtask import ChannelSide
+from aioflow.checkpoint.completed import ChannelSide
 from aioflow.core.elements import (
     MIN_WATERMARK,
     CancelCheckpointMarker,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.availability import AVAILABLE, Availability, all_of
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event, RecordBatch
 from aioflow.core.errors import TypeNotSupported
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.task.partitioners import BroadcastPartitioner
 
 if TYPE_CHECKING:
@@ -477,7 +477,7 @@ def _raised(watermarks: list[int], least: int) -> list[int]:
     """Raises watermarks to `least`: the channel already knows that watermark."""
     if type(watermarks) is list:
         return [max(mark, least) for mark in watermarks]
-    from aioflow.columns.event_time import raised
+    from aioflow.columns.stateless import raised
 
     # A column, which reads like a list.
     return raised(watermarks, least)  # type: ignore[arg-type, return-value]

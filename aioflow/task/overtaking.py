@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aioflow.checkpoint.subtask import ChannelSide
+from aioflow.checkpoint.completed import ChannelSide
 from aioflow.operators.valve import ChannelTime
 from aioflow.task.inflight import InFlightCapture
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.alignment import CaptureComplete, Take
     from aioflow.core.elements import CheckpointBarrier
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.task.chain import OperatorChain
     from aioflow.task.network_input import NetworkInput
     from aioflow.task.output import TaskOutput

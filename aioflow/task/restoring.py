@@ -27,9 +27,9 @@ from aioflow.state.snapshot import OperatorSnapshot
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
-    from aioflow.core.serializers import Codec
-    from aioflow.state.handles import StateFile, StateInput
-    from aioflow.state.unclaimed import Table
+    from aioflow.core.wire.serializers import Codec
+    from aioflow.state.named import Table
+    from aioflow.state.snapshot import StateFile, StateInput
     from aioflow.task.context import TaskOperatorContext
 
 __all__ = [

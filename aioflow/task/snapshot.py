@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from aioflow.checkpoint.completed import OperatorStateHandle, SubtaskState
 from aioflow.checkpoint.source_state import SourceState
-from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.state import operator_state as operator_states
-from aioflow.state.handles import KeyedStateHandle, StateFile, StateInput, StateOutput, whole
+from aioflow.state.snapshot import KeyedStateHandle, StateFile, StateInput, StateOutput, whole
 from aioflow.task.blame import naming, naming_source
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.scope import Scope
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.operators.operator import Operator
     from aioflow.state.backend import PendingSnapshot
     from aioflow.state.snapshot import OperatorSnapshot

@@ -133,7 +133,7 @@ class SplitWatermarks:
         if combined == before or watermarks is None:
             watermarks = None if combined == before else [before] * len(values)
         elif type(watermarks) is not list:
-            from aioflow.columns.event_time import clamped
+            from aioflow.columns.stateless import clamped
 
             # A column, which reads like a list.
             watermarks = clamped(watermarks, before, others)  # type: ignore[assignment, arg-type]

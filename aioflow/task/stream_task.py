@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.source import Split
-    from aioflow.state.handles import StateInput
+    from aioflow.state.snapshot import StateInput
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.inflight_restore import RestoredInFlight
     from aioflow.task.snapshot import StateStore

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.elements import RecordBatch
     from aioflow.core.scope import Scope
-    from aioflow.core.serializers import Codec
+    from aioflow.core.wire.serializers import Codec
     from aioflow.operators.operator import Operator
-    from aioflow.state.handles import StateInput
+    from aioflow.state.snapshot import StateInput
     from aioflow.task.context import TaskOperatorContext
 
 __all__ = ["TaskOperators"]

@@ -30,10 +30,8 @@ from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.operators.valve import StatusWatermarkValve
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
-from aioflow.state.handles import KeyedStateHandle
-from aioflow.state.inline import InlineState
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
-from aioflow.state.snapshot import OperatorSnapshot
+from aioflow.state.snapshot import InlineState, KeyedStateHandle, OperatorSnapshot
 from aioflow.task.chain import ChainStatus
 from aioflow.task.context import SubtaskRuntimeContext, TaskOperatorContext
 from aioflow.task.mutation import CheckedOperatorChain

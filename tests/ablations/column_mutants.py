@@ -12,7 +12,7 @@ _JOINS = "tests/operators/test_column_joins.py"
 _JOIN_FLOWS = "tests/columns/test_join_flows.py"
 _TURNS = "tests/operators/test_column_join_turns.py"
 _WINDOW_TURNS = "tests/operators/test_column_window_turns.py"
-_SIDES = "aioflow/columns/join_sides.py"
+_SIDES = "aioflow/columns/hash_join.py"
 _WINDOW_JOIN = "aioflow/operators/window_join.py"
 _LOCAL = "aioflow/operators/local_aggregate.py"
 _LOCAL_TESTS = "tests/operators/test_local_aggregate.py"
@@ -63,7 +63,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "columns start from zero for keys that the table holds",
-        "aioflow/columns/cells.py",
+        "aioflow/columns/accumulators.py",
         "seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)",
         "seeds = None",
         (f"{_AGGREGATES}::test_accumulators_are_those_of_rows",),
@@ -317,7 +317,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "floats lose digits on the way between processes",
-        "aioflow/core/column_codec.py",
+        "aioflow/core/wire/columns.py",
         "                if not (narrow == part).all():\n",
         "                if np.isnan(part).any():\n",
         (
@@ -327,7 +327,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "codes of a column are not checked against its entries",
-        "aioflow/core/column_codec.py",
+        "aioflow/core/wire/columns.py",
         "if len(codes) and int(codes.max()) > len(entries):",
         "if False:",
         ("tests/core/test_column_codec.py::test_codes_without_an_entry_are_refused",),
@@ -344,7 +344,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an entry that came early is given to its table twice",
-        "aioflow/core/entry_tables.py",
+        "aioflow/core/wire/columns.py",
         "entries.extend(new[len(entries) - base :])",
         "entries.extend(new)",
         (
@@ -354,7 +354,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "entries of a batch that did not leave count as sent",
-        "aioflow/core/batch_codec.py",
+        "aioflow/core/wire/batch.py",
         "        tables.forget()  # What a batch before could not take along.\n",
         "        tables.commit()\n",
         (
@@ -383,7 +383,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an __init__ of the application's runs whenever rows are made of columns",
-        "aioflow/core/record_types.py",
+        "aioflow/core/wire/columns.py",
         "    elif not _is_plain_dataclass(kind):\n",
         "    elif False:\n",
         (
@@ -485,7 +485,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "many keys of a window are encoded again with each slice",
-        "aioflow/columns/slices.py",
+        "aioflow/columns/accumulators.py",
         "            self._count_before = cells.count\n",
         "            pass\n",
         (
@@ -495,14 +495,14 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a window keeps the codes of all keys that ever came",
-        "aioflow/columns/slices.py",
+        "aioflow/columns/accumulators.py",
         "            self._encoder = KeyEncoder()\n\n    def prepare",
         "\n    def prepare",
         (f"{_WINDOW_TURNS}::test_codes_of_keys_that_are_gone_are_given_up",),
     ),
     Mutant(
         "a firing on columns is one batch",
-        "aioflow/columns/slices.py",
+        "aioflow/columns/accumulators.py",
         "        for first in range(0, len(codes), COLUMN_RECORDS_MAX):\n            part = "
         "codes[first : first + COLUMN_RECORDS_MAX]\n",
         "        for part in [codes]:\n",
@@ -510,7 +510,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the pieces of a firing on columns begin with the first",
-        "aioflow/columns/slices.py",
+        "aioflow/columns/accumulators.py",
         "part = codes[first : first + COLUMN_RECORDS_MAX]",
         "part = codes[:COLUMN_RECORDS_MAX]",
         (
@@ -520,7 +520,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a slice of columns is written in one turn",
-        "aioflow/columns/slices.py",
+        "aioflow/columns/accumulators.py",
         "                if written >= WRITTEN_MAX:\n",
         "                if False:\n",
         (
@@ -530,7 +530,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a snapshot that was given up has not written counts as written",
-        "aioflow/columns/cells.py",
+        "aioflow/columns/accumulators.py",
         "            dirty[part] = False\n            if begin + len(part) == len(codes):\n",
         "            dirty[:] = False\n            if True:\n",
         (
@@ -554,7 +554,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "codes of keys are given up in one turn",
-        "aioflow/columns/slices.py",
+        "aioflow/columns/accumulators.py",
         "            yield from self.release(self.starts)\n",
         "            list(self.release(self.starts))\n",
         (f"{_WINDOW_TURNS}::test_keys_that_are_many_are_given_up_by_turns",),
@@ -641,7 +641,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "only lefts say which key of a join came first",
-        "aioflow/columns/pairing.py",
+        "aioflow/columns/hash_join.py",
         'order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")',
         'order = left.first[in_left].argsort(kind="stable")',
         (
@@ -723,7 +723,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a stretch of coded values has None where another has its first",
-        "aioflow/core/column_codec.py",
+        "aioflow/core/wire/columns.py",
         "(np.append(used, 0)[starts[:-1]] == 0) - 1",
         "(used[0] == 0) - 1",
         ("tests/core/test_column_codec.py::test_stretches_read_as_parts_of_the_whole",),

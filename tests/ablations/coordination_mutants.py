@@ -22,7 +22,7 @@ ASSIGNMENT = "tests/checkpoint/test_assignment.py::"
 COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a savepoint that met a task at its end is begun again at once",
-        "aioflow/checkpoint/turns.py",
+        "aioflow/checkpoint/request_decider.py",
         "        if first is not None and first.tries and self._subtasks.any_closing:\n           "
         " first = None",
         "        if first is not None and not first.tries and self._subtasks.any_closing:\n       "
@@ -128,7 +128,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a final checkpoint that failed is tried again at once",
-        "aioflow/checkpoint/turns.py",
+        "aioflow/checkpoint/request_decider.py",
         "            self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S\n",
         "            self._final, self._final_at_s = _Final.AHEAD, now.s\n",
         (
@@ -138,7 +138,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a savepoint is taken behind the final checkpoint",
-        "aioflow/checkpoint/turns.py",
+        "aioflow/checkpoint/request_decider.py",
         "        if self._final is not _Final.AHEAD:\n            return None\n        first",
         "        first",
         (
@@ -148,7 +148,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the minimum pause is ignored",
-        "aioflow/checkpoint/turns.py",
+        "aioflow/checkpoint/request_decider.py",
         "        return max(self._periodic_at_s, self._last_completion_s + "
         "self._options.min_pause_ms / 1000)\n",
         "        return self._periodic_at_s\n",
@@ -256,7 +256,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "expiries fail no job",
-        "aioflow/checkpoint/failure.py",
+        "aioflow/checkpoint/instructions.py",
         "        if len(self._failed) <= self._tolerable:\n",
         "        if len(self._failed) <= self._tolerable + 1:\n",
         (f"{COORDINATOR}test_tolerable_failures",),

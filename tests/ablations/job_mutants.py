@@ -66,7 +66,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a client of a slow link is cut off while it reads",
-        "aioflow/network/door.py",
+        "aioflow/network/http_limits.py",
         "            if unread < self._unread_bytes:\n",
         "            if False:\n",
         ("tests/network/test_door.py::test_a_client_of_a_slow_link_has_time_as_long_as_it_reads",),
@@ -228,7 +228,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a reducing state takes a function of one",
-        "aioflow/core/state_descriptors.py",
+        "aioflow/core/states.py",
         '        check_takes(self.fn, f"ReducingStateDescriptor({self.name!r})", "old, added")\n',
         "        pass\n",
         ("tests/core/test_state_descriptors.py::test_a_reducing_state_takes_a_function_of_two",),

@@ -25,14 +25,14 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "changing calls are answered without being enabled",
-        "aioflow/monitoring/guard.py",
+        "aioflow/monitoring/app.py",
         "        if not options.enable_control:\n",
         "        if not options.enable_control and options.token is not None:\n",
         (f"{GUARD}test_without_control_every_route_refuses_every_method_that_does_not_read",),
     ),
     Mutant(
         "a changing call needs no token",
-        "aioflow/monitoring/guard.py",
+        "aioflow/monitoring/app.py",
         '        if not options.accepts(request.headers.get("Authorization")):\n            '
         "return 401",
         '        if options.accepts(request.headers.get("Authorization")) is None:\n            '
@@ -49,21 +49,21 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "any name is a name of this endpoint",
-        "aioflow/monitoring/guard.py",
+        "aioflow/monitoring/app.py",
         "    if not options.allows_host(host):\n",
         "    if not options.allows_host(host) and not host:\n",
         (f"{GUARD}test_pages_of_other_sites_and_other_names_are_refused",),
     ),
     Mutant(
         "a page of another site may ask",
-        "aioflow/monitoring/guard.py",
+        "aioflow/monitoring/app.py",
         '    if site not in ("same-origin", "none") and not is_visit:\n',
         '    if site not in ("same-origin", "none", "cross-site", "same-site") and not is_visit:\n',
         (f"{GUARD}test_pages_of_other_sites_and_other_names_are_refused",),
     ),
     Mutant(
         "who calls a service by the name of its own machine may read",
-        "aioflow/monitoring/guard.py",
+        "aioflow/monitoring/app.py",
         "not (options.guards_reads or _is_from_elsewhere(request))",
         "not options.guards_reads",
         (f"{GUARD}test_service_that_listens_for_others_refuses_their_requests_to_localhost",),
@@ -95,35 +95,35 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "secrets in log records are shown",
-        "aioflow/inspection/log_tail.py",
+        "aioflow/inspection/process.py",
         '                "message": redacted(message, MESSAGE_CHARACTERS_MAX),\n',
         '                "message": message[:MESSAGE_CHARACTERS_MAX],\n',
         (f"{INSIDE}test_no_secret_leaves_by_any_reading_path",),
     ),
     Mutant(
         "a client that does not read is stalled for ever",
-        "aioflow/network/door.py",
+        "aioflow/network/http_limits.py",
         "                if not connection.is_working and now",
         "                if not connection.is_stalled and not connection.is_working and now",
         (f"{DOOR}test_a_client_is_cut_off_when_it_is_silent_too_long",),
     ),
     Mutant(
         "a new client finds no place beside those that do nothing",
-        "aioflow/network/door.py",
+        "aioflow/network/http_limits.py",
         "            if weakest is not None:\n",
         "            if weakest is not None and weakest.is_working:\n",
         (f"{DOOR}test_a_new_client_takes_the_place_of_the_one_that_is_quiet_longest",),
     ),
     Mutant(
         "clients leave as much unread as they like",
-        "aioflow/network/door.py",
+        "aioflow/network/http_limits.py",
         "        while unread > UNREAD_BYTES_MAX and",
         "        while unread < 0 and",
         (f"{DOOR}test_unread_output_of_clients_is_bounded",),
     ),
     Mutant(
         "refused peers of the RPC server are not logged",
-        "aioflow/network/waiting_room.py",
+        "aioflow/network/admission.py",
         '                self._refusals.add(connection.peer, error or "it ended before it had '
         'proved itself")\n',
         "                self._refusals.total += 1\n",
@@ -173,7 +173,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a metric that is gone keeps its old value in the plots",
-        "aioflow/monitoring/series.py",
+        "aioflow/monitoring/sampling.py",
         "            series[name][column] = math.nan\n",
         "            series[name][column] += 0.0\n",
         (

@@ -1376,7 +1376,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the data plane listens everywhere in plain text",
-        "aioflow/network/links.py",
+        "aioflow/network/data_plane.py",
         "        check_listen(self._host, address)\n",
         "",
         (

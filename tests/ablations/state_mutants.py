@@ -335,7 +335,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a section that is written again leaves out what it has in files that leave",
-        "aioflow/state/heap_archive.py",
+        "aioflow/state/heap_snapshot.py",
         "            whole = place >= self.end\n",
         "            if place < self.first:\n                continue\n            whole = place "
         ">= self.end\n",
@@ -346,7 +346,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file leaves while a section needs it",
-        "aioflow/state/heap_archive.py",
+        "aioflow/state/heap_snapshot.py",
         "    first = min(base for section, base in enumerate(archive.bases) if section not in "
         "chosen)\n",
         "    first = max(base for section, base in enumerate(archive.bases) if section not in "
@@ -358,7 +358,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "no file leaves at the front",
-        "aioflow/state/heap_archive.py",
+        "aioflow/state/heap_snapshot.py",
         "    first = min(base for section, base in enumerate(archive.bases) if section not in "
         "chosen)\n",
         "    first = 0\n",
@@ -366,7 +366,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what small files say is gone is lost when they are written together",
-        "aioflow/state/heap_archive.py",
+        "aioflow/state/heap_snapshot.py",
         "                found.append((None, written.gone))\n",
         "                pass\n",
         (f"{ARCHIVE}test_a_key_that_is_gone_stays_gone_wherever_the_bases_are",),
@@ -380,7 +380,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the newest bases are written again first",
-        "aioflow/state/heap_archive.py",
+        "aioflow/state/heap_snapshot.py",
         "    for section in sorted(range(sections), key=archive.bases.__getitem__):\n",
         "    for section in sorted(range(sections), key=archive.bases.__getitem__, "
         "reverse=True):\n",
@@ -398,7 +398,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "keyed state of an operator of another kind is dropped in silence",
-        "aioflow/state/unclaimed.py",
+        "aioflow/state/named.py",
         "    if any(own):\n",
         "    if not any(own) or own:\n",
         (

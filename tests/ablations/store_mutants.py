@@ -155,7 +155,7 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a late holder has lost its lease, though no other took it",
-        "aioflow/checkpoint/flow_lease.py",
+        "aioflow/checkpoint/lease.py",
         "            if not await self._keeper.renew_late(lease):\n",
         "            if lease.valid_until:\n",
         (
@@ -178,7 +178,7 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a second job does not wait to see whether the first one lives",
-        "aioflow/checkpoint/flow_lease.py",
+        "aioflow/checkpoint/lease.py",
         "now - since >= options.take_over_s",
         "now >= since",
         (
@@ -239,7 +239,7 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a copy of state in the process is believed",
-        "aioflow/checkpoint/local_state.py",
+        "aioflow/checkpoint/state_files.py",
         (
             "            len(content) != file.size\n"
             "            or hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != "
@@ -257,7 +257,7 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a copy of state in the process goes while the job may go back to it",
-        "aioflow/checkpoint/local_state.py",
+        "aioflow/checkpoint/state_files.py",
         "        wanted = {name for part in self._parts.values() for name in part}\n",
         "        wanted = {name for part in list(self._parts.values())[1:] for name in part}\n",
         (
@@ -269,7 +269,7 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the store is asked for what the process wrote",
-        "aioflow/checkpoint/local_state.py",
+        "aioflow/checkpoint/state_files.py",
         "        return FirstOf((self, store))\n",
         "        return store\n",
         (

@@ -47,7 +47,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the first of several barriers that wait in a channel takes what all have overtaken",
-        "aioflow/network/remote_channel.py",
+        "aioflow/network/channels.py",
         "        event, self._overtaken = self._priority.popleft()\n",
         "        event, self._overtaken = self._priority.popleft()\n        for _, later in "
         "self._priority:\n            later.clear()\n",
@@ -119,7 +119,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what was received in front of a barrier is not kept",
-        "aioflow/network/remote_channel.py",
+        "aioflow/network/channels.py",
         "        overtaken, self._overtaken = self._overtaken, []\n",
         "        overtaken, self._overtaken = [], []\n",
         (CONNECTION,),

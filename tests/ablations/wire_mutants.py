@@ -11,7 +11,7 @@ ERRORS = "tests/protocol/test_errors.py::"
 WIRE_MUTANTS: list[Mutant] = [
     Mutant(
         "a link gets its connection before the call that connects has returned",
-        "aioflow/network/links.py",
+        "aioflow/network/data_plane.py",
         "        if not self.opened.done():\n            self.opened.set_result(None)\n",
         (
             "        if not self.opened.done():\n"
@@ -26,7 +26,7 @@ WIRE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a producer gives up a link as soon as its consumer does",
-        "aioflow/network/links.py",
+        "aioflow/network/data_plane.py",
         "FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)\n",
         "FORGET_S = GIVE_UP_S\n",
         (
@@ -131,7 +131,7 @@ WIRE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "keys are taken for a field of the records that only the first one's is",
-        "aioflow/core/batch_codec.py",
+        "aioflow/core/wire/batch.py",
         "                if all(map(is_, keys, map(_getter(kind, field), values))):\n",
         "                if True:\n",
         (
@@ -141,7 +141,7 @@ WIRE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "keys that are a field of the records are written twice",
-        "aioflow/core/batch_codec.py",
+        "aioflow/core/wire/batch.py",
         "            elif (field := _key_field(keys, values, codec)) is not None:\n",
         "            elif (field := None) is not None:\n",
         (

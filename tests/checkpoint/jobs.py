@@ -6,7 +6,13 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from aioflow.checkpoint.completed import CheckpointedOperator, CompletedCheckpoint
+from aioflow.checkpoint.completed import (
+    CheckpointedOperator,
+    CheckpointStats,
+    CompletedCheckpoint,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.checkpoint.coordinator import CheckpointCoordinator
 from aioflow.checkpoint.instructions import (
     Answer,
@@ -18,9 +24,8 @@ from aioflow.checkpoint.instructions import (
     WakeAt,
 )
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
-from aioflow.checkpoint.subtask import CheckpointStats, OperatorStateHandle, SubtaskState
 from aioflow.core.ids import ExecutionAttemptId
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
+from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile
 
 T = TypeVar("T")
 

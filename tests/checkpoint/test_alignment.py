@@ -18,7 +18,7 @@ from aioflow.checkpoint.alignment import (
     Verdict,
     WaitUntil,
 )
-from aioflow.checkpoint.failure import CheckpointFailureReason as Reason
+from aioflow.checkpoint.instructions import CheckpointFailureReason as Reason
 from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from aioflow.core.errors import RemoteProtocolError
 

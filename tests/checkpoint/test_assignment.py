@@ -14,19 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.checkpoint.assignment import OperatorRestore, TaskRestore, assign_splits, plan_restore
-from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
-from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
-from aioflow.checkpoint.source_state import SplitState
-from aioflow.checkpoint.subtask import (
+from aioflow.checkpoint.completed import (
     HEAD_BYTES,
     ChannelSide,
     ChannelStateHandle,
+    CheckpointedOperator,
+    CheckpointKind,
+    CompletedCheckpoint,
     OperatorStateHandle,
     SubtaskState,
 )
+from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
+from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
+from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile
 
 MAX = 128
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 
 from aioflow.checkpoint.completed import (
+    ChannelSide,
+    ChannelStateHandle,
     CheckpointKind,
     CheckpointRetention,
     CompletedCheckpoint,
     Discard,
-    files_of,
-)
-from aioflow.checkpoint.subtask import (
-    ChannelSide,
-    ChannelStateHandle,
     OperatorStateHandle,
     SubtaskState,
+    files_of,
 )
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
+from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile
 from tests.checkpoint.jobs import state
 
 

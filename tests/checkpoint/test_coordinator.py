@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
+from aioflow.checkpoint.completed import (
+    ChannelSide,
+    ChannelStateHandle,
+    CheckpointKind,
+    CheckpointStats,
+    CompletedCheckpoint,
+    Discard,
+    SubtaskState,
+)
 from aioflow.checkpoint.coordinator import CLOSING_TRIES
-from aioflow.checkpoint.failure import CheckpointFailureReason as Reason
 from aioflow.checkpoint.instructions import (
     Answer,
     CoordinatorOptions,
@@ -19,17 +26,12 @@ from aioflow.checkpoint.instructions import (
     Trigger,
     WarnBehind,
 )
+from aioflow.checkpoint.instructions import CheckpointFailureReason as Reason
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
-from aioflow.checkpoint.requests import REQUESTS_MAX
-from aioflow.checkpoint.subtask import (
-    ChannelSide,
-    ChannelStateHandle,
-    CheckpointStats,
-    SubtaskState,
-)
+from aioflow.checkpoint.request_decider import REQUESTS_MAX
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import ValueNotSupported
-from aioflow.state.handles import StateFile
+from aioflow.state.snapshot import StateFile
 from tests.checkpoint.jobs import (
     COUNT,
     KEYS,

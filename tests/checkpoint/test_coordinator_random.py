@@ -20,7 +20,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard, files_of
+from aioflow.checkpoint.completed import (
+    CheckpointKind,
+    CheckpointStats,
+    CompletedCheckpoint,
+    Discard,
+    SubtaskState,
+    files_of,
+)
 from aioflow.checkpoint.instructions import (
     Answer,
     FailJob,
@@ -30,7 +37,6 @@ from aioflow.checkpoint.instructions import (
     Store,
     Trigger,
 )
-from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.ids import ExecutionAttemptId
 from tests.checkpoint.jobs import COUNT, KEYS, Job, state

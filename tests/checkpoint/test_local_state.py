@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aioflow.checkpoint.local_state import FirstOf, LocalState
-from aioflow.checkpoint.state_files import DIGEST_BYTES
+from aioflow.checkpoint.state_files import DIGEST_BYTES, FirstOf, LocalState
 from aioflow.core.errors import RestoreError
-from aioflow.state.handles import StateFile
+from aioflow.state.snapshot import StateFile
 from tests.checkpoint.jobs import state
 
 

@@ -20,7 +20,7 @@ from aioflow.checkpoint.source_state import (
     encode_source_state,
 )
 from aioflow.core.errors import RestoreError, TypeNotSupported
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 
 CODEC = Codec()
 

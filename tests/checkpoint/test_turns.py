@@ -7,8 +7,12 @@ import pytest
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind
 from aioflow.checkpoint.instructions import CoordinatorOptions, Moment
 from aioflow.checkpoint.plan import CheckpointedVertex, SubtaskTable
-from aioflow.checkpoint.requests import Request
-from aioflow.checkpoint.turns import FINAL_REPEAT_S, FINAL_RETRY_S, CheckpointTurns
+from aioflow.checkpoint.request_decider import (
+    FINAL_REPEAT_S,
+    FINAL_RETRY_S,
+    CheckpointTurns,
+    Request,
+)
 from aioflow.core.ids import ExecutionAttemptId
 
 ASKED = Request(kind=CheckpointKind.CHECKPOINT, number=1)

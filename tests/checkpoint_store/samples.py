@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncGenerator, Iterable
 
-from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
-from aioflow.checkpoint.objects import Chunks, ObjectStore
-from aioflow.checkpoint.store import FlowStore
-from aioflow.checkpoint.subtask import (
+from aioflow.checkpoint.completed import (
     ChannelSide,
     ChannelStateHandle,
+    CheckpointedOperator,
+    CheckpointKind,
+    CompletedCheckpoint,
     OperatorStateHandle,
     SubtaskState,
 )
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
+from aioflow.checkpoint.objects import Chunks, ObjectStore
+from aioflow.checkpoint.store import FlowStore
+from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 
 LARGE = bytes(range(256)) * 100
 """A value too large to travel in a handle."""

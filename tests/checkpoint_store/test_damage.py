@@ -12,7 +12,6 @@ import msgpack
 import pytest
 
 from aioflow.checkpoint.completed import CompletedCheckpoint, files_of
-from aioflow.checkpoint.memory import MemoryObjects
 from aioflow.checkpoint.metadata import (
     MAGIC,
     VERSION,
@@ -23,7 +22,7 @@ from aioflow.checkpoint.metadata import (
     seal,
     unseal,
 )
-from aioflow.checkpoint.objects import ObjectStore
+from aioflow.checkpoint.objects import MemoryObjects, ObjectStore
 from aioflow.checkpoint.store import FlowStore
 from aioflow.core.errors import RestoreError
 from aioflow.core.host import Host

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from aioflow.checkpoint.completed import Discard
-from aioflow.checkpoint.flow_lease import FlowLease, Holder
-from aioflow.checkpoint.lease import LeaseOptions
-from aioflow.checkpoint.memory import MemoryObjects
+from aioflow.checkpoint.lease import FlowLease, Holder, LeaseOptions
+from aioflow.checkpoint.objects import MemoryObjects
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.core.errors import CheckpointError
 from aioflow.core.host import ProcessIdentity
 from aioflow.core.system_host import SystemHost
-from aioflow.state.handles import whole
+from aioflow.state.snapshot import whole
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 from tests.checkpoint_store.samples import Failing, checkpoint

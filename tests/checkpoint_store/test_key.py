@@ -12,7 +12,7 @@ import aioflow as af
 from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.api.options import parse_options
 from aioflow.checkpoint.metadata import decode_metadata, encode_metadata
-from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
+from aioflow.cli.options import add_checkpoint_options, checkpoint_options
 
 KEY = b"0123456789abcdef-key"
 

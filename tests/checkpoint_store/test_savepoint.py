@@ -14,27 +14,31 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
+from aioflow.checkpoint.completed import (
+    CheckpointedOperator,
+    CheckpointKind,
+    CompletedCheckpoint,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.checkpoint.savepoint import Entry, Savepoint, StateSummary
 from aioflow.checkpoint.source_state import SplitState, encode_source_state
 from aioflow.checkpoint.store import FlowStore, open_store
-from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.cli import main
 from aioflow.core.errors import RestoreError
 from aioflow.core.host import Host
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
-from aioflow.core.serializers import Codec
-from aioflow.core.state_descriptors import (
+from aioflow.core.states import (
     ListStateDescriptor,
     MapStateDescriptor,
     ValueStateDescriptor,
 )
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.format import FileHeader, encode_end, encode_entries, encode_header
-from aioflow.state.handles import CANONICAL, KeyedStateHandle
 from aioflow.state.operator_state import encode_operator_state
-from aioflow.state.snapshot import OperatorSnapshot, TableMeta
+from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, OperatorSnapshot, TableMeta
 from tests.checkpoint_store.samples import chunks
 
 MAX, NOW = 128, 1_000_000

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from aioflow.checkpoint.completed import CheckpointKind, Discard, files_of
-from aioflow.checkpoint.memory import MemoryObjects
+from aioflow.checkpoint.objects import MemoryObjects
 from aioflow.checkpoint.store import FlowStore, open_store, read_checkpoint
 from aioflow.checkpoint.urls import flow_url, open_objects
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import CheckpointError, RestoreError
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
-from aioflow.state.handles import StateFile
+from aioflow.state.snapshot import StateFile
 from tests.checkpoint_store.samples import LARGE, Failing, checkpoint, chunks, contents, files
 
 SAVEPOINT, LAST = CheckpointKind.SAVEPOINT, CheckpointKind.SYNC_SAVEPOINT

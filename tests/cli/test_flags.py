@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aioflow.cli.flags import in_flags
+from aioflow.cli.options import in_flags
 
 
 @pytest.mark.parametrize(

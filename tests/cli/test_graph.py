@@ -9,8 +9,7 @@ import pytest
 
 import aioflow as af
 from aioflow.cli.command import main
-from aioflow.cli.graph_text import mermaid
-from aioflow.cli.svg import svg
+from aioflow.cli.graph_drawing import mermaid, svg
 from aioflow.graph.job_graph import JobGraph
 
 SVG = "{http://www.w3.org/2000/svg}"

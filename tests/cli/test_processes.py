@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from aioflow.cli import cluster, processes
+from aioflow.cli import cluster, cluster_access
+from aioflow.cli.cluster_access import jobmanagers_of, processes_of
 from aioflow.cli.command import main
-from aioflow.cli.processes import jobmanagers_of, processes_of
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory in which `/proc` shows what `running` puts there."""
-    monkeypatch.setattr(processes, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(cluster_access, "PROC", tmp_path / "proc")
     (tmp_path / "proc" / "self").mkdir(parents=True)
     return tmp_path
 
@@ -93,7 +93,7 @@ def test_other_programs_and_those_that_are_gone_are_passed_over(machine: Path) -
 def test_a_system_that_does_not_tell_has_none(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "PROC", machine / "nowhere")
+    monkeypatch.setattr(cluster_access, "PROC", machine / "nowhere")
 
     assert processes_of(machine) == []
 

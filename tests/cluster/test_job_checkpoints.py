@@ -9,8 +9,8 @@ import asyncio
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.core.host import Host
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import StreamGraph, StreamNode
 from aioflow.testing import simulate

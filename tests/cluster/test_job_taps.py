@@ -10,7 +10,7 @@ from aioflow.cluster.job_taps import JobTaps
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Broken
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 
 
 class Peer:

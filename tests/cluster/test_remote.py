@@ -16,8 +16,8 @@ from aioflow.cluster import remote, submission, whereabouts
 from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.rpc import RpcConnection, RpcServer
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
 
 SECRET = b"s" * 32

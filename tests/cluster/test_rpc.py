@@ -15,10 +15,10 @@ import pytest
 from aioflow.cluster.rpc import RpcConnection, RpcServer, connect_rpc
 from aioflow.core.errors import Broken, RemoteError, RemoteProtocolError, TypeNotSupported
 from aioflow.core.host import Host
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
+from aioflow.network.admission import WAITING_MAX
 from aioflow.network.security import SecuredHost, Security
-from aioflow.network.waiting_room import WAITING_MAX
 from aioflow.protocol.handshake import PeerRole
 from tests.network.certificates import Authority
 

@@ -21,7 +21,7 @@ import aioflow as af
 from aioflow.cluster import shipping
 from aioflow.cluster.shipping import MSGSPEC_CACHE, load_job, local_job, ship_job
 from aioflow.core.errors import GraphError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.operators.source import Split
@@ -121,7 +121,7 @@ class Money:
 
 def test_registered_types_travel_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's process has never run the line that registers them."""
-    from aioflow.core.type_registry import TypeRegistry
+    from aioflow.core.wire.types import TypeRegistry
 
     registry = TypeRegistry()
     registry.register(Money, "money", encode=lambda money: money.cents, decode=Money)

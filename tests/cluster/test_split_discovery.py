@@ -17,8 +17,8 @@ from aioflow.cluster.restart import fixed_delay
 from aioflow.cluster.split_discovery import SplitDiscovery, pack_splits, unpack_splits
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import TypeNotSupported
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import StreamGraph, StreamNode

@@ -9,8 +9,8 @@ import pytest
 from aioflow.cluster.rpc import RpcServer
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.whereabouts import Whereabouts
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
 
 SECRET = b"s" * 32

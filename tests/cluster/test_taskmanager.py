@@ -14,8 +14,8 @@ from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.errors import Broken, Closed
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
 
 SECRET = b"s" * 32

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from aioflow.checkpoint.completed import CheckpointKind
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.completed import CheckpointKind, CheckpointStats
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.checkpoint.plan import CheckpointedOperator, CheckpointedVertex
 from aioflow.checkpoint.statistics import CheckpointStatistics
-from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.told import ToldWorker, decode_told, statistics_of, tell
 from aioflow.core.errors import RemoteProtocolError

@@ -27,8 +27,8 @@ from aioflow.cluster.worker_pool import WorkerPool, WorkerProcess
 from aioflow.cluster.workers import WorkersCluster
 from aioflow.core.errors import Broken
 from aioflow.core.host import Process
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.protocol.handshake import PeerRole
 from aioflow.task.environment import TaskOptions

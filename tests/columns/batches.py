@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aioflow.columns.making import column_of
+from aioflow.columns.build import column_of
 from aioflow.core.column_batch import ColumnBatch
 
 __all__ = ["batch_of_rows"]

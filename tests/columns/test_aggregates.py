@@ -16,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aioflow as af
-from aioflow.columns.cells import Cells, Merged
+from aioflow.columns.accumulators import KEYS_MAX, Cells, Merged, RunningColumns
+from aioflow.columns.build import column_of
 from aioflow.columns.expressions import NotOnColumns
+from aioflow.columns.kernels import Groups
 from aioflow.columns.keys import KeyEncoder, KeyRouter, arrivals
-from aioflow.columns.leaves import Groups
-from aioflow.columns.making import column_of
-from aioflow.columns.running import KEYS_MAX, RunningColumns
 from aioflow.core.column_batch import CodedColumn, ColumnBatch
 from aioflow.core.elements import RecordBatch
-from aioflow.core.entry_tables import GrowingList
 from aioflow.core.keygroups import SubtaskCache
+from aioflow.core.wire.columns import GrowingList
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.column_aggregates import plan_columns, why_rows
 from aioflow.operators.key_spelling import KeySpelling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.columns.chunk_keys import int_in_group
+from aioflow.columns.hash_join import int_in_group
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT, key_group, key_groups
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflow.columns.build import column_of
 from aioflow.columns.expressions import ColumnExpression, ColumnSelect, NotOnColumns
-from aioflow.columns.making import column_of
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.roots import col, lit, when

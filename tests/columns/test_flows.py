@@ -365,7 +365,7 @@ async def test_late_elements_that_came_as_columns_are_whole_or_refused() -> None
 
 
 def test_a_batch_of_columns_reads_like_one_of_rows() -> None:
-    from aioflow.columns.pages import ArrowPages
+    from aioflow.columns.arrow import ArrowPages
 
     pages = ArrowPages()
     rows = pages.settle(pages.read(table()))

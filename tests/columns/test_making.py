@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aioflow.columns.making import column_of, concat
+from aioflow.columns.build import column_of, concat
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 from tests.columns.batches import batch_of_rows
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.columns.pages import ArrowPages
+from aioflow.columns.arrow import ArrowPages
 from aioflow.core.column_batch import CodedColumn
 
 texts = st.lists(

@@ -17,13 +17,13 @@ import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore, S3Store
 
+from aioflow.checkpoint.cloud_objects import PART_BYTES, RemoteObjects
 from aioflow.checkpoint.objects import ObjectStore
-from aioflow.checkpoint.remote import PART_BYTES, RemoteObjects
 from aioflow.checkpoint.urls import open_objects
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
-from aioflow.state.handles import whole
+from aioflow.state.snapshot import whole
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 from tests.io.servers import BUCKET, s3_environment, s3_server
@@ -305,9 +305,9 @@ def test_the_process_ends_well_after_it_used_an_object_store(tmp_path: Path) -> 
     program = f"""
 import asyncio
 from obstore.store import LocalStore
-from aioflow.checkpoint.remote import RemoteObjects
+from aioflow.checkpoint.cloud_objects import RemoteObjects
 from aioflow.core.system_host import SystemHost
-from aioflow.state.handles import whole
+from aioflow.state.snapshot import whole
 
 async def main():
     host = SystemHost()

@@ -19,10 +19,9 @@ from aioflow.core.elements import (
 from aioflow.core.errors import ProducerFailed
 from aioflow.core.system_host import SystemHost
 from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.channels import LocalInputChannel
+from aioflow.network.channels import LocalInputChannel, RemoteInputChannel
 from aioflow.network.gate import InputChannel
 from aioflow.network.partition import ResultPartition
-from aioflow.network.remote_channel import RemoteInputChannel
 from aioflow.testing.simulation import Simulation
 from aioflow.testing.simulation.loop import SimLoop
 from tests.network.planes import Planes

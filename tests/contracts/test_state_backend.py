@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aioflow.core.errors import RestoreError, StateError
 from aioflow.core.keygroups import KeyGroupRange, KeyNotSupported, key_group, range_for_subtask
-from aioflow.core.state_descriptors import (
+from aioflow.core.states import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,

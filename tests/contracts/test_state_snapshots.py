@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import RestoreError, TypeNotSupported
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
-from aioflow.core.state_descriptors import (
+from aioflow.core.states import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -27,10 +27,9 @@ from aioflow.core.state_descriptors import (
     ValueStateDescriptor,
 )
 from aioflow.state.backend import KeyedStateBackend, PendingSnapshot
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.inline import InlineState
 from aioflow.state.rocksdb import RocksDB
+from aioflow.state.snapshot import CANONICAL, InlineState, KeyedStateHandle, StateFile
 from aioflow.state.timers import InternalTimerService
 from tests.state.snapshots import closing_backends, made
 
@@ -895,5 +894,5 @@ def agrees(name: Any, steps: list[Any]) -> None:
         patch.multiple("aioflow.state.heap_snapshot", **small),
         patch.multiple("aioflow.state.heap_keys", **few),
     ):
-        with patch.multiple("aioflow.state.heap_archive", **often), closing_backends():
+        with patch.multiple("aioflow.state.heap_snapshot", **often), closing_backends():
             asyncio.run(run())

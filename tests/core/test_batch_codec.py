@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.core.batch_codec import decode_batch, decode_event, encode_batch, encode_event
 from aioflow.core.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -28,7 +27,8 @@ from aioflow.core.elements import (
     WatermarkStatus,
 )
 from aioflow.core.errors import TypeNotSupported
-from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.wire.batch import decode_batch, decode_event, encode_batch, encode_event
+from aioflow.core.wire.serializers import Codec, DecodeError
 
 CODEC = Codec()
 

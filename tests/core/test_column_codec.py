@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.columns.making import column_of
-from aioflow.core.batch_codec import decode_batch, encode_batch
+from aioflow.columns.build import column_of
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn, ObjectColumn
-from aioflow.core.column_codec import decode_column, encode_stretches
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.functions import WindowResult
-from aioflow.core.serializers import Codec, DecodeError
-from aioflow.core.type_registry import TypeRegistry
+from aioflow.core.wire.batch import decode_batch, encode_batch
+from aioflow.core.wire.columns import decode_column, encode_stretches
+from aioflow.core.wire.serializers import Codec, DecodeError
+from aioflow.core.wire.types import TypeRegistry
 
 fields = st.one_of(
     st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=3, max_size=3),

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.core.batch_codec import TabledBytes, decode_batch, encode_batch, standing_alone
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, ObjectColumn
 from aioflow.core.elements import RecordBatch
-from aioflow.core.entry_tables import ENTRIES_PER_RECORD, TABLES_MAX, EntryTables, GrowingList
 from aioflow.core.errors import TypeNotSupported
-from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.wire.batch import TabledBytes, decode_batch, encode_batch, standing_alone
+from aioflow.core.wire.columns import ENTRIES_PER_RECORD, TABLES_MAX, EntryTables, GrowingList
+from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.task.inflight import InFlightLog
 
 

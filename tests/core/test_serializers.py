@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
-from aioflow.core.serializers import Codec, DecodeError
-from aioflow.core.tagging import Tagger, Untagger
-from aioflow.core.type_registry import TypeRegistry
+from aioflow.core.wire.serializers import Codec, DecodeError
+from aioflow.core.wire.types import TypeRegistry
+from aioflow.core.wire.values import Tagger, Untagger
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -656,7 +656,7 @@ def test_an_instance_of_a_class_that_was_defined_again_is_refused(module: types.
 def test_the_reader_never_imports_a_module() -> None:
     program = (
         "import sys\n"
-        "from aioflow.core.serializers import Codec, DecodeError\n"
+        "from aioflow.core.wire.serializers import Codec, DecodeError\n"
         "assert 'tabnanny' not in sys.modules and 'tests' not in sys.modules\n"
         "before = set(sys.modules)\n"
         "for name in (b'tabnanny:NannyNag', b'concurrent.futures:ThreadPoolExecutor', "
@@ -689,7 +689,7 @@ def test_a_lazy_attribute_of_a_module_is_not_looked_up(module: types.ModuleType)
 
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from aioflow.core.serializers import Codec\n"
+        "from aioflow.core.wire.serializers import Codec\n"
         "print(Codec().encode_batch([{'a', 'b', 'c', 'd'}, frozenset('hello'), {'k': {1, 2}}], "
         "owner='x').hex())"
     )

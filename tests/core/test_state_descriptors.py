@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aioflow.core.errors import GraphError
-from aioflow.core.state_descriptors import (
+from aioflow.core.states import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.core.tagging import SCALARS
-from aioflow.core.value_columns import LEVELS_MAX, ROWS_MAX, WIDTH_MAX, lay_out, pick, put_together
+from aioflow.core.wire.serializers import (
+    LEVELS_MAX,
+    ROWS_MAX,
+    WIDTH_MAX,
+    lay_out,
+    pick,
+    put_together,
+)
+from aioflow.core.wire.values import SCALARS
 
 shapes = st.recursive(
     st.sampled_from(

@@ -34,9 +34,17 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 import aioflow as af
-from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
-from aioflow.checkpoint.memory import MemoryObjects
+from aioflow.checkpoint.completed import (
+    ChannelSide,
+    ChannelStateHandle,
+    CheckpointedOperator,
+    CheckpointKind,
+    CompletedCheckpoint,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.checkpoint.metadata import DIGEST_BYTES, MAGIC, decode_metadata, encode_metadata, seal
+from aioflow.checkpoint.objects import MemoryObjects
 from aioflow.checkpoint.savepoint import Savepoint
 from aioflow.checkpoint.source_state import (
     FinishedSplits,
@@ -46,13 +54,6 @@ from aioflow.checkpoint.source_state import (
 )
 from aioflow.checkpoint.state_files import FileInput
 from aioflow.checkpoint.store import METADATA
-from aioflow.checkpoint.subtask import (
-    ChannelSide,
-    ChannelStateHandle,
-    OperatorStateHandle,
-    SubtaskState,
-)
-from aioflow.core.batch_codec import decode_batch, encode_batch, encode_event
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.core.elements import (
     CancelCheckpointMarker,
@@ -64,7 +65,6 @@ from aioflow.core.elements import (
     Watermark,
     WatermarkStatus,
 )
-from aioflow.core.entry_tables import EntryTables, GrowingList
 from aioflow.core.errors import (
     NotAuthenticated,
     RemoteProtocolError,
@@ -72,8 +72,10 @@ from aioflow.core.errors import (
     TypeNotSupported,
 )
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.batch import decode_batch, encode_batch, encode_event
+from aioflow.core.wire.columns import EntryTables, GrowingList
+from aioflow.core.wire.serializers import Codec
 from aioflow.io.csv_columns import CsvColumnDecoder
 from aioflow.io.csv_files import CsvDecoder
 from aioflow.io.file_reader import BOM
@@ -109,11 +111,17 @@ from aioflow.protocol.messages import (
 from aioflow.protocol.outlet import PREFIX
 from aioflow.protocol.rpc import Request, RpcPeer
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, whole
 from aioflow.state.heap_restore import read_handle
 from aioflow.state.operator_state import decode_operator_state, encode_operator_state
 from aioflow.state.rocksdb_snapshot import Bundle, decode_bundle
-from aioflow.state.snapshot import OperatorSnapshot, TableMeta
+from aioflow.state.snapshot import (
+    CANONICAL,
+    KeyedStateHandle,
+    OperatorSnapshot,
+    StateFile,
+    TableMeta,
+    whole,
+)
 from tests.fuzz.engine import Target
 
 __all__ = ["TARGETS", "data_frames", "rpc_frames"]

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import logging
-from aioflow.inspection.log_tail import LogTail
+from aioflow.inspection.process import LogTail
 {setup}
 tails = [LogTail(), LogTail()]
 for tail in tails:

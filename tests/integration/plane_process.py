@@ -18,9 +18,9 @@ import sys
 from typing import Any
 
 from aioflow.core.elements import RecordBatch
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
-from aioflow.network.links import DataPlane
+from aioflow.core.wire.serializers import Codec
+from aioflow.network.data_plane import DataPlane
 from aioflow.network.security import SecuredHost, Security
 from tests.network.planes import SECRET, Planes, Reader, Registry
 

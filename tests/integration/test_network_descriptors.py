@@ -78,7 +78,7 @@ async def main():
 class Planes(Planes):
     def consumer_again(self):
         """Another consumer's process would dial again; here a second data plane does."""
-        from aioflow.network.links import DataPlane
+        from aioflow.network.data_plane import DataPlane
         from tests.network.planes import SECRET, Registry
         self.first, self.first_link = self.consumer, self.link
         self.consumer = DataPlane(self.host, SECRET, self.codec, Registry())

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from aioflow.network.links import GIVE_UP_S
+from aioflow.network.data_plane import GIVE_UP_S
 from tests.integration.clusters import FLOWS, ROOT, until
 from tests.integration.exactly_once_flows import committed, mistakes
 from tests.integration.namespaces import FAR, NEAR, TwoMachines

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import aioflow as af
 from aioflow.core.errors import TypeNotSupported
-from aioflow.core.serializers import Codec
-from aioflow.core.type_registry import TypeRegistry
+from aioflow.core.wire.serializers import Codec
+from aioflow.core.wire.types import TypeRegistry
 from aioflow.io.file_reader import Decoded
 from aioflow.io.json_files import JsonDecoder, namedtuple_lines
 from aioflow.io.shapes import namedtuple_from

@@ -12,7 +12,7 @@ from aiohttp.test_utils import make_mocked_request
 
 import aioflow as af
 from aioflow.core.errors import NotAuthenticated
-from aioflow.monitoring.guard import HEADERS, guard
+from aioflow.monitoring.app import HEADERS, guard
 from aioflow.monitoring.options import MonitorOptions, parse_monitor_address, served_options
 from aioflow.monitoring.routes import ROUTES
 from tests.monitoring.watching import CONTROL, TOKEN, Client, check, watched

@@ -21,17 +21,16 @@ from aioflow.cluster.job_history import ATTEMPTS_MAX, FAILURES_MAX, JobHistory
 from aioflow.core.ids import ExecutionAttemptId
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionState
-from aioflow.inspection.await_stacks import await_chain, thread_infos
-from aioflow.inspection.flames import FlameSampler
+from aioflow.inspection.stacks import FlameSampler, await_chain, thread_infos
 from aioflow.monitoring import app
 from aioflow.monitoring.adapters import monitored
-from aioflow.monitoring.flamegraph import tree
 from aioflow.monitoring.metric_index import MetricIndex, shown_value
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import MonitorOptions
+from aioflow.monitoring.rest_vertices import tree
 from aioflow.monitoring.routes import ROUTES
-from aioflow.network import door
+from aioflow.network import http_limits
 from tests.monitoring.watching import CONTROL, PATIENCE_S, TOKEN, check, watched
 
 # Names of metrics.
@@ -505,8 +504,8 @@ async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_no
     """A client that sends a header byte by byte would hold a connection for ever; a listener to
     events only looks silent.
     """
-    monkeypatch.setattr(door, "CHECK_S", 0.05)
-    monkeypatch.setattr(door, "SILENCE_S", 0.2)
+    monkeypatch.setattr(http_limits, "CHECK_S", 0.05)
+    monkeypatch.setattr(http_limits, "SILENCE_S", 0.2)
     flow = af.Flow("patient")
     flow.source(af.io.push()).sink(af.io.blackhole())
     async with watched(flow) as client:

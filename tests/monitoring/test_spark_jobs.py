@@ -11,8 +11,8 @@ import aioflow as af
 from aioflow.cluster.restart import no_restart
 from aioflow.core.system_host import SystemHost
 from aioflow.monitoring.adapters import MonitoredJob
+from aioflow.monitoring.app import serving
 from aioflow.monitoring.routes import ROUTES
-from aioflow.monitoring.server import serving
 from aioflow.task.environment import TaskOptions
 from tests.monitoring.watching import CONTROL, TOKEN, check
 

@@ -11,12 +11,12 @@ from typing import Self
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.host import Host
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.channels import RemoteInputChannel
+from aioflow.network.data_plane import DataPlane
 from aioflow.network.link import Link
-from aioflow.network.links import DataPlane
 from aioflow.network.partition import ResultPartition
-from aioflow.network.remote_channel import RemoteInputChannel
 
 SECRET = b"s" * 32
 ADDRESS = "127.0.0.1"

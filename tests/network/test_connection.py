@@ -16,6 +16,7 @@ import pytest
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import Broken, NotAuthenticated
 from aioflow.core.system_host import SystemHost
+from aioflow.network.admission import SILENCE_MS, WAITING_MAX
 from aioflow.network.connection import (
     HANDSHAKE_TIMEOUT_S,
     AuthenticatedConnection,
@@ -24,8 +25,6 @@ from aioflow.network.connection import (
     fresh_nonce,
 )
 from aioflow.network.security import is_loopback
-from aioflow.network.transports import SILENCE_MS
-from aioflow.network.waiting_room import WAITING_MAX
 from aioflow.protocol.framing import CONTROL_PLANE, DATA_PLANE, Frame, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 from aioflow.testing import simulate

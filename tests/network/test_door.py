@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aioflow.network.door import (
+from aioflow.network.http_limits import (
     CHECK_S,
     GRACE_S,
     INPUT_BYTES,

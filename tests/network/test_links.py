@@ -16,8 +16,8 @@ from aioflow.core.elements import EndOfPartition, RecordBatch
 from aioflow.core.errors import Broken, LocalProtocolError, ProducerFailed
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
+from aioflow.network.data_plane import FORGET_S, GIVE_UP_S, UNUSED_S, DataPlane
 from aioflow.network.link import HEARTBEAT_S, HEARTBEATS_MISSED_MAX, Link
-from aioflow.network.links import FORGET_S, GIVE_UP_S, UNUSED_S, DataPlane
 from aioflow.network.partition import ResultPartition
 from aioflow.network.security import SecuredHost, Security
 from aioflow.protocol.consumer import ConsumerExchange

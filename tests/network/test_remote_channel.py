@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aioflow.core.batch_codec import decode_batch
 from aioflow.core.elements import CheckpointBarrier, EndOfPartition, LatencyMarker, RecordBatch
 from aioflow.core.errors import ProducerFailed, RemoteProtocolError, TypeNotSupported
-from aioflow.core.serializers import DecodeError
 from aioflow.core.system_host import SystemHost
-from aioflow.network.remote_channel import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS
+from aioflow.core.wire.batch import decode_batch
+from aioflow.core.wire.serializers import DecodeError
+from aioflow.network.channels import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS
 from aioflow.protocol.consumer import UNTOLD_BATCHES_MAX
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
 from aioflow.protocol.framing import FrameType

@@ -13,9 +13,9 @@ from aioflow.cluster.rpc import RpcServer, connect_rpc
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import NotAuthenticated
 from aioflow.core.host import Host
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
-from aioflow.network.links import DataPlane
+from aioflow.core.wire.serializers import Codec
+from aioflow.network.data_plane import DataPlane
 from aioflow.network.security import SecuredHost, Security, TlsContexts, TlsFiles
 from aioflow.protocol.handshake import PeerRole
 from tests.network.certificates import Authority

@@ -22,7 +22,7 @@ from aioflow.core.functions import (
     ProcessFunction,
     RuntimeContext,
 )
-from aioflow.core.state_descriptors import MapStateDescriptor, ValueStateDescriptor
+from aioflow.core.states import MapStateDescriptor, ValueStateDescriptor
 from aioflow.operators.async_process import (
     PENDING_UNKEYED,
     AsyncBroadcastProcessOperator,

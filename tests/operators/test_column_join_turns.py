@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aioflow.columns import join_sides
+from aioflow.columns import hash_join
 from aioflow.core.column_batch import CodedColumn
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
@@ -80,7 +80,7 @@ async def test_a_join_keeps_nothing_of_windows_that_are_over() -> None:
 async def test_keys_are_encoded_once_however_many_are_alive(
     assigner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
+    monkeypatch.setattr(hash_join, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(assigner, Pair))
     begun = []
     texts = [f"k{key}" for key in range(150)]
@@ -99,7 +99,7 @@ async def test_keys_are_encoded_once_however_many_are_alive(
 async def test_codes_of_keys_live_as_long_as_what_is_pending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
+    monkeypatch.setattr(hash_join, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     keys = [f"k{number}" for number in range(150)]
     drive_inputs(operator, [(0, some(150, 5, keys)), (1, some(150, 5, keys[::-1]))])
@@ -112,7 +112,7 @@ async def test_codes_of_keys_live_as_long_as_what_is_pending(
 
 
 async def test_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
+    monkeypatch.setattr(hash_join, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     for number in range(60):
         keys = [50 * number + key for key in range(50)]

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflow.columns.join_sides import rows_of
-from aioflow.columns.making import column_of
-from aioflow.columns.pairing import Held, Pairing, Runs
+from aioflow.columns.build import column_of
+from aioflow.columns.hash_join import Held, Pairing, Runs, rows_of
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import StateError
 from aioflow.core.functions import Pair
 from aioflow.core.keygroups import key_group, range_for_subtask
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.joins import COLUMNS, CoGroupOperator
 from aioflow.operators.window_join import WindowJoinOperator
 from aioflow.operators.windowing import SessionWindows, SlidingWindows, TumblingWindows

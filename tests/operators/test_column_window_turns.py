@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import aioflow as af
-from aioflow.columns import cells, slices
+from aioflow.columns import accumulators
 from aioflow.columns.keys import KeyEncoder, KeyRouter
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn
 from aioflow.core.elements import RecordBatch
-from aioflow.core.entry_tables import GrowingList
 from aioflow.core.keygroups import KeyGroupRange, key_group
+from aioflow.core.wire.columns import GrowingList
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.windowing import SlidingWindows, TumblingWindows
 from tests.columns.test_aggregates import ROWS, TIMES, Held
@@ -57,7 +57,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def test_keys_are_encoded_once_however_many_a_channel_lists(
     monkeypatch: pytest.MonkeyPatch, looked_up: list[Any]
 ) -> None:
-    monkeypatch.setattr(slices, "KEYS_MIN", 100)
+    monkeypatch.setattr(accumulators, "KEYS_MIN", 100)
     operator = await opened(counting(TumblingWindows(10)))
     texts = GrowingList(f"k{key}" for key in range(1_000))
     for number in range(40):
@@ -70,7 +70,7 @@ async def test_keys_are_encoded_once_however_many_a_channel_lists(
 async def test_the_first_keys_of_a_slice_keep_the_codes_that_the_slice_before_gave(
     monkeypatch: pytest.MonkeyPatch, looked_up: list[Any]
 ) -> None:
-    monkeypatch.setattr(slices, "KEYS_MIN", 100)
+    monkeypatch.setattr(accumulators, "KEYS_MIN", 100)
     operator = await opened(counting(TumblingWindows(10)))
     texts = GrowingList(f"k{key}" for key in range(150))
     for number in range(40):
@@ -86,7 +86,7 @@ async def test_the_first_keys_of_a_slice_keep_the_codes_that_the_slice_before_ga
 
 
 async def test_codes_of_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "KEYS_MIN", 100)
+    monkeypatch.setattr(accumulators, "KEYS_MIN", 100)
     operator = await opened(counting(TumblingWindows(10)))
     results = []
     for number in range(60):
@@ -112,9 +112,9 @@ def test_a_router_looks_up_the_keys_of_a_piece_alone(looked_up: list[Any]) -> No
 @pytest.fixture
 def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns come out 100 results at a time, and are written 100 keys at a time."""
-    monkeypatch.setattr(slices, "COLUMN_RECORDS_MAX", 100)
-    monkeypatch.setattr(slices, "WRITTEN_MAX", 100)
-    monkeypatch.setattr(cells, "WRITTEN_MAX", 100)
+    monkeypatch.setattr(accumulators, "COLUMN_RECORDS_MAX", 100)
+    monkeypatch.setattr(accumulators, "WRITTEN_MAX", 100)
+    monkeypatch.setattr(accumulators, "WRITTEN_MAX", 100)
 
 
 def pieces(operator: Any, batch: RecordBatch) -> Iterator[RecordBatch]:
@@ -230,7 +230,7 @@ async def test_windows_of_many_slices_are_written_in_turns() -> None:
 
 @pytest.mark.usefixtures("in_small_parts")
 async def test_keys_that_are_many_are_given_up_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "KEYS_MIN", 100)
+    monkeypatch.setattr(accumulators, "KEYS_MIN", 100)
     operator = await opened(counting(TumblingWindows(10)))
     for number in range(5):
         drive(operator, [some(range(500 * number, 500 * number + 500), 10 * number)])
@@ -244,9 +244,9 @@ async def test_a_job_stopped_in_the_midst_of_a_firing_goes_on_where_it_was(
     before: int, after: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in (
-        (slices, "COLUMN_RECORDS_MAX"),
-        (slices, "WRITTEN_MAX"),
-        (cells, "WRITTEN_MAX"),
+        (accumulators, "COLUMN_RECORDS_MAX"),
+        (accumulators, "WRITTEN_MAX"),
+        (accumulators, "WRITTEN_MAX"),
     ):
         monkeypatch.setattr(module, name, 2)
     store, fired, given = f"file://{tmp_path}", asyncio.Event(), asyncio.Event()

@@ -12,7 +12,7 @@ import pytest
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import StateError
 from aioflow.core.functions import FilterFunction, FlatMapFunction, MapFunction, RuntimeContext
-from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.core.states import ValueStateDescriptor
 from aioflow.operators.keyed_rows import KeyedRowsOperator
 
 from .process_context import Context, keyed_batch, opened

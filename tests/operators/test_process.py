@@ -25,7 +25,7 @@ from aioflow.core.functions import (
     RuntimeContext,
 )
 from aioflow.core.injection import resource, use
-from aioflow.core.state_descriptors import MapStateDescriptor, ValueStateDescriptor
+from aioflow.core.states import MapStateDescriptor, ValueStateDescriptor
 from aioflow.operators.async_process import AsyncProcessOperator
 from aioflow.operators.process import (
     BroadcastProcessOperator,

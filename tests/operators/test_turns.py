@@ -12,7 +12,7 @@ import pytest
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.functions import ProcessWindowFunction
-from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.core.states import ValueStateDescriptor
 from aioflow.operators import aggregates
 from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator

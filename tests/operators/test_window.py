@@ -20,7 +20,7 @@ from aioflow.core.functions import (
     TriggerResult,
     WindowResult,
 )
-from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.core.states import ValueStateDescriptor
 from aioflow.expressions.roots import col
 from aioflow.operators import key_spelling
 from aioflow.operators.key_spelling import KeySpelling

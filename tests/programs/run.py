@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 import aioflow as af
-from aioflow.checkpoint.memory import _STORES
+from aioflow.checkpoint.objects import _STORES
 from aioflow.task.environment import TaskOptions
 from aioflow.testing import Faults, run_simulated
 from tests.programs import model, pieces

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from aioflow.core.batch_codec import decode_batch, encode_batch
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.batch import decode_batch, encode_batch
+from aioflow.core.wire.serializers import Codec
 from aioflow.network.buffers import LocalBufferPool, NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.credit import FloatingBuffers

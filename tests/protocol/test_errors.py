@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aioflow.core.errors import ProducerFailed, RemoteError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.errors import RemoteTraceback, describe_error, rebuild_error
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from aioflow.core.batch_codec import encode_event
 from aioflow.core.elements import (
     BATCH_RECORDS_MAX,
     CheckpointBarrier,
@@ -23,6 +22,7 @@ from aioflow.core.errors import (
     RemoteProtocolError,
     TypeNotSupported,
 )
+from aioflow.core.wire.batch import encode_event
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.consumer import PriorityEvent, partition_request_backoff
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
-from aioflow.network import segments
+from aioflow.network import local_pool
 from aioflow.protocol import framing
 from aioflow.protocol.framing import (
     CONTROL_PLANE,
@@ -63,7 +63,7 @@ def mended(content: bytes | bytearray) -> bytes:
 
 def test_the_header_has_18_bytes_and_the_sequence_8() -> None:
     assert HEADER.size == 18 + 8
-    assert framing.SEGMENT_BYTES == segments.SEGMENT_BYTES
+    assert framing.SEGMENT_BYTES == local_pool.SEGMENT_BYTES
 
 
 def test_the_type_numbers_are_those_of_flink() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aioflow.core.errors import RemoteProtocolError
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.errors import describe_error
 from aioflow.protocol.framing import LENGTH_MAX, NO_CHANNEL, FrameDecoder, FrameEncoder, FrameType
 from aioflow.protocol.messages import (

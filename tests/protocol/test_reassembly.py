@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from aioflow.core.batch_codec import encode_event
 from aioflow.core.elements import EndOfPartition, RecordBatch
 from aioflow.core.errors import RemoteProtocolError
-from aioflow.core.serializers import DecodeError
+from aioflow.core.wire.batch import encode_event
+from aioflow.core.wire.serializers import DecodeError
 from aioflow.protocol.framing import Frame, FrameType
 from aioflow.protocol.outlet import FLAG_CONTINUES, PAYLOAD_BYTES_MAX, PREFIX
 from tests.protocol.link import Link

@@ -13,8 +13,8 @@ from aioflow.core.errors import (
     RemoteProtocolError,
     TypeNotSupported,
 )
-from aioflow.core.serializers import Codec, DecodeError
-from aioflow.core.type_registry import TypeRegistry
+from aioflow.core.wire.serializers import Codec, DecodeError
+from aioflow.core.wire.types import TypeRegistry
 from aioflow.protocol import rpc
 from aioflow.protocol.framing import (
     CONTROL_BYTES_MAX,

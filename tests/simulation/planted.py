@@ -111,7 +111,7 @@ WORLD_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a final checkpoint that failed is not tried again",
-        "aioflow/checkpoint/turns.py",
+        "aioflow/checkpoint/request_decider.py",
         "            self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S\n",
         "            self._final_at_s = now.s + FINAL_RETRY_S\n",
         (),
@@ -148,7 +148,7 @@ WORLD_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a checkpoint after the first is never due",
-        "aioflow/checkpoint/turns.py",
+        "aioflow/checkpoint/request_decider.py",
         "            self._periodic_at_s = now.s + self._options.interval_ms / 1000\n\n    def "
         "completed",
         "            self._periodic_at_s = now.s + 1e6\n\n    def completed",

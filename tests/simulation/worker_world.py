@@ -20,7 +20,7 @@ from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.worker import UNREACHABLE, Worker
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken
-from aioflow.network import link, links
+from aioflow.network import data_plane, link
 from aioflow.protocol import exchange as exchange_module
 from aioflow.protocol.consumer import ConsumerExchange
 from aioflow.testing.simulation import SimulatedHost, Simulation
@@ -126,7 +126,7 @@ def simulated_workers(links_shorter: float | None = None) -> Iterator[None]:
     before = changed.Pulse, changed.gc, made.ConsumerExchange
     times = [
         (module, name)
-        for module in (link, links)
+        for module in (link, data_plane)
         for name in LINK_TIMES
         if links_shorter and hasattr(module, name)
     ]

@@ -40,7 +40,7 @@ from aioflow.checkpoint.metadata import decode_metadata
 from aioflow.core import processing_clock
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
 from aioflow.mailbox import timers
-from aioflow.state.handles import StateFile
+from aioflow.state.snapshot import StateFile
 from aioflow.task import partitioners
 from aioflow.task.environment import TaskOptions
 from aioflow.testing.simulation import Faults, SimulatedHost, Simulation, inject, simulate

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import TypeNotSupported
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.spark import runner_blocks
 from aioflow.spark.runner_blocks import (

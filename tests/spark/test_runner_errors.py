@@ -9,7 +9,7 @@ import base64
 import pytest
 
 from aioflow.cluster.job_session import pack_error
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.spark.failures import SparkError, _of_python
 from aioflow.spark.runner import original_error
 from aioflow.spark.runner_program import ERROR_MARK

@@ -9,11 +9,10 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.core.states import ValueStateDescriptor
 from aioflow.core.system_host import SystemHost
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
-from aioflow.state.handles import KeyedStateHandle
-from aioflow.state.inline import InlineState
+from aioflow.state.snapshot import InlineState, KeyedStateHandle
 from aioflow.state.timers import InternalTimerService
 
 T = TypeVar("T")

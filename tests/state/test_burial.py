@@ -7,9 +7,9 @@ from typing import Any
 from weakref import ref
 
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.state.burial import FREED_A_TURN, bury
+from aioflow.state.deferred_free import FREED_A_TURN, bury
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.inline import InlineState
+from aioflow.state.snapshot import InlineState
 from aioflow.state.timers import TimerQueue
 
 MANY = 3 * FREED_A_TURN + 7

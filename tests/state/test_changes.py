@@ -10,10 +10,8 @@ import pytest
 
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.changes import KEPT_TOGETHER, ChangeLog, Kept, Space
-from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.heap_table import HeapStateTable
-from aioflow.state.inline import InlineState
-from aioflow.state.snapshot import TableMeta
+from aioflow.state.heap import HeapKeyedStateBackend, HeapStateTable
+from aioflow.state.snapshot import InlineState, TableMeta
 from tests.state.snapshots import FAR, Passing
 
 

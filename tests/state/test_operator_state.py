@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.errors import RestoreError, StateError, TypeNotSupported
-from aioflow.core.serializers import Codec
-from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor
-from aioflow.core.type_registry import TypeRegistry
+from aioflow.core.states import ListStateDescriptor, MapStateDescriptor
+from aioflow.core.wire.serializers import Codec
+from aioflow.core.wire.types import TypeRegistry
 from aioflow.state.operator_state import (
     HeapOperatorStateBackend,
     decode_operator_state,

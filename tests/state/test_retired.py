@@ -8,11 +8,9 @@ from typing import Any
 
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.changes import Generation, Space
-from aioflow.state.handles import StateFile
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.heap_keys import Pace, SpokenKeys
-from aioflow.state.inline import InlineState
-from aioflow.state.retired import FREED_A_SLICE, Retired
+from aioflow.state.heap_keys import FREED_A_SLICE, Pace, Retired, SpokenKeys
+from aioflow.state.snapshot import InlineState, StateFile
 
 
 def backend() -> HeapKeyedStateBackend:

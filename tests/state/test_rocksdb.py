@@ -23,15 +23,14 @@ from hypothesis import strategies as st
 
 from aioflow.core.errors import RestoreError, StateError, TypeNotSupported
 from aioflow.core.keygroups import KeyGroupRange, key_group
-from aioflow.core.serializers import Codec
-from aioflow.core.state_descriptors import ListStateDescriptor, ValueStateDescriptor
+from aioflow.core.states import ListStateDescriptor, ValueStateDescriptor
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
-from aioflow.state.inline import InlineState
 from aioflow.state.rocksdb import RocksDB
 from aioflow.state.rocksdb_cache import EVICTED_MAX, ROWS_FEW, Cache
 from aioflow.state.rocksdb_rows import RowCodec, StoredSpace, group_in, plain_key
+from aioflow.state.snapshot import CANONICAL, InlineState, KeyedStateHandle, StateFile
 from aioflow.state.timers import InternalTimerService
 from tests.state.snapshots import FAR, Passing, closing_backends, made
 
@@ -587,7 +586,7 @@ import asyncio, pickle, sys
 from aioflow.core.system_host import SystemHost
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.backend import create_keyed_backend
-from aioflow.state.inline import InlineState
+from aioflow.state.snapshot import InlineState
 from aioflow.state.rocksdb import RocksDB
 
 async def main():

@@ -11,9 +11,8 @@ import pytest
 
 from aioflow.core.errors import RestoreError, TypeNotSupported
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.state_descriptors import ValueStateDescriptor
-from aioflow.state.inline import InlineState
-from aioflow.state.snapshot import check_max_parallelism, frozen_copy
+from aioflow.core.states import ValueStateDescriptor
+from aioflow.state.snapshot import InlineState, check_max_parallelism, frozen_copy
 from tests.state.snapshots import closing_backends, made, run_now
 
 

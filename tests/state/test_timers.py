@@ -15,7 +15,7 @@ from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.state.backend import NO_KEY, KeyedStateBackend, create_keyed_backend
-from aioflow.state.handles import KeyedStateHandle
+from aioflow.state.snapshot import KeyedStateHandle
 from aioflow.state.timers import FIRED_PER_MAIL, NO_TIMER, InternalTimerService, TimerQueue
 from tests.state.snapshots import restore, taken
 

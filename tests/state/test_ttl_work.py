@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from aioflow.core.states import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from aioflow.state.heap import HeapKeyedStateBackend
 from tests.operators.compared import Compared
 

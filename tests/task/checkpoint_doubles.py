@@ -7,12 +7,12 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
 from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier, RecordBatch
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.operator import Operator
-from aioflow.state.handles import StateFile
+from aioflow.state.snapshot import StateFile
 from aioflow.task.environment import CheckpointTaskOptions
 from tests.task.running import Bench, Logged
 

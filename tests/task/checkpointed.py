@@ -15,16 +15,16 @@ from typing import Any, Self
 
 import aioflow as af
 from aioflow.checkpoint.assignment import OperatorRestore, TaskRestore
+from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
 from aioflow.checkpoint.source_state import decode_source_state
 from aioflow.checkpoint.store import open_store
-from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.cluster.execution_graph import Deploy, ExecutionGraph
 from aioflow.cluster.restart import no_restart
 from aioflow.core.aio import end_task
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.metrics import MetricGroup
-from aioflow.core.serializers import Codec
 from aioflow.core.system_host import SystemHost
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.operators.source import Split

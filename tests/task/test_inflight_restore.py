@@ -18,9 +18,9 @@ from aioflow.core.elements import (
     empty_batch,
 )
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.valve import BEGINNING, ChannelTime
-from aioflow.state.handles import StateFile
+from aioflow.state.snapshot import StateFile
 from aioflow.task.inflight import InFlightLog
 from aioflow.task.inflight_restore import RestoredInFlight, read_in_flight
 

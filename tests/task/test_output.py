@@ -23,7 +23,7 @@ from aioflow.core.elements import (
 )
 from aioflow.core.errors import ProducerFailed, TypeNotSupported
 from aioflow.core.functions import OutputTag
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.partition import ResultPartition

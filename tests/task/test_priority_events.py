@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aioflow.checkpoint.alignment import CaptureComplete, Take
-from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.aio import end_task
 from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, RecordBatch
 from aioflow.network.buffers import NetworkBufferPool

@@ -13,7 +13,7 @@ import pytest
 from aioflow.checkpoint.source_state import SplitState, decode_source_state
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, Event, RecordBatch
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.operators.watermarks import WatermarkStrategy
 from aioflow.task.input import InputStatus

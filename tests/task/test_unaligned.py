@@ -21,12 +21,12 @@ from aioflow.checkpoint.metadata import decode_metadata, encode_metadata
 from aioflow.checkpoint.plan import CheckpointedVertex
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.core.host import Host
-from aioflow.core.serializers import Codec
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import InputChannelDescriptor, TaskDeploymentDescriptor
 from aioflow.network import link, subpartition
-from aioflow.network.links import DataPlane
+from aioflow.network.channels import RemoteInputChannel
+from aioflow.network.data_plane import DataPlane
 from aioflow.network.partition import ResultPartition
-from aioflow.network.remote_channel import RemoteInputChannel
 from tests.task.checkpointed import Checkpoint, Feed, Ledger, Run
 from tests.task.running import Registry
 from tests.task.test_exactly_once import Both, Reminds, strategy

@@ -1,0 +1,303 @@
+"""How a command reaches a cluster.
+
+`asking` holds the addresses of the JobManagers, the secret, and the message if no JobManager
+answers. The TLS options configure the host of every command that talks to a cluster.
+
+`processes_of` finds the processes of this machine that belong to a cluster, by their command lines.
+`aioflow cluster start` records the processes that it starts (`pids`). But a JobManager that died is
+started again by hand, or by a supervisor. A standby and further TaskManagers are started by hand
+too. `aioflow cluster stop` must find and end all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from aioflow.api.runner import new_event_loop
+from aioflow.cli.options import in_flags
+from aioflow.cli.target import UsageError
+from aioflow.cli.terminal import reader_is_gone
+from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.submission import ClusterClient, NoJobManager
+from aioflow.cluster.whereabouts import DATA, Whereabouts, parse_address, parse_addresses
+from aioflow.core.errors import AioflowError, GraphError, NotAuthenticated
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
+from aioflow.network.security import SecuredHost, Security, TlsFiles
+
+__all__ = [
+    "DATA",
+    "FAILED",
+    "FINISHED",
+    "LOCAL",
+    "PORT",
+    "addresses",
+    "asking",
+    "find_started",
+    "run_on_host",
+    "secret_of",
+    "whereabouts_of",
+    "add_tls_options",
+    "secured_host",
+    "tls_arguments",
+    "tls_files",
+    "jobmanagers_of",
+    "processes_of",
+]
+
+OPTIONS = ("--tls-cert", "--tls-key", "--tls-ca")
+
+
+def add_tls_options(command: argparse.ArgumentParser) -> None:
+    """Adds the TLS options to a command. The user gives all three or none."""
+    group = command.add_argument_group(
+        "TLS between the processes of a cluster, each of which proves itself by a certificate"
+    )
+    group.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate of this process (PEM)"
+    )
+    group.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="its private key (PEM, not encrypted)"
+    )
+    group.add_argument(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="the authority that has signed the certificates of all (PEM)",
+    )
+
+
+def tls_files(arguments: argparse.Namespace) -> TlsFiles | None:
+    """Returns the TLS files that the user gave, or None.
+
+    Raises NotAuthenticated if only some are given.
+    """
+    certificate, key, authority = (
+        None if path is None else str(path) for path in _given(arguments)
+    )
+    return TlsFiles.of(certificate, key, authority, OPTIONS)
+
+
+def tls_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Returns the TLS options as command line arguments for another process."""
+    return [
+        text
+        for name, path in zip(OPTIONS, _given(arguments), strict=True)
+        if path is not None
+        for text in (name, str(path))
+    ]
+
+
+def secured_host(arguments: argparse.Namespace) -> Host:
+    """Returns a host that uses TLS for cluster connections if the options say so.
+
+    Raises NotAuthenticated for files that cannot be used.
+    """
+    files = tls_files(arguments)
+    allow_plaintext = getattr(arguments, "allow_plaintext", False)
+    if files is None and not allow_plaintext:
+        return SystemHost()
+    return SecuredHost(SystemHost(), Security.of(files, allow_plaintext=allow_plaintext))
+
+
+def _given(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:
+    return arguments.tls_cert, arguments.tls_key, arguments.tls_ca
+
+
+PROC = Path("/proc")
+JOBMANAGER, TASKMANAGER = "jobmanager", "taskmanager"
+
+
+def processes_of(data: Path) -> list[int]:
+    """Returns the pids of JobManagers and TaskManagers on this machine with `--data` set to
+    `data`.
+    """
+    return [pid for pid, _ in _found(data)]
+
+
+def jobmanagers_of(data: Path) -> list[int]:
+    """Returns the pids of the JobManagers on this machine with `--data` set to `data`: leaders and
+    standbys.
+    """
+    return [pid for pid, command in _found(data) if command == JOBMANAGER]
+
+
+def _found(data: Path) -> Iterator[tuple[int, str]]:
+    """Yields (pid, command) of each process of the cluster. Needs `/proc`, without it yields
+    nothing.
+    """
+    whole = os.path.realpath(data)
+    for pid in sorted(int(entry.name) for entry in PROC.glob("[0-9]*") if entry.name.isdecimal()):
+        try:
+            argv = (
+                (PROC / str(pid) / "cmdline")
+                .read_bytes()
+                .decode("utf-8", "surrogateescape")
+                .split("\0")
+            )
+            command = _command(argv)
+            directory = _data(argv, command) if command else None
+            if (
+                directory is not None
+                and os.path.realpath((PROC / str(pid) / "cwd").readlink() / directory) == whole
+            ):
+                yield pid, command
+        except OSError:  # The process has ended, or belongs to another user.
+            continue
+
+
+def _command(argv: list[str]) -> str:
+    """Returns "jobmanager" or "taskmanager" if `argv` runs one, otherwise "".
+
+    A program that only starts one, such as `timeout`, does not count.
+    """
+    if os.path.basename(argv[0]).startswith("python"):
+        for program, command in pairwise(argv):
+            if os.path.basename(program) == "aioflow" and command in (JOBMANAGER, TASKMANAGER):
+                return command
+    return ""
+
+
+def _data(argv: list[str], command: str) -> str | None:
+    """Returns the value of `--data` in `argv`, or its default.
+
+    Returns None for a TaskManager without `--data`: its JobManager ends it.
+    """
+    given = None if command == TASKMANAGER else str(DATA)
+    for option, value in zip(argv, [*argv[1:], ""], strict=True):
+        if option == "--data":
+            given = value
+        elif option.startswith("--data="):
+            given = option.removeprefix("--data=")
+    return given
+
+
+FINISHED, FAILED, USAGE = 0, 1, 2
+PORT = 6123
+LOCAL = Whereabouts((("127.0.0.1", PORT),))
+
+
+def addresses(text: str) -> Whereabouts:
+    try:
+        return Whereabouts(parse_addresses(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def asking(
+    arguments: argparse.Namespace, body: Callable[[ClusterClient], Coroutine[Any, Any, int]]
+) -> int:
+    find_started(arguments)
+
+    async def connected(host: Host) -> int:
+        async with ClusterClient(host, arguments.at, secret_of(arguments.secret_file)) as client:
+            return await body(client)
+
+    return run_on_host(arguments, connected)
+
+
+def run_on_host(
+    arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]
+) -> int:
+    """Runs `body` in a new event loop, and returns the exit code of the command.
+
+    A failure of the cluster or the system is printed as one line.
+    """
+
+    async def on_a_host() -> int:
+        host = secured_host(arguments)
+        try:
+            return await body(host)
+        finally:
+            await host.close()
+
+    if arguments.command in ("jobmanager", "taskmanager"):
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(on_a_host())
+    except (AioflowError, OSError) as error:
+        return _failed(arguments, error)
+
+
+def _failed(arguments: argparse.Namespace, error: Exception) -> int:
+    if isinstance(error, BrokenPipeError) and reader_is_gone():
+        return FAILED
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        text = (
+            f"port {arguments.port} is in use: another jobmanager may run there; choose another "
+            "with --port"
+        )
+    elif isinstance(error, NoJobManager):
+        text = f"{error.what}: {_remedy(arguments)}"
+    else:
+        text = in_flags(str(error))
+    print(f"aioflow {arguments.command}: {text}", file=sys.stderr)
+    return USAGE if isinstance(error, (NotAuthenticated, GraphError, OSError)) else FAILED
+
+
+def _remedy(arguments: argparse.Namespace) -> str:
+    """Returns what the user can do when no JobManager listens."""
+    data = arguments.data if "data" in arguments else arguments.secret_file.parent
+    alive = [] if arguments.at.data is None else processes_of(data)
+    if alive:
+        others = f"processes {', '.join(map(str, alive))} of its cluster still run"
+        return (
+            f"it is gone, {others}; end them with aioflow cluster stop, and start it again (its "
+            "jobs are kept)"
+        )
+    return "start a cluster with aioflow cluster start" + (
+        "" if "data" in arguments else ", or name one with --at"
+    )
+
+
+def secret_of(path: Path) -> bytes:
+    """Returns the secret in the file `path`. Raises NotAuthenticated if it cannot be read."""
+    if (
+        path == DATA / "secret" and not path.exists()
+    ):  # The user gave no path, and probably has not started a cluster here yet.
+        here = f"no cluster was started in this directory: there is no {path}"
+        raise NotAuthenticated(
+            f"{here}. Start one with aioflow cluster start, or name the secret of another with "
+            "--secret-file"
+        )
+    return read_secret(str(path), "with --secret-file")
+
+
+def find_started(arguments: argparse.Namespace) -> None:
+    """Sets `--at` if it is missing: to the cluster started in this directory, or the default
+    address.
+    """
+    if arguments.at is None:
+        data = arguments.secret_file.parent
+        arguments.at = whereabouts_of(data) if (data / "address").exists() else LOCAL
+
+
+def whereabouts_of(data: Path) -> Whereabouts:
+    """Returns where to find the JobManager of the directory `data` that started last, or the
+    leader.
+
+    Raises FileNotFoundError, or UsageError for a file with other contents.
+    """
+    path = data / "address"
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    try:
+        return Whereabouts((parse_address(text),), str(data))
+    except ValueError as error:
+        remedy = (
+            "start the jobmanager of this directory again, which writes it, or name one with --at"
+        )
+        raise UsageError(
+            f"{path} should hold the address of a jobmanager: {error}; {remedy}"
+        ) from error

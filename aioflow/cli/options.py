@@ -1,0 +1,313 @@
+"""Options that several commands share, and the parsers of their values.
+
+A parser says what it expected when the text is something else. `in_flags` translates the library's
+messages about arguments into messages about options: a user who typed `--every` does not know
+`every=`. The options of checkpoints are those of `run` and `submit`; those of the monitoring
+endpoint are for every command that can serve one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aioflow.api.options import parse_options
+from aioflow.cli.target import UsageError
+from aioflow.core.errors import NotAuthenticated
+from aioflow.core.timeunits import to_seconds
+from aioflow.monitoring.options import parse_monitor_address, served_options
+
+__all__ = [
+    "in_flags",
+    "bind_address",
+    "count",
+    "duration",
+    "id_beginning",
+    "port",
+    "positive",
+    "add_checkpoint_options",
+    "checkpoint_options",
+    "add_monitor_options",
+    "monitor_arguments",
+    "monitor_options",
+    "served",
+]
+
+FLAGS = {
+    "allow_non_restored": "--allow-non-restored",
+    "allow_plaintext": "--allow-plaintext",
+    "checkpoint_key": "--checkpoint-key-file",
+    "checkpoints": "--checkpoints",
+    "enable_control": "--enable-control",
+    "every": "--every",
+    "fresh": "--fresh",
+    "monitor": "--monitor",
+    "on": "--on",
+    "restore": "--restore",
+    "secret": "--secret-file",
+    "show_data": "--show-data",
+    "token": "--monitor-token-file",
+    "workers": "--workers",
+}
+"""Flags by the name of their argument. Other arguments have no flag, and stay as they are."""
+
+ARGUMENT = re.compile(
+    rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})="
+    r"(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?"
+)
+SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"])")
+"""Beginning of a message such as `every is '0s', expected more than nothing`."""
+
+
+def in_flags(message: str) -> str:
+    """Returns `message` with command line flags in place of arguments.
+
+    `--fresh` replaces `fresh=True` and `restore=None`; `--every 1s` replaces `every='1s'`.
+    """
+    message = message.replace("restore=None, fresh=True", "--fresh").replace(
+        "give restore=None with it", "leave --restore out"
+    )
+    message = SUBJECT.sub(lambda found: f"{FLAGS[found['name']]} ", message, count=1)
+    return ARGUMENT.sub(_flag, message)
+
+
+def _flag(found: re.Match[str]) -> str:
+    name, value = found["name"], found["value"]
+    if value == "None":
+        return "--fresh" if name == "restore" else f"no {FLAGS[name]}"
+    if value in (None, "True"):
+        return FLAGS[name]
+    return f"{FLAGS[name]} {value.strip(chr(39) + chr(34)) if value != 'Path(...)' else 'FILE'}"
+
+
+PORT_MAX = 65_535
+
+
+def count(text: str) -> int:
+    """Parses a command line argument: an int that is at least 0."""
+    return _number(text, 0, None)
+
+
+def positive(text: str) -> int:
+    """Parses a command line argument: an int that is at least 1."""
+    return _number(text, 1, None)
+
+
+def port(text: str) -> int:
+    """Parses a command line argument: a port to listen at, where 0 means any free port."""
+    return _number(text, 0, PORT_MAX)
+
+
+def _number(text: str, least: int, most: int | None) -> int:
+    expected = (
+        f"expected a number of at least {least}"
+        if most is None
+        else f"expected a number from {least} to {most}"
+    )
+    if (
+        not (text.isascii() and text.isdecimal())
+        or int(text) < least
+        or (most is not None and int(text) > most)
+    ):
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
+    return int(text)
+
+
+def duration(text: str) -> str:
+    """Checks a duration above 0, and returns the text, which may be passed to another process."""
+    try:
+        seconds = to_seconds(text, "it")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"expected a time above 0, got {text!r}")
+    return text
+
+
+def id_beginning(text: str) -> str:
+    """Checks that the text, a job's id or the beginning of one, is not empty."""
+    if not text:
+        raise argparse.ArgumentTypeError(
+            "expected the id of a job, or its beginning, got nothing: see aioflow list"
+        )
+    return text
+
+
+def bind_address(text: str) -> str:
+    """Checks an address of this machine to listen at, without a port."""
+    host, colon, number = text.rpartition(":")
+    if colon and number.isdecimal() and ":" not in host:
+        raise argparse.ArgumentTypeError(
+            f"expected an address without a port, got {text!r}: the port of a jobmanager goes "
+            "into --port"
+        )
+    try:
+        socket.getaddrinfo(text, None)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no address of this machine: {error.strerror}"
+        ) from None
+    return text
+
+
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the checkpoint options to a command."""
+    parser.add_argument(
+        "--checkpoints",
+        metavar="URL",
+        help="keep state there (a directory, file:// s3:// gs:// az://), go on from it",
+    )
+    parser.add_argument("--every", metavar="TIME", help="between two checkpoints (10s)")
+    parser.add_argument(
+        "--restore",
+        metavar="PATH",
+        help="begin with this savepoint, not with the newest state in the store",
+    )
+    parser.add_argument(
+        "--checkpoint-key-file",
+        metavar="FILE",
+        help="secret: restore only what was written with it",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin without state, even if the store holds some"
+    )
+    parser.add_argument(
+        "--allow-non-restored",
+        action="store_true",
+        help="drop state of operators that the flow has no more",
+    )
+
+
+def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the given options as options of `flow.run`. Raises UsageError for invalid ones."""
+    if arguments.fresh and arguments.restore is not None:
+        raise UsageError("--fresh begins without state, --restore with some: give one of them")
+    given = {
+        name: getattr(arguments, name)
+        for name in ("checkpoints", "every", "restore")
+        if getattr(arguments, name) is not None
+    }
+    if arguments.checkpoint_key_file is not None:
+        given["checkpoint_key"] = Path(arguments.checkpoint_key_file)
+    if arguments.fresh:
+        given |= {"restore": None, "fresh": True}
+    if arguments.allow_non_restored:
+        given["allow_non_restored"] = True
+    try:
+        parse_options(given)
+    except (ValueError, TypeError) as error:
+        raise UsageError(in_flags(str(error))) from error
+    return given
+
+
+def add_monitor_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the monitoring endpoint to a command."""
+    parser.add_argument(
+        "--monitor",
+        type=_address,
+        metavar="HOST:PORT",
+        help="serve the dashboard, REST and /metrics there; port 0: any free one",
+    )
+    parser.add_argument(
+        "--monitor-token-file",
+        type=Path,
+        metavar="FILE",
+        help="its first line must be shown as a bearer token: off loopback always",
+    )
+    parser.add_argument(
+        "--enable-control",
+        action="store_true",
+        help="let who knows the token stop, cancel and save jobs",
+    )
+    parser.add_argument(
+        "--show-data", action="store_true", help="show state and records to all readers"
+    )
+
+
+def _address(text: str) -> str:
+    try:
+        parse_monitor_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the given options as keyword arguments of a run.
+
+    Raises UsageError for options that would allow access to anyone.
+    """
+    if arguments.monitor is None:
+        if (
+            arguments.monitor_token_file is not None
+            or arguments.enable_control
+            or arguments.show_data
+        ):
+            raise UsageError(
+                "--monitor-token-file, --enable-control and --show-data are about --monitor "
+                "HOST:PORT, which is not given"
+            )
+        return {}
+    given: dict[str, Any] = {
+        "enable_control": arguments.enable_control,
+        "show_data": arguments.show_data,
+    }
+    if arguments.monitor_token_file is not None:
+        try:
+            text = arguments.monitor_token_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the token cannot be read: {error}") from error
+        given["token"] = text.partition("\n")[0].strip()
+    try:
+        served_options(arguments.monitor, given)
+    except NotAuthenticated as error:
+        raise UsageError(in_flags(str(error))) from error
+    return {"monitor": arguments.monitor, "monitor_options": given}
+
+
+def monitor_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Returns the given options as command line arguments for another process.
+
+    Raises UsageError as `monitor_options`.
+    """
+    if not monitor_options(arguments):
+        return []
+    token = (
+        []
+        if arguments.monitor_token_file is None
+        else ["--monitor-token-file", str(arguments.monitor_token_file)]
+    )
+    flags = [
+        name
+        for name, given in (
+            ("--enable-control", arguments.enable_control),
+            ("--show-data", arguments.show_data),
+        )
+        if given
+    ]
+    return ["--monitor", arguments.monitor, *token, *flags]
+
+
+@asynccontextmanager
+async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None]:
+    """Serves `what`, a job or a JobManager, inside the block if `--monitor` was given."""
+    options = monitor_options(arguments)
+    if not options:
+        yield
+        return
+    from aioflow.monitoring.app import serving  # Imported late, because it imports aiohttp.
+
+    async with AsyncExitStack() as stack:
+        try:
+            url = await stack.enter_async_context(
+                serving(what, options["monitor"], options["monitor_options"])
+            )
+        except OSError as error:
+            raise UsageError(in_flags(error.strerror or str(error))) from error
+        print(f"dashboard at {url}", flush=True)
+        yield

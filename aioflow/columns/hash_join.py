@@ -1,0 +1,516 @@
+"""The join of two sides on columns: their state, their chunks, and the pairs that have equal keys.
+
+Stores the records of both sides of a window join, by slice of event time, in columns.
+
+Records since the last `settle` are pending in memory. `settle` writes them to a table of keyed
+state: sorted by key group, and one chunk of bytes for each group. The key of a chunk is an int that
+belongs to its records' key group, made from the number of its first record. So splitting state by
+key group splits chunks exactly where rows would be split. That holds for a restore with another
+parallelism and for the files of a backend. An incremental checkpoint writes only the new chunks.
+
+Long operations are iterators, so that the event loop can run between their steps. A read visits the
+table and the pending records. While a `gather` is unfinished, no records may be added or settled.
+So a query from another program does not call `settle`; it returns only the records in the table.
+Between two steps of a `settle` each slice is either completely pending or completely settled. Codes
+of keys are discarded only when nothing is pending.
+
+The namespace of the table is (side, start of the slice, size, slide and offset of the windows). A
+value is a batch with the columns key, arrival and value, encoded by `core.wire.columns`.
+
+Pairs are in the order in which their keys first arrived on either side. Within a key the left
+records vary slowest, each side in its order of arrival. A join of rows gives the same order.
+
+The key group of a chunk's key is the CRC-32 of its canonical bytes, the last four of which are its
+lowest 32 bits. Four bytes can lead a CRC from any value to any other. They are found by computing
+the CRC backwards: nothing is tried, and nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
+
+import numpy as np
+
+from aioflow.columns.build import concat
+from aioflow.columns.keys import KeyEncoder
+from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn
+from aioflow.core.functions import Pair
+from aioflow.core.keygroups import canonical_key, key_groups
+from aioflow.core.wire.columns import decode_column, encode_stretches
+
+if TYPE_CHECKING:
+    from aioflow.core.wire.serializers import Codec
+
+__all__ = [
+    "PENDING_MAX",
+    "ChunkTable",
+    "JoinSides",
+    "Namespace",
+    "Row",
+    "rows_of",
+    "Held",
+    "Pairing",
+    "Runs",
+    "together",
+    "int_in_group",
+]
+
+_PLACE_BITS = 32
+_PLACE = (1 << _PLACE_BITS) - 1
+_SORTED_MAX = 1 << 31
+
+
+@dataclass(slots=True)
+class Held:
+    """Records of one side of a join, as columns.
+
+    Each record has the code of its key, its number in the order of arrival of both sides, and its
+    value.
+    """
+
+    codes: np.ndarray
+    arrivals: np.ndarray
+    values: Column
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, indices: np.ndarray) -> Held:
+        return Held(self.codes[indices], self.arrivals[indices], self.values.take(indices))
+
+
+def together(parts: Sequence[Held]) -> Held:
+    """Returns the concatenation of `parts`, of which there must be at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    codes = np.concatenate([part.codes for part in parts])
+    arrivals = np.concatenate([part.arrivals for part in parts])
+    return Held(codes, arrivals, concat([part.values for part in parts]))
+
+
+class Pairing:
+    """All pairs of records from `left` and `right` with equal keys.
+
+    Any range of the pairs can be made separately, because a frequent key may have millions. The
+    caller makes the `Runs` of each side in a separate step, because sorting millions of records
+    takes long.
+    """
+
+    def __init__(self, left: Runs, right: Runs) -> None:
+        self._left, self._right = left.values, right.values
+        in_left, in_right = _met(left.keys, right.keys)
+        order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")
+        in_left, in_right = in_left[order], in_right[order]
+        self._left_order, self._right_order = left.order, right.order
+        self._left_start, self._right_start = left.starts[in_left], right.starts[in_right]
+        self._width = right.counts[in_right]
+        pairs = left.counts[in_left] * self._width
+        self._stops = pairs.cumsum()
+        self._begins = self._stops - pairs
+
+    def __len__(self) -> int:
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    def part(self, begin: int, stop: int) -> ColumnBatch:
+        """Returns the pairs with the numbers from `begin` up to `stop` (exclusive), of which there
+        must be at least one.
+        """
+        first, last = (
+            self._stops.searchsorted(begin, "right"),
+            self._stops.searchsorted(stop - 1, "right") + 1,
+        )
+        counts = np.minimum(self._stops[first:last], stop) - np.maximum(
+            self._begins[first:last], begin
+        )
+        # One run is one key: per-run values are computed once, and repeated for its pairs.
+        within = np.arange(begin, stop) - self._begins[first:last].repeat(counts)
+        left, right = (
+            self._left_start[first:last].repeat(counts),
+            self._right_start[first:last].repeat(counts),
+        )
+        width = self._width[first:last]
+        if len(width) and int(width.max()) > 1:
+            rows, at = np.divmod(within, width.repeat(counts))
+            left += rows
+            right += at
+        else:
+            left += within
+        values = {
+            "left": self._left.take(self._left_order[left]),
+            "right": self._right.take(self._right_order[right]),
+        }
+        return ColumnBatch(values, stop - begin, Pair)
+
+
+class Runs:
+    """The records of one side, sorted by key and then by arrival.
+
+    A run is all records with one key. For each run there are the key, the start and count in the
+    sorted order, and the arrival of the first record.
+    """
+
+    __slots__ = ("counts", "first", "keys", "order", "starts", "values")
+
+    def __init__(self, held: Held) -> None:
+        self.values, codes, arrivals = held.values, held.codes, held.arrivals
+        by_arrival = None
+        if len(arrivals) > 1 and not (arrivals[1:] >= arrivals[:-1]).all():
+            since = arrivals - arrivals.min()
+            by_arrival = (
+                _sorted(since) & _PLACE
+                if int(since.max()) < _SORTED_MAX
+                else since.argsort(kind="stable")
+            )
+            codes, arrivals = codes[by_arrival], arrivals[by_arrival]
+        sorted_ = _sorted(codes)
+        places = sorted_ & _PLACE
+        sorted_ >>= _PLACE_BITS
+        self.starts = np.flatnonzero(np.concatenate([[True], sorted_[1:] != sorted_[:-1]]))
+        self.keys = sorted_[self.starts]
+        self.counts = np.diff(self.starts, append=len(codes))
+        self.first = arrivals[places[self.starts]]
+        self.order = places if by_arrival is None else by_arrival[places]
+
+
+def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the positions in `left` and in `right` of the keys that both contain.
+
+    Codes of keys are small, so a lookup table is used; it takes a third of the time of sorting.
+    """
+    if not (len(left) and len(right)):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    place = np.full(
+        int(max(left[-1], right[-1])) + 1, -1, np.int64
+    )  # Keys of runs are in order: the last is the highest.
+    place[right] = np.arange(len(right))
+    found = place[left]
+    in_left = np.flatnonzero(found >= 0)
+    return in_left, found[in_left]
+
+
+def _sorted(numbers: np.ndarray) -> np.ndarray:
+    """Returns the sorted `numbers`. Each is shifted left by 32 bits, and its original index is in
+    the lower bits.
+
+    The numbers are below `_SORTED_MAX`. numpy sorts numbers faster than it computes their order.
+    """
+    both = (numbers << _PLACE_BITS) | np.arange(len(numbers))
+    both.sort()
+    return both
+
+
+_BITS = 32
+_ONES = (1 << _BITS) - 1
+
+
+def int_in_group(number: int, group: int) -> int:
+    """Returns an int, at least 1, whose key group is `group`. Each `number` gives a different
+    int.
+    """
+    head = canonical_key(number << _BITS)[:-4]
+    register = crc32(head) ^ _ONES
+    return number << _BITS | int.from_bytes(
+        (register ^ _four_bytes_before(group)).to_bytes(4, "little"), "big"
+    )
+
+
+@cache
+def _four_bytes_before(checksum: int) -> int:
+    """Returns the CRC register that four zero bytes turn into `checksum`."""
+    register = checksum ^ _ONES
+    for _ in range(4):
+        index = _BY_TOP[register >> 24]
+        register = ((register ^ _TABLE[index]) << 8 | index) & _ONES
+    return register
+
+
+_TABLE = [crc32(bytes([index]), _ONES) ^ _ONES for index in range(256)]
+_BY_TOP = {entry >> 24: index for index, entry in enumerate(_TABLE)}
+
+
+PENDING_MAX = 32_768
+"""Number of pending records from which on they are settled, so that a checkpoint finds little to
+write.
+"""
+
+KEYS_MIN = 100_000
+"""Minimum number of codes before all codes are discarded. There must also be twice as many as when
+the first slices were dropped after the last time.
+"""
+
+CHUNKS_MAX = 64
+"""Maximum number of chunks that one step reads, or fewer with `READ_MAX` records: a chunk of a hot
+key has thousands.
+"""
+
+READ_MAX = 131_072
+
+CHUNKS_WRITTEN_MAX = 512
+"""Number of chunks that one step writes, 20 us each. 1,800 slices have tens of thousands."""
+
+ROWS_MAX = 4_096
+"""Number of records that one step converts to rows."""
+
+Namespace = tuple[int, int, int, int, int]
+"""Side, start of the slice, size, slide and offset of its windows."""
+
+Row = tuple[int, int, int, Any, Any, int]
+"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which its
+windows are computed by rows.
+"""
+
+
+class ChunkTable(Protocol):
+    """The operations of a table of keyed state that `JoinSides` needs."""
+
+    def of(self, namespace: Any, keys: Sequence[Any]) -> MutableMapping[Any, Any]: ...
+    def peek(self, namespace: Any) -> Mapping[Any, Any]: ...
+    def namespaces(self) -> list[Any]: ...
+    def drop(self, namespace: Any) -> None: ...
+
+
+class JoinSides:
+    """The records of both sides of a join, in all windows of one definition.
+
+    A side is 0 (left) or 1 (right). `starts` holds the start of each slice that is not empty,
+    sorted.
+    """
+
+    def __init__(
+        self,
+        table: ChunkTable,
+        windows: tuple[int, int, int],
+        max_parallelism: int,
+        codec: Codec,
+        owner: str,
+    ) -> None:
+        """Makes an empty store. `windows` contains the size, slide and offset of the windows, in
+        milliseconds.
+
+        `owner` is named in the error for a value that cannot be encoded.
+        """
+        self._table = table
+        self._windows = windows
+        self._max_parallelism = max_parallelism
+        self._codec = codec
+        self._owner = owner
+        self._encoder = KeyEncoder()
+        self._groups = np.empty(0, np.int64)  # The key group of each code.
+        self._keys_max = KEYS_MIN
+        self._keys_counted = False  # Whether `_keys_max` belongs to this encoder.
+        self._pending: dict[tuple[int, int], list[Held]] = {}
+        self._pending_count = 0
+        self._read: dict[
+            tuple[int, int], Held
+        ] = {}  # Settled records by (side, start of slice), for the next window with them.
+        found = {namespace[:2] for namespace in table.namespaces() if namespace[2:] == windows}
+        self.starts: list[int] = sorted({start for _, start in found})
+        self._starts_of: tuple[list[int], ...] = tuple(
+            sorted(start for side, start in found if side == of) for of in (0, 1)
+        )
+
+    # Adding records.
+
+    def encode(self, keys: Any) -> np.ndarray | None:
+        """Returns the codes of `keys`. Returns None if they are neither ints nor texts, and must be
+        processed as rows.
+        """
+        if len(self._encoder) > self._keys_max and not self._pending:
+            self._read.clear()
+            # The same keys may come again at once, for example from the list of a channel. So the
+            # limit is doubled until the number of live keys is known.
+            self._keys_max, self._keys_counted = 2 * len(self._encoder), False
+            self._encoder = KeyEncoder()
+            self._groups = self._groups[:0]
+        codes = self._encoder.encode_plain(keys)
+        known = len(self._groups)
+        if known < len(self._encoder):  # Computed now, so that a snapshot need not wait for it.
+            new = key_groups(self._encoder.entries[known:], self._max_parallelism)
+            self._groups = np.concatenate([self._groups, np.array(new, np.int64)])
+        return codes
+
+    def add(self, side: int, start: int, held: Held) -> None:
+        """Adds records of one side to the slice that starts at `start`."""
+        self._pending.setdefault((side, start), []).append(held)
+        self._pending_count += len(held)
+        _insert(self._starts_of[side], start)
+        _insert(self.starts, start)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many records are pending that `settle` should be called."""
+        return self._pending_count >= PENDING_MAX
+
+    def settle(self) -> Iterator[None]:
+        """Writes all pending records into the table. Yields after each part, so that other tasks
+        can run.
+        """
+        chunks = 0
+        while self._pending:
+            side, start = slot = next(iter(self._pending))
+            held = together(self._pending[slot])
+            chunks += self._settle(side, start, held)
+            del self._pending[slot]
+            self._pending_count -= len(held)
+            if chunks >= CHUNKS_WRITTEN_MAX:
+                yield
+                chunks = 0
+
+    def _settle(self, side: int, start: int, held: Held) -> int:
+        """Writes the records of one slice into the table. Returns the number of chunks."""
+        groups = self._groups[held.codes].astype(np.uint16)  # Two bytes are sorted in linear time.
+        order = groups.argsort(kind="stable")
+        groups, held = groups[order], held.take(order)
+        columns: dict[Any, Column] = {
+            "key": self._encoder.decode(held.codes),
+            "arrival": NumberColumn(held.arrivals),
+            "value": held.values,
+        }
+        bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+        # After a restore, arrival numbers continue from the highest of all subtasks: no two
+        # chunks share a number.
+        numbers, of_group = held.arrivals[bounds[:-1]].tolist(), groups[bounds[:-1]].tolist()
+        keys = [
+            int_in_group(number + 1, group) for number, group in zip(numbers, of_group, strict=True)
+        ]
+        chunks = encode_stretches(ColumnBatch(columns, len(held)), bounds, self._codec, self._owner)
+        self._table.of((side, start, *self._windows), keys).update(zip(keys, chunks, strict=True))
+        self._read.pop((side, start), None)
+        return len(keys)
+
+    # Reading records.
+
+    def has(self, side: int, begin: int, stop: int) -> bool:
+        """Whether a slice that starts from `begin` up to `stop` (exclusive) holds a record of
+        `side`.
+        """
+        starts = self._starts_of[side]
+        index = bisect_left(starts, begin)
+        return index < len(starts) and starts[index] < stop
+
+    def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, Held]:
+        """Returns the records of `side` in the slices that start from `begin` up to `stop`
+        (exclusive). There must be at least one.
+
+        Yields after each part, so that other tasks can run.
+        """
+        parts: list[Held] = []
+        starts = self._starts_of[side]
+        for start in starts[bisect_left(starts, begin) : bisect_left(starts, stop)]:
+            slot = side, start
+            read = self._read.get(slot)
+            if read is None:
+                chunks, count, records = [], 0, 0
+                for content in self._contents(slot):
+                    chunk = self._decode(content)
+                    chunks.append(chunk)
+                    count, records = count + 1, records + len(chunk)
+                    if count == CHUNKS_MAX or records >= READ_MAX:
+                        yield
+                        count = records = 0
+                if chunks:
+                    read = self._read[slot] = together(chunks)
+            if read is not None:
+                parts.append(read)
+            pending = self._pending.get(slot)
+            if pending:
+                whole = together(pending)
+                pending[:] = [whole]
+                parts.append(whole)
+        return together(parts)
+
+    def _contents(self, slot: tuple[int, int]) -> Iterator[bytes]:
+        # By items, because RocksDB looks up each value separately.
+        return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
+
+    def keys_of(self, codes: np.ndarray) -> Column:
+        """Returns a column of the keys that have the codes `codes`."""
+        return self._encoder.decode(codes)
+
+    def _decode(self, content: bytes) -> Held:
+        keys, arrivals, values = _parts_of(content, self._codec)
+        return Held(self._encoder.encode(keys), arrivals.values, values)
+
+    def rows(self, stop: int, until: int) -> Generator[None, None, Iterator[Row]]:
+        """Returns the records of both sides in slices before `stop`, as rows, in order of arrival.
+
+        Calls `settle` first. Yields after each part, so that other tasks can run. `until` becomes
+        the last item of each row.
+        """
+        yield from self.settle()
+        found: list[Row] = []
+        arrivals = [np.empty(0, np.int64)]
+        rest = ROWS_MAX
+        for start in self.starts[: bisect_left(self.starts, stop)]:
+            for side in (0, 1):
+                for content in self._contents((side, start)):
+                    keys, numbers, values = _parts_of(content, self._codec)
+                    arrivals.append(numbers.values)
+                    for begin in range(0, len(keys), ROWS_MAX):
+                        which = np.arange(begin, min(begin + ROWS_MAX, len(keys)))
+                        found += _rows(
+                            keys.take(which),
+                            numbers.take(which),
+                            values.take(which),
+                            side,
+                            start,
+                            until,
+                        )
+                        rest -= len(which)
+                        if rest <= 0:
+                            yield
+                            rest = ROWS_MAX
+        order = np.concatenate(arrivals).argsort(
+            kind="stable"
+        )  # A tenth of the time that a list takes.
+        return map(found.__getitem__, order.tolist())
+
+    def forget(self, below: int) -> None:
+        """Drops the slices that start before `below`, because no window needs them any more."""
+        starts = self.starts
+        if starts and starts[0] < below and not self._keys_counted:
+            # A window has fired: the number of the keys that it read, and of those that came since,
+            # is about the number of live keys.
+            self._keys_max, self._keys_counted = max(KEYS_MIN, 2 * len(self._encoder)), True
+        while starts and starts[0] < below:
+            start = starts.pop(0)
+            for slot in ((0, start), (1, start)):
+                if self._starts_of[slot[0]][:1] == [start]:
+                    del self._starts_of[slot[0]][0]
+                self._read.pop(slot, None)
+                self._pending_count -= sum(map(len, self._pending.pop(slot, ())))
+                self._table.drop((*slot, *self._windows))
+
+
+def _insert(starts: list[int], start: int) -> None:
+    index = bisect_left(starts, start)
+    if index == len(starts) or starts[index] != start:
+        starts.insert(index, start)
+
+
+def rows_of(content: bytes, codec: Codec, side: int, start: int, until: int) -> list[Row]:
+    """Returns the records of the chunk `content` as rows, in the order of the chunk."""
+    return _rows(*_parts_of(content, codec), side, start, until)
+
+
+def _rows(
+    keys: Column, arrivals: Column, values: Column, side: int, start: int, until: int
+) -> list[Row]:
+    return [
+        (arrival, side, start, key, value, until)
+        for arrival, key, value in zip(arrivals, keys, values, strict=True)
+    ]
+
+
+def _parts_of(content: bytes, codec: Codec) -> tuple[Column, NumberColumn, Column]:
+    chunk = decode_column(content, codec)
+    assert isinstance(chunk, ColumnBatch)
+    arrivals = chunk.columns["arrival"]
+    assert isinstance(arrivals, NumberColumn)
+    return chunk.columns["key"], arrivals, chunk.columns["value"]
