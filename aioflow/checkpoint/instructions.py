@@ -272,7 +272,7 @@ class WakeAt:
     """Instruction to call `tick` at a time of the monotonic clock. It replaces the previous
     `WakeAt`.
 
-    None: no call is needed until something else happens.
+    With None no call is needed until something else happens.
     """
 
     at_s: float | None

@@ -43,7 +43,7 @@ class Flight(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The weather at one airport in one hour. Units: miles, inches, miles per hour."""
+    """The weather at one airport in one hour. The units are miles, inches, and miles per hour."""
 
     origin: str
     time: int

@@ -312,9 +312,8 @@ class Processes(Protocol):
         ...
 
     def has_ended(self, process: ProcessIdentity) -> bool:
-        """Returns whether a process is known to have ended.
-
-        False: the process runs, or its state is unknown here.
+        """Returns whether a process is known to have ended. Returns False if the process runs, or
+        if its state is unknown here.
         """
         ...
 

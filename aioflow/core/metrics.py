@@ -79,9 +79,9 @@ class Gauges:
     __slots__ = ("_failed", "_read", "_shown", "names")
 
     def __init__(self, names: Sequence[str], read: Callable[[], Sequence[Number]]) -> None:
-        """`read()` returns a value for each of `names`, in their order.
+        """Makes the gauges. `read()` returns a value for each of `names`, in their order.
 
-        It must be quick and must not block.
+        `read` must be quick and must not block.
         """
         self.names = tuple(names)
         self._read = read

@@ -89,7 +89,9 @@ class ArrowTable:
         return f"arrow(table of {self._table.num_rows} rows)"
 
     def with_fields(self, names: tuple[str, ...]) -> ArrowTable:
-        """The same source reading only these columns, if the table has all of them."""
+        """Returns a copy of this source that reads only these columns, if the table has all of
+        them.
+        """
         return (
             ArrowTable(self._table.select(names))
             if set(names) <= set(self._table.column_names)

@@ -1,8 +1,8 @@
-"""The write-ahead journal of a push source: what was accepted survives the death of the program.
+"""The write-ahead journal of a push source: accepted elements survive the death of the program.
 
-`put` returns when its element is on disk. Concurrent puts share one write and one fsync. A program
-that starts again reads what no completed checkpoint covers. Files are removed once a checkpoint
-covers all of their elements.
+`put` returns when its element is on disk. Concurrent calls of `put` share one write and one fsync.
+A program that starts again reads the elements that no completed checkpoint covers. Files are
+removed once a checkpoint covers all of their elements.
 
     <directory>/<index>     frames; each run, checkpoint and failed write begins a new file
 
@@ -12,8 +12,8 @@ covers all of their elements.
               8 bytes  position that a completed checkpoint covers
               content  a batch of the elements, each encoded as (timestamp or None, value)
 
-Invariant: the frames that were written hold every element from the covered position on, in order. A
-crash cuts off the last frame of a file at most, and its elements were never acknowledged.
+Invariant: the written frames contain every element from the covered position on, in order. A crash
+truncates at most the last frame of a file, and the elements of that frame were never acknowledged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Element = tuple[int | None, Any]
 
 
 class Earlier(Enum):
-    """What a run does with the elements of earlier runs."""
+    """How a run handles the elements of earlier runs."""
 
     READ = "read"
     REMOVE = "remove"
@@ -64,7 +64,7 @@ class _File:
 
 
 class Journal:
-    """The journal of one source for one run. All calls come from one loop.
+    """The journal of one source in one run. All calls must come from one event loop.
 
     `owner` names the source in errors.
     """
@@ -168,7 +168,9 @@ class Journal:
         return first, elements
 
     def _frames(self, path: str, data: bytes) -> list[tuple[int, int, bytes]]:
-        """Returns number, covered position and content of each whole frame."""
+        """Returns the number of the first element, the covered position and the content of each
+        complete frame in `data`.
+        """
         frames, at = [], 0
         while at < len(data):
             head = data[at + DIGEST_BYTES : at + FRAME_START]
@@ -217,23 +219,24 @@ class Journal:
             self._wake()
 
     async def written(self) -> None:
-        """Returns when all elements added before are on disk.
+        """Waits until all elements that were added before are on disk.
 
-        Raises CheckpointError if they cannot be written; the next write includes them again.
+        Raises CheckpointError if the elements cannot be written; the next write includes them
+        again.
         """
         batch = self._batch or self._writing
         if batch is not None:
             await asyncio.shield(batch)
 
     def covered(self, position: int) -> None:
-        """Lets go of the elements before `position`, which a completed checkpoint covers."""
+        """Forgets the elements before `position`, which a completed checkpoint covers."""
         if position > self._covered:
             self._covered = position
             self._open = None  # What follows gets a file of its own, which can be removed whole.
             self._wake()
 
     async def close(self) -> None:
-        """Writes what is pending. Elements that came before `load` are given up."""
+        """Writes all pending elements. Elements that were added before `load` are dropped."""
         while self._writer is not None:
             await self._writer
         if self._batch is not None:
@@ -257,7 +260,7 @@ class Journal:
                 self._wake()
 
     async def _write(self, host: Host) -> bool:
-        """Writes all that is pending in one frame. Returns whether it is on disk."""
+        """Writes all pending elements in one frame. Returns whether they are on disk."""
         pending, self._pending = self._pending, []
         batch, self._batch = self._batch, None
         self._writing = batch

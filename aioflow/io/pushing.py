@@ -262,7 +262,7 @@ class PushInlet(Generic[T]):
                 )
 
     async def close_journal(self) -> None:
-        """Writes what was put last to the journal, and releases the puts that wait for it."""
+        """Writes the last elements to the journal, and ends the calls of `put` that wait for it."""
         if self._journal is not None:
             await self._journal.close()
 
@@ -319,8 +319,8 @@ class PushInlet(Generic[T]):
         await asyncio.shield(self._room)
 
     async def _made_durable(self, *, covered: bool) -> None:
-        """Returns when all elements accepted so far are in the journal, if there is one; with
-        `covered`, when a completed checkpoint covers them.
+        """Waits until all elements accepted so far are in the journal, if there is one. With
+        `covered`, waits until a completed checkpoint covers them.
         """
         if covered:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -140,9 +140,9 @@ class MailboxExecutor:
     async def yield_(self) -> None:
         """Waits for one mail of at least this priority, and runs it.
 
-        This is for an operator that must wait inside its own action. Owner only. Raises
-        MailboxError for an error of the mail, and MailboxClosed. An error that is reported to the
-        task meanwhile interrupts the call, like any await: this method runs no control mail.
+        This is for an operator that must wait inside its own action. Only the owner may call it.
+        Raises MailboxError for an error of the mail, and MailboxClosed. An error that is reported
+        to the task meanwhile interrupts the call, like any await: this method runs no control mail.
         """
         mail = await self._runner.run_awaitable(
             self._mailbox.take(self.priority, include_control=False)
@@ -257,7 +257,9 @@ def close_awaitable(awaitable: object) -> None:
 
 
 def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> object:
-    """Runs `fn` for `submit`; returns an awaitable if `future` needs one to complete."""
+    """Runs `fn`, and completes `future` with its result or error. If `fn` returns an awaitable,
+    returns an awaitable that does so.
+    """
     if future.done():
         return None  # Cancelled while it was queued.
     try:

@@ -254,7 +254,7 @@ class TaskMailbox:
     def put(self, mail: Mail) -> None:
         """Queues `mail` and wakes the owner if it waits.
 
-        On the owner's loop only. Raises MailboxClosed if not OPEN.
+        Must be called on the owner's loop. Raises MailboxClosed if the mailbox is not OPEN.
         """
         if self._state is not MailboxState.OPEN:
             raise MailboxClosed(

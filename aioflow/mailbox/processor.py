@@ -318,9 +318,10 @@ class MailboxProcessor:
         self._begin_turn()
 
     async def drain(self) -> None:
-        """Runs all queued mail, and urgent mail that arrives meanwhile. Owner only.
+        """Runs all queued mail, and urgent mail that arrives meanwhile.
 
-        Only outside of `run_loop`. If a mail raises, the rest stays queued for `close` to cancel.
+        Only the owner may call it, and only outside of `run_loop`. If a mail raises, the rest stays
+        queued for `close` to cancel.
         """
         self.mailbox.create_batch()
         while (mail := self.mailbox.try_take_from_batch()) is not None:
@@ -346,8 +347,8 @@ class MailboxProcessor:
     async def run_awaitable(self, awaitable: Awaitable[T]) -> T:
         """Awaits the result of an action, serving control mail meanwhile, and returns its result.
 
-        This is no turn of the loop: a coroutine may end without ever waiting, for example with a
-        cached value.
+        The event loop does not necessarily get a turn: a coroutine may end without ever waiting,
+        for example with a cached value.
         """
         return await self._watch.run(awaitable)
 
@@ -371,7 +372,7 @@ class MailboxProcessor:
 
     def suspend_default_action(self, reason: str = "input") -> Suspension:
         """Stops calling the default action until `resume` of the returned Suspension is called.
-        Owner only.
+        Only the owner may call it.
 
         The metrics count the time that the task waits meanwhile under `reason`. Raises RuntimeError
         if the action is already suspended.
@@ -421,11 +422,13 @@ class MailboxProcessor:
     # Life cycle and views.
 
     def prepare_close(self) -> None:
-        """Refuses further mail; queued mail can still run. Owner only."""
+        """Refuses further mail; queued mail can still run. Only the owner may call it."""
         self.mailbox.quiesce()
 
     def close(self) -> list[Mail]:
-        """Shuts the mailbox, and cancels and returns the mail that will not run. Owner only."""
+        """Shuts the mailbox, and cancels and returns the mail that will not run. Only the owner may
+        call it.
+        """
         if self._probe is not None:
             self._probe.stop()
         dropped = self.mailbox.close()

@@ -309,7 +309,7 @@ def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Middleware that answers every error in Flink's format.
+    """Calls `handler`, and answers every error that it raises in Flink's format.
 
     An unexpected error is logged, and answered without its details.
     """

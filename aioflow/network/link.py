@@ -189,7 +189,7 @@ class Link:
     # ConnectionOwner
 
     def on_connected(self, connection: AuthenticatedConnection) -> None:
-        """Not called: only open connections are handed to a link."""
+        """Never called, because only open connections are passed to a link."""
 
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
         if connection is not self._connection or self.is_closed:

@@ -238,11 +238,11 @@ class IntervalJoinContext(OperatorProcessContext):
 
 class IntervalJoinOperator(Operator):
     """An operator that joins pairs with `left + lower <= right <= left + upper` of their
-    timestamps.
+    timestamps, in event time.
 
     The bounds are in ms and inclusive. `fn(left, right, ctx)` returns the results of one pair, at
     the larger of the two timestamps, when the second of them arrives. Partners of one element come
-    in order of their time, then of arrival. Event time only.
+    in order of their time, then of arrival.
     """
 
     inputs = 2

@@ -56,13 +56,16 @@ PREPARED = "prepared"
 
 
 class SinkWriter(Protocol[T_contra]):
-    """Writes the records of one subtask.
+    """The interface of an object that writes the records of one subtask.
 
-    Optional: `full` (bool): set by the writer when `flush` has to be awaited before more records;
-    `async open()`; `async close()` (also after a failure); `restored(checkpoint_id)`, before `open`
-    after a restore; `reads_columns` (bool): the writer uses a `ColumnBatch`, which reads like a
-    list of rows; the methods of a `CheckpointedFunction`: `initialize_state` before all of these,
-    `snapshot_state` after `prepare`.
+    These members are optional:
+
+    * `full` (bool): set by the writer when `flush` has to be awaited before more records;
+    * `async open()`, and `async close()`, which is also called after a failure;
+    * `restored(checkpoint_id)`: called before `open` after a restore;
+    * `reads_columns` (bool): the writer uses a `ColumnBatch`, which reads like a list of rows;
+    * the methods of a `CheckpointedFunction`: `initialize_state` is called before all of these,
+      `snapshot_state` after `prepare`.
 
     Data prepared up to the restored checkpoint is committed, by this subtask or by another. Work
     that an earlier attempt of this subtask began after that checkpoint is orphaned. `open` removes

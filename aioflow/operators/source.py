@@ -86,24 +86,23 @@ class SourceContext(Protocol):
 
 
 class SourceReader(Protocol[T_co]):
-    """Reads the splits of one subtask. Optional attribute: `timestamps` (of the last batch polled,
-    parallel to it, or None).
+    """The interface of an object that reads the splits of one subtask.
 
-    With several splits: `current_split`, the id of the split of the last batch polled;
-    `finished_splits`, the ids of the splits that were read to their end; `one_at_a_time`, true if
-    splits are read one after the other, so that a split without records is not idle.
+    These members are optional:
 
-    Optional: `pending_records`, the number of known records that were not read yet: a metric.
-
-    Optional: `stop()`, for a reader that has promised to deliver the elements it accepted: it
-    accepts no more, and is read until `finished` although the job stops.
-
-    Optional, for a reader that holds elements until a checkpoint covers them (it acknowledges
-    messages, or answers their senders): `checkpoint(checkpoint_id)`, called between two polls, when
-    the positions for that checkpoint have been determined, and
-    `checkpoint_completed(checkpoint_id)`, called once that checkpoint is durable. The second covers
-    every earlier checkpoint; it is not called for an aborted checkpoint, and may come after later
-    calls of the first. Neither may block.
+    * `timestamps`: the timestamps of the last batch polled, parallel to it, or None;
+    * for several splits: `current_split`, the id of the split of the last batch polled;
+      `finished_splits`, the ids of the splits that were read to their end; and `one_at_a_time`,
+      true if splits are read one after the other, so that a split without records is not idle;
+    * `pending_records`: the number of known records that were not read yet, for a metric;
+    * `stop()`: for a reader that has promised to deliver the elements it accepted. It accepts no
+      more elements, and is read until `finished` although the job stops;
+    * `checkpoint(checkpoint_id)` and `checkpoint_completed(checkpoint_id)`: for a reader that holds
+      elements until a checkpoint covers them, because it acknowledges messages or answers their
+      senders. The first is called between two polls, when the positions for that checkpoint have
+      been determined. The second is called once that checkpoint is durable. It covers every earlier
+      checkpoint; it is not called for an aborted checkpoint, and may come after later calls of the
+      first. Neither may block.
     """
 
     async def open(self, splits: Sequence[Split]) -> None:

@@ -1,9 +1,9 @@
 """Windows as data: windows, assigners, and evictors, which choose the elements that a firing window
 keeps.
 
-Assigners and evictors, after Flink's `api.windowing`; triggers have a module of their own. Nothing
-here touches a stream: the operators of `window` and `slice_window` drive these objects. Every
-object is immutable and shared by all subtasks.
+The classes follow Flink's `api.windowing`; triggers have a module of their own. Nothing here
+touches a stream: the operators of `window` and `slice_window` call these objects. Every object is
+immutable and shared by all subtasks.
 
 Times are int ms and may be negative; a window [start, end) holds its `max_timestamp`, `end - 1`, as
 its last instant.

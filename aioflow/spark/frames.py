@@ -100,7 +100,7 @@ class BatchBody:
 
     @staticmethod
     def split(body: bytes | bytearray | memoryview) -> tuple[int, memoryview]:
-        """Returns the chain and the batch, which is not copied.
+        """Returns the checksum (the chain) and the bytes of the batch, which are not copied.
 
         Raises RemoteProtocolError if the body is too short.
         """

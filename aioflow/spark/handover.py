@@ -59,7 +59,8 @@ class Handover:
         self._lengths: list[int] = []
 
     async def open(self, start: int | None) -> None:
-        """Reads the directory. `start` is the batch to continue with; None: the first one present.
+        """Reads the directory. `start` is the number of the batch with which to continue; None
+        means the first one in the directory.
 
         Raises RestoreError if a batch that is needed is gone.
         """

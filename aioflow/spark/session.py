@@ -111,7 +111,8 @@ class SparkBridge:
         allow_plaintext: bool = False,
         host: Host | None = None,
     ) -> None:
-        """`config` overrides the default settings, which are quiet and on loopback.
+        """Makes the bridge; the first call starts the session. `config` overrides the default
+        settings, which are quiet and on loopback.
 
         With `tls`, rows from and to executors on other machines go over TLS, with files at the same
         paths there. With `allow_plaintext` they may go unprotected. Raises SparkError for an

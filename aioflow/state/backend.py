@@ -311,10 +311,10 @@ def create_keyed_backend(
     """Creates the keyed backend of one subtask.
 
     `now_ms` is the processing-time clock for times to live. `codec` encodes the values that users
-    keep in state (None: the types that are registered by default). Errors name `operator`. `host`
-    is the machine, for a backend that keeps files on it. `options` are the cluster's; they are
-    passed to each backend that can be configured, also to a backend of the application. Raises
-    StateError for an unknown name, naming the known backends.
+    keep in state; with None, it supports the types that are registered by default. Errors name
+    `operator`. `host` is the machine, for a backend that keeps files there. `options` are the
+    cluster's; they are passed to each backend that can be configured, also to a backend of the
+    application. Raises StateError for an unknown name, naming the known backends.
     """
     check_backend(choice)
     backend = DEFAULT_BACKEND if choice is None else choice

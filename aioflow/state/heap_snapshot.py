@@ -421,7 +421,9 @@ class HeapSnapshot:
                 del touched[key]
 
     async def _merge_timers(self, timers: TimerSpace) -> TimerNotes:
-        """Returns the notes of all generations, without timers that no file contains."""
+        """Returns the notes of all generations about `timers`, without timers that no file
+        contains.
+        """
         merged = TimerNotes(self._covered(timers))
         for generation in self.plan.generations:
             if (notes := generation.timers.get(timers)) is not None:
@@ -433,11 +435,13 @@ class HeapSnapshot:
         return merged
 
     def _covered(self, timers: TimerSpace) -> int:
-        """Returns the number of the last registration before the generations of this snapshot."""
+        """Returns the number of the last timer registration that the earlier files contain."""
         return registered_before(self.plan.generations[0], timers)
 
     def _new_timers(self, timers: TimerSpace) -> Iterator[list[Any]]:
-        """Yields in parts the timers that were registered since the archive."""
+        """Yields, in parts, the timers that were registered after the files of the archive were
+        written.
+        """
         grown = chain.from_iterable(
             notes.grown
             for generation in self.plan.generations

@@ -1,9 +1,10 @@
-"""The timers of the heap backend, as a snapshot sees them.
+"""The timers of the heap backend, as snapshots read them.
 
 A timer never changes between its registration and its removal, and registrations are numbered. So a
-generation notes only the number of the last registration before it, and the older timers that were
-removed in it. The timers of a moment are the present ones registered up to then, and those removed
-since. They need no copy: what a snapshot collects is what the queue holds.
+generation (see `changes`) notes only the number of the last registration before it, and those older
+timers that were removed during it. The timers of a former moment are the present timers registered
+up to that moment, and the timers removed since. Timers need no copy: a snapshot collects the
+objects that the queue holds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _ORDER = itemgetter(3)
 
 
 class TimerSpace(Space):
-    """All timers of one service in one time domain. Its keys are registrations of timers."""
+    """All timers of one timer service in one time domain, as a space whose keys are registrations
+    of timers.
+    """
 
     __slots__ = ("_removed", "queue")
 
@@ -53,10 +56,10 @@ class TimerSpace(Space):
     def orders_at(
         self, later: Generation | None, keys: Sequence[Entry], known_after: int
     ) -> list[Any]:
-        """Returns the order of each registration before generation `later` began.
+        """Returns the number of each registration, as it was before generation `later` began.
 
-        Returns `MISSING` for a timer that had been removed. Those registered after `known_after`
-        are known to be there.
+        For a timer that had been removed the result is `MISSING`. Timers registered after
+        `known_after` are known to exist.
         """
         order_of = self.queue.order_of
         removed = list(self._removed_since(later))
@@ -72,10 +75,11 @@ class TimerSpace(Space):
     def registered(
         self, later: Generation | None, after: int, grown: Iterable[int]
     ) -> Iterator[list[Entry]]:
-        """Yields in parts the timers before generation `later` that were registered after `after`.
+        """Yields the timers that existed before generation `later` and were registered after number
+        `after`, in parts.
 
-        Each is yielded once. `grown`: timestamps at which other timers may be older. Between two
-        parts timers may come and go.
+        Each timer is yielded once. `grown` are timestamps at which further timers may be
+        registered, besides the first. Between two parts timers may be added and removed.
         """
         queue, upto = self.queue, registered_before(later, self)
         timestamps = queue.timestamps(after)

@@ -73,7 +73,7 @@ class TimerBackend(Protocol):
 
 
 class Firing:
-    """A bucket that has begun to fire."""
+    """The state of a bucket whose timers have begun to fire."""
 
     __slots__ = ("entries", "late", "left", "pending")
 
@@ -92,7 +92,7 @@ Bucket = Entry | dict[Timer, int] | Firing
 
 
 class TimerQueue:
-    """Timers of one time domain.
+    """The timers of one time domain, in order.
 
     Suited to millions of timers: register, delete and pop cost a few dict operations and a share of
     a heap operation.
@@ -118,9 +118,10 @@ class TimerQueue:
         removed: Callable[[Entry], None] | None = None,
         added: Callable[[int, Timer], None] | None = None,
     ) -> None:
-        """Both are called before the change.
+        """Makes an empty queue. `added` is called for each new timer, and `removed` for each
+        removed timer whose registration number is at most `mark`.
 
-        `added` is called for each new timer, `removed` for timers of an order up to `mark`.
+        Both are called before the change.
         """
         self.name = name
         self.meta = TableMeta(TIMERS)
@@ -246,7 +247,7 @@ class TimerQueue:
     # For a snapshot.
 
     def order_of(self, timestamp: int, timer: Timer) -> int:
-        """Returns the order of a timer, 0 if there is none."""
+        """Returns the number of the registration of a timer, or 0 if there is no such timer."""
         bucket = self._buckets.get(timestamp)
         if isinstance(bucket, tuple):
             return bucket[3] if bucket[1:3] == timer else 0
@@ -257,9 +258,10 @@ class TimerQueue:
     def registered(
         self, timestamps: Iterable[int], after: int, upto: int
     ) -> tuple[list[Entry], list[int]]:
-        """Returns the timers that are alone at one of `timestamps` and have an order in the bounds.
+        """Returns the timers that are the only ones at their timestamp (one of `timestamps`), and
+        whose registration number is above `after` and at most `upto`.
 
-        Also returns the timestamps that have several timers.
+        Also returns those timestamps that have several timers.
         """
         find = self._buckets.get
         found: list[Entry] = []
@@ -274,9 +276,8 @@ class TimerQueue:
         return found, crowded
 
     def timers_at(self, timestamp: int, after: int = 0) -> list[Timer]:
-        """Returns the timers of `timestamp` in firing order.
-
-        Those registered up to `after` may be left out.
+        """Returns the timers of `timestamp` in firing order. Timers registered up to number `after`
+        may be left out.
         """
         bucket = self._buckets.get(timestamp)
         if isinstance(bucket, tuple):
@@ -295,9 +296,8 @@ class TimerQueue:
         return [timer for timer, order in bucket.entries.items() if order] + list(bucket.late)
 
     def timestamps(self, after: int) -> list[int]:
-        """Returns the timestamps of the buckets whose first timer was registered after `after`.
-
-        Others may be among them.
+        """Returns the timestamps of the buckets whose first timer was registered after number
+        `after`. The result may contain further timestamps.
         """
         if not after:
             return list(self._buckets)
@@ -418,11 +418,13 @@ class InternalTimerService:
         self._processing.delete(timestamp, key, namespace)
 
     def pop_due(self, watermark: int) -> tuple[int, Any, Any] | None:
-        """Pops the first event-time timer due at `watermark`, and advances event time to it.
+        """Pops the first event-time timer due at `watermark`, and advances event time to the
+        timer's timestamp.
 
         Returns (timestamp, key, namespace) and sets the current key. Returns None when all have
         fired: event time is then `watermark`. A watermark below the current one counts as the
-        current one. For operators that run timers themselves; the callback is not called.
+        current one. This method is for operators that run timers themselves; the callback is not
+        called.
         """
         if watermark < self.current_watermark:
             watermark = self.current_watermark
