@@ -105,7 +105,7 @@ class WaitingRoom(Generic[GuestT]):
     __slots__ = ("_is_closed", "_refusals", "_waiting")
 
     def __init__(self, subject: str) -> None:
-        """`subject` names the listener in warnings."""
+        """Makes an empty room. `subject` names the listener in warnings."""
         self._waiting: dict[GuestT, None] = {}
         self._is_closed = False
         self._refusals = Refusals(logger, subject)

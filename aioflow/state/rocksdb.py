@@ -78,7 +78,7 @@ class TimerSpace(Space):
 
 
 def open_queue(cache: Cache, name: str) -> TimerSpace:
-    """Returns a queue and its space, which notes each change."""
+    """Returns a timer queue, and the space that stores its timers and notes their changes."""
     space = cache.new_space(name, None, TimerSpace)
     space.queue = TimerQueue(name, space.on_removal, space.on_addition)
     space.queue.mark = NO_TIMER
