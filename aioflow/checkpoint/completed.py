@@ -4,8 +4,8 @@ Checkpoints share files: an incremental checkpoint refers to files of older ones
 when no retained and no pending checkpoint refers to it any more. Savepoints belong to the user:
 nothing here deletes them.
 
-`SubtaskState` is what one subtask contributes to a checkpoint, as plain data. The subtask's
-acknowledgement carries it, and the metadata lists it.
+`SubtaskState` is the contribution of one subtask to a checkpoint, as plain data. The subtask sends
+this data with its acknowledgement, and the metadata lists it.
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ of a task names its attempt: messages of an older attempt change nothing.
                and what may have been stored is deleted
 
 A checkpoint is complete when its metadata is durable. Only then tasks are notified, and sinks
-commit. It subsumes every earlier checkpoint that is under way. It also covers commits that earlier
-ones left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over
-restarts and restores too. A savepoint beside the job subsumes nothing, is not announced to tasks,
-and is never restarted from. So sinks commit nothing on it. `request_decider.py` decides the next,
-and when. After Flink's CheckpointCoordinator and CheckpointFailureManager.
+commit. A complete checkpoint subsumes every earlier checkpoint that is unfinished. It also covers
+commits that earlier checkpoints left unconfirmed: a sink commits everything that was prepared up to
+the complete one. Ids only rise, over restarts and restores too. A savepoint beside the job subsumes
+nothing, is not announced to tasks, and is never restarted from. So sinks commit nothing on it.
+`request_decider.py` decides which checkpoint is taken next, and when. After Flink's
+CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The options of the checkpoint coordinator, its two clocks, and the instructions that it
 returns.
 
-`CheckpointFailureReason` lists why a checkpoint did not complete, for tasks, coordinator and
-statistics. `FailureCounter` counts how many failures are tolerated. After Flink's
-CheckpointFailureReason and CheckpointFailureManager.
+`CheckpointFailureReason` lists the reasons why a checkpoint may fail, for tasks, coordinator and
+statistics. `FailureCounter` counts the failures, of which a job tolerates a limited number. After
+Flink's CheckpointFailureReason and CheckpointFailureManager.
 """
 
 from __future__ import annotations

@@ -22,14 +22,13 @@ A holder that cannot, such as a leader of many jobs, stops in time.
 Old numbers are deleted much later. So a candidate that slept may create one of them again.
 Therefore a candidate holds the lease only after it has found its own number to be the newest.
 
-`FlowLease` allows one job per flow and store: the job that runs a flow holds the flow's lease and
-says who it is. A second start finds out quickly whether the holder lives. It does not wait if the
-holder has resigned, or is a process of this machine that has ended. It is refused when the holder
-renews. It takes over when the holder has not renewed for as long as a lease lasts.
-
-A late holder, on a busy or suspended machine, goes on if the lease was not taken meanwhile. The
-actions that the lease guards wait until that is known. Only a holder that has really lost the lease
-must stop.
+`FlowLease` ensures that one job at a time runs a flow of a store: the running job holds the flow's
+lease, which names the job. A second job that starts finds out quickly whether the holder is alive.
+It starts at once if the holder has resigned, or is a process of this machine that has ended. Its
+start is refused if the holder renews the lease. It takes over if the holder has not renewed the
+lease for as long as a lease lasts. A late holder, on a busy or suspended machine, continues if the
+lease was not taken meanwhile. The actions that the lease guards wait until that is known. Only a
+holder that has really lost the lease must stop.
 """
 
 from __future__ import annotations

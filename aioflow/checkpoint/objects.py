@@ -6,14 +6,14 @@ completed checkpoints need no more: only creation must be atomic. Names are segm
 `[A-Za-z0-9_.-]`, joined by slashes, so that they mean the same everywhere and cannot point outside
 the store.
 
-`MemoryObjects` keeps objects in the memory of this process: for tests, and for services that want
-exactly-once over a failure of their own code only. A name stands for the same objects as long as
-the process lives, also for jobs that run one after the other.
+`MemoryObjects` keeps objects in the memory of this process. It is for tests, and for services that
+need exactly-once only across failures of their own code. The same name refers to the same objects
+as long as the process lives, also for later jobs.
 
-`DirectoryObjects` keeps objects as files of a local directory, or of one that machines share. A
-file is written beside its place under a name that no object can have, and fsynced. It is moved to
-its name if that is free, and its directory is fsynced. So a reader sees the whole object or none,
-even after a kill or a loss of power.
+`DirectoryObjects` keeps objects as files in a local directory, or in one that several machines
+share. A file is written first under a temporary name that no object can have, and fsynced. It is
+then renamed if its final name is free, and its directory is fsynced. So a reader sees the whole
+object or none, even after a kill or a loss of power.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ kind the order is first come, first served. Periodic checkpoints have no entry i
 coordinator looks at the clock when the queue is empty.
 
     The final checkpoint:
-    AHEAD      --every subtask is through with its data--> UNDER_WAY --complete--> COMPLETE
+    AHEAD      --every subtask has processed its data--> UNDER_WAY --complete--> COMPLETE
     UNDER_WAY  --failed--> AHEAD, again after a while
     COMPLETE   --the job restarts--> AHEAD
 
-No checkpoint is taken after the final one, because the tasks are ending. `PendingCheckpoint` is a
-checkpoint under way: the tasks that have still to acknowledge it, and the state of the others.
+No checkpoint is taken after the final one, because the tasks are ending. `PendingCheckpoint` is an
+unfinished checkpoint: the tasks that must still acknowledge it, and the state of the others.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@
 Records of classes that this process has not imported are read as stand-in dataclasses with the same
 name and fields. To get the real classes, import them before.
 
-`SavepointEdit` makes a new savepoint from another one: it renames or leaves out operators, leaves
-out states, and changes entries.
+`SavepointEdit` makes a changed copy of a savepoint: operators can be renamed or removed, states
+removed, and entries changed.
 
-A stand-in replaces a class that is not loaded here. It is a frozen dataclass with the name and the
-fields that were written, so writing it again gives what was read.
+A stand-in replaces a class that is not imported here. The stand-in is a frozen dataclass with the
+name and the fields that were written, so writing it again gives what was read.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Files are streamed, and digested on the way; reading checks the digest. Small st
 its handle: a file for each of a thousand small subtasks would cost a store more than their bytes
 do. In a store that other processes cannot read, all state is stored so.
 
-`LocalState` holds copies of the state that this process wrote, so that a task which is restored
-here need not read it from the store. A process that survives the failure of others still has the
-state that its tasks wrote for the checkpoint to restore. A copy belongs to the checkpoints that
-refer to it: it is kept as long as one of them may be restored. A copy is used only if its size and
-digest match the handle in the checkpoint; otherwise the store is read. Names of state files are
-never used twice, so any subtask, attempt or key group may have written or may read a file. After
-Flink's TaskLocalStateStore and BackendRestorerProcedure.
+`LocalState` keeps copies of the state files that this process wrote in memory, so that a task which
+is restored here need not read them from the store. A process that survives the failure of others
+still has the state that its tasks wrote for the checkpoint to restore. A copy belongs to the
+checkpoints that refer to it: it is kept as long as one of them may be restored. A copy is used only
+if its size and digest match the handle in the checkpoint; otherwise the store is read. Names of
+state files are never used twice, so any subtask, attempt or key group may have written or may read
+a file. After Flink's TaskLocalStateStore and BackendRestorerProcedure.
 """
 
 from __future__ import annotations

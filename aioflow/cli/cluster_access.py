@@ -1,7 +1,5 @@
-"""How a command reaches a cluster.
-
-`asking` holds the addresses of the JobManagers, the secret, and the message if no JobManager
-answers. The TLS options configure the host of every command that talks to a cluster.
+"""Connects a command to a cluster: the addresses of its JobManagers, the secret, the TLS options,
+and the message if no JobManager answers.
 
 `processes_of` finds the processes of this machine that belong to a cluster, by their command lines.
 `aioflow cluster start` records the processes that it starts (`pids`). But a JobManager that died is

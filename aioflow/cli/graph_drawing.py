@@ -1,9 +1,9 @@
-"""A flow's tasks as text, as a Mermaid flowchart, and as a picture.
+"""Shows the tasks of a flow as text, as a Mermaid flowchart, or as an SVG picture.
 
 The picture shows producers left and consumers right, each task as a box with its chained operators.
-A task stands one layer right of its farthest producer. An exchange that passes layers bends around
-their boxes through a place of its own in each. Within a layer, boxes follow the mean height of what
-feeds them, so that few arrows cross.
+A task stands one layer right of its farthest producer. The arrow of an exchange that passes a layer
+bends around the boxes there, through a place of its own. Within a layer, boxes follow the mean
+height of their producers, so that few arrows cross.
 """
 
 from __future__ import annotations

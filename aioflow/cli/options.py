@@ -1,9 +1,9 @@
 """Options that several commands share, and the parsers of their values.
 
-A parser says what it expected when the text is something else. `in_flags` translates the library's
-messages about arguments into messages about options: a user who typed `--every` does not know
-`every=`. The options of checkpoints are those of `run` and `submit`; those of the monitoring
-endpoint are for every command that can serve one.
+The error of a parser says which value is expected. `in_flags` translates the library's messages
+about arguments into messages about options: a user who typed `--every` does not know `every=`. The
+commands `run` and `submit` have the checkpoint options. Every command that can serve a monitoring
+endpoint has the options of the endpoint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs a flow in this process and shows its progress: a live table on a terminal, a line every few
 seconds elsewhere.
 
-The table has a row for each task, made from the metrics of the tasks. Rendering prints nothing and
-reads no clock: the caller gives the time that has passed.
+The table has one row for each task, made from the metrics of the tasks. The functions that render
+it print nothing and read no clock: the caller passes the elapsed time.
 """
 
 from __future__ import annotations

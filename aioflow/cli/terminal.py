@@ -3,8 +3,8 @@
 The program's output scrolls by above the block. Plain ANSI, no curses. While a block is shown,
 `sys.stdout` and `sys.stderr` are replaced if they are the same terminal.
 
-`describe` reports a failed job for its user: the error, its place in the flow, and the line of the
-user's own code. Frames of the engine are left out.
+`describe` describes the failure of a job for its user: the error, its place in the flow, and the
+line of the user's own code. Frames of the engine are left out.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 It reads the process's monitoring endpoint as a dashboard of Flink does: `/overview`,
 `/jobs/overview`, and for each running job its detail, checkpoints, exceptions and metrics.
 
-The text is made without printing, asking or reading a clock; times are the endpoint's own. Names
-come from other machines, so characters that would steer a terminal are left out.
+The functions that make the text print nothing and read no clock; times are those of the endpoint.
+Names come from another process, so control characters are removed from them.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ rows bit by bit. Some values cannot be held in arrays this way: ints beyond 64 b
 ints and floats, zeros of both signs under min and max. They are left to rows: `NotOnColumns` is
 raised before anything was changed.
 
-`RunningColumns` computes running aggregates: the table of an operator is one set of cells, and each
-record has a result.
+`RunningColumns` computes running aggregates: a result for each record. The accumulators of an
+operator are kept in one `Cells` object.
 
-`SliceColumns` holds the slices of windows: one `Cells` for each slice that batches of columns have
-added to. `settle` writes unwritten content into the table. Before rows are added to a slice, call
-`release`. Both, and the results of a window, work in slices of time. Between two of them a query
-may look at the state, which settles the rest; nothing is added.
+`SliceColumns` computes window aggregates, with one `Cells` object for each slice of event time.
+`settle` writes unwritten content into the table. Call `release` before rows are added to a slice.
+Both, and the results of a window, are iterators, so that the event loop can run between steps.
+Between two steps a query may read the state, and `settle` is called before; no records may be
+added.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ The values of a column equal those of `to_pylist`, with one exception. A timesta
 nanoseconds becomes a `datetime` or `timedelta`, which end at microseconds. Integers and floats of
 every width become Python's int and float, as with `to_pylist`.
 
-`ArrowPages` turns the Arrow pages of one reader into batches of columns, whose texts are codes into
-one list for each column. Arrow itself finds known texts, so they never become Python values again.
-So `read`, which may be called in a thread, does nearly all of the work. The lists grow in `settle`,
-in the thread that hands the batches on: batches of earlier pages, still on their way, share them. A
-page is settled before the next one is read.
+`ArrowPages` converts the Arrow pages of one reader to batches whose text columns share one list of
+entries. Arrow itself looks up known texts, so they never become Python values again. So `read`,
+which may be called in a thread, does nearly all of the work. The lists of entries grow in `settle`,
+in the thread that emits the batches, because batches of earlier pages still share the lists. A page
+must be settled before the next one is read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Makes columns from Python values, and concatenates columns.
 
-`GrowingEntries` codes texts by a list of entries that grows from batch to batch. A reader that
-knows the list knows the texts. A long-running source sees the same words again and again. With a
-dictionary for each batch, every reader would have to look up each word again. With one for all
-batches it looks up a word once, and the rest is arrays.
+`GrowingEntries` encodes texts with one list of entries that grows from batch to batch. A long-
+running source sees the same words again and again. With a list of entries for each batch, every
+reader of the columns would have to look up each word again. With one list for all batches, a reader
+looks up a word once, and all other work is done on arrays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The join of two sides on columns: their state, their chunks, and the pairs that have equal keys.
-
-Stores the records of both sides of a window join, by slice of event time, in columns.
+"""The window join on columns: stores the records of both sides, by slice of event time, and
+computes the pairs with equal keys.
 
 Records since the last `settle` are pending in memory. `settle` writes them to a table of keyed
 state: sorted by key group, and one chunk of bytes for each group. The key of a chunk is an int that
@@ -17,12 +16,13 @@ of keys are discarded only when nothing is pending.
 The namespace of the table is (side, start of the slice, size, slide and offset of the windows). A
 value is a batch with the columns key, arrival and value, encoded by `core.wire.columns`.
 
-Pairs are in the order in which their keys first arrived on either side. Within a key the left
-records vary slowest, each side in its order of arrival. A join of rows gives the same order.
+Pairs are in the order in which their keys first arrived on either side. Within a key, each left
+record is paired with all right records before the next left record; each side is in order of
+arrival. A join of rows gives the same order.
 
 The key group of a chunk's key is the CRC-32 of its canonical bytes, the last four of which are its
 lowest 32 bits. Four bytes can lead a CRC from any value to any other. They are found by computing
-the CRC backwards: nothing is tried, and nothing is remembered.
+the CRC backwards, without any search.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The index in an array is the key's code. Each operation has the same effect as adding the records
 one after the other, in their order, to one accumulator for each key, as rows do.
 
-A plan holds the computation of an aggregate on columns, and its inputs from each batch.
+A `Plan` describes an aggregate that can be computed on columns, and computes its inputs from a
+batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Stateless steps on columns, each on a whole batch: `filter`, `map`, `select`, and event time.
+"""Applies stateless steps to whole batches of columns: `filter`, `map`, `select`, and the
+assignment of event time.
 
-Timestamps and watermarks are those that the generators and valves of rows compute.
+The timestamps and watermarks equal those of the generators and valves that process rows.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The state of user code: its objects, and its declarations.
+"""The state objects of user code, and the descriptors that declare keyed and operator state.
 
 The runtime context returns one object for each keyed state in `open`, bound to the key of the
 current element. The function keeps the object. A lookup returns `T | OrNone`, because the key may
 have no value.
 
-Declarations of keyed and operator state: name, type, time to live.
-
-A descriptor is pure data. After a restore, state is identified by its name; the same name declared
-differently is an error. Times to live count from the last write, in processing time; an expired
-value is never returned.
+A descriptor declares the name, type and time to live of a state. It is pure data. After a restore,
+state is identified by its name; the same name declared differently is an error. Times to live count
+from the last write, in processing time; an expired value is never returned.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ except control mail waits. After Flink's MailboxProcessor.
 
 Invariant: a suspended default action is not called, and actions never overlap.
 
-User code that is awaited does not hold up control mail. A stateful coroutine (`async def
+While user code is awaited, control mail is still processed. A stateful coroutine (`async def
 process_element`) is awaited inside the owner task. All other mail waits until it ends, because no
 other code may touch its state. Control mail touches no state and does not wait: a callback of the
 loop runs it. If it raises, as `report_throwable` does, the awaited code is cancelled, and the
 outermost await raises that error instead. So no code in between can catch it. A cancellation of the
-owner from outside still looks like one: requests are counted, as in `asyncio.timeout`.
+owner from outside keeps its effect: requests for cancellation are counted, as in `asyncio.timeout`.
 """
 
 from __future__ import annotations

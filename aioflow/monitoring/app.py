@@ -3,10 +3,8 @@
 The application has the routes under `/` and `/v1`, the dashboard's files, and one guard in front of
 all.
 
-The access rules of the endpoint: a middleware that lets a request through only if a rule allows
-it.
-
-Rules, in order:
+The guard is a middleware that lets a request through only if a rule allows it. The rules are, in
+order:
 
 * The Host header must name this endpoint, so that a page of another site cannot reach it by a host
   name of that site ("DNS rebinding").

@@ -2,7 +2,8 @@
 
 Values that only a JVM has are 0 or -1.
 
-Calls under /aioflow are those that Flink does not have, such as those about the event loop.
+Also answers the calls under /aioflow, which Flink does not have, such as those about the event
+loop.
 """
 
 from __future__ import annotations

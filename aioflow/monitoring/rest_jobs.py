@@ -2,10 +2,10 @@
 
 Fields are in kebab case here. `rest_checkpoints` has those in snake case.
 
-Flink's accumulators are answered with the counters that functions made through their runtime
-context. Metrics are collected without their kind. So every whole number that an operator reports
-under a name without a dot counts as a counter, apart from the engine's own names. The values are
-summed over subtasks and operators.
+Calls for Flink's accumulators are answered with the counters that functions made through their
+runtime context. Metrics are collected without their kind. So every whole number that an operator
+reports under a name without a dot counts as a counter, apart from the engine's own names. The
+values are summed over subtasks and operators.
 """
 
 from __future__ import annotations

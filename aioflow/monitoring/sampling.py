@@ -1,6 +1,5 @@
-"""Reads all metrics once a second, for the plots and the streams of events.
-
-Keeps the last ten minutes of every metric in memory, one value a second, for plots.
+"""Reads all metrics once a second for the streams of events, and keeps the last ten minutes of
+every metric in memory for plots.
 
 All series have the same times. A series is a ring buffer of doubles. It holds NaN for times when
 the metric did not exist.

@@ -1,9 +1,9 @@
-"""Admission of connections: few places before the proof of the secret, and warnings about refusals.
+"""Limits the connections that are not authenticated yet, and logs refused connections.
 
-A connection that has not proved itself yet holds one of few places, so that strangers cost little.
-Refused connections are reported: the first at once, then one line a minute with a count. A flood of
-connections must show in the log, and must not flood it. The socket options of connections between
-the processes of a cluster are set here too.
+A connection that is not authenticated yet occupies one of a few places, so that strangers cost
+little. The first refused connection is logged at once, later ones in one line a minute with a
+count. A flood of connections must show in the log, but must not flood the log. The socket options
+of connections between the processes of a cluster are set here too.
 """
 
 from __future__ import annotations

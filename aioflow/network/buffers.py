@@ -10,10 +10,10 @@ exist only for permits that need bytes, never more than the total. Growing and s
 `redistribute` shares the spare segments of the global pool among the local pools. It is a pure
 function of their bounds. Every pool gets at least its minimum and at most its maximum. No segment
 is left over while some pool could take it. Two pools with equal bounds differ by at most one
-segment, and only their order decides which gets it. After NetworkBufferPool.redistributeBuffers of
-Flink 1.x: cumulative rounding, so that the shares add up without a second pass. The weighting by
-expected size of later versions is left out. It needs a spreading loop, and gives the same sizes for
-pools without an expectation.
+segment, and only their order decides which gets it. The algorithm follows
+NetworkBufferPool.redistributeBuffers of Flink 1.x: it rounds cumulatively, so that the shares add
+up without a second pass. The weighting by expected size of later versions is left out. It needs
+another loop, and gives the same sizes for pools without an expectation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The input channels of a gate: local and remote.
+"""The input channels of a gate, for producers in this process and in other processes.
 
 `LocalInputChannel` reads the producer's own queue, so batches are never copied. If the producer has
 not registered its partition yet, `request` returns False, and the owner of the gate decides when to
 try again. After Flink's LocalInputChannel.
 
-`RemoteInputChannel` has its producer in another process. Bytes wait here until the task polls, and
-the poll decodes them. The exchange handles order, credit and resets. After Flink's
+`RemoteInputChannel` has its producer in another process. Received bytes wait here until the task
+polls, which decodes them. The exchange handles order, credit and resets. After Flink's
 RemoteInputChannel.
 """
 

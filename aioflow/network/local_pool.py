@@ -15,8 +15,8 @@ memory. A permit that needs bytes takes a page with it (`request_buffer`). Invar
 After Flink's LocalBufferPool. Everything happens on one loop, so there is no lock.
 
 Only bytes need memory: the encoded batch of a remote subpartition, or a received frame. A local
-edge passes lists and takes a permit, which is a count. A page is freed once. A buffer returns to
-its recycler exactly once, when its reference count falls to zero.
+channel passes Python objects, and only takes a permit, which is a count. A page is freed once. A
+buffer returns to its recycler exactly once, when its reference count falls to zero.
 """
 
 from __future__ import annotations

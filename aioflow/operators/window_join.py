@@ -1,9 +1,10 @@
-"""The join of windows: every left with every right of one key and window, as rows or on columns.
+"""The window join: pairs every left element with every right element of the same key and window, as
+rows or on columns.
 
-On rows it is a window over the tagged union of both inputs. Pairs of event-time windows also run on
-columns: a batch is kept whole by slice (`columns.hash_join`), and all pairs of a window are made
-at once when it fires. Both forms may meet in one run, because one side may send rows, or a batch
-may have keys that columns do not support. So every window is held in one of the two forms:
+On rows the join is a window over the tagged union of both inputs. Pairs of event-time windows also
+run on columns: a batch is kept whole by slice (`columns.hash_join`), and all pairs of a window are
+made at once when it fires. Both forms may meet in one run, because one side may send rows, or a
+batch may have keys that columns do not support. So every window is held in one of the two forms:
 
 * windows that end at or before `_until` are held as rows, or are over; later windows are held as
   columns. A record whose windows are of both forms is held in both;

@@ -7,7 +7,8 @@ but a list of a million in each full collection.
 `Retired` frees in slices the objects that a completed checkpoint has made obsolete. Freeing the
 keys of a million rows at once would block the loop for a hundred milliseconds. The keys of a file
 are in tuples that other objects may refer to; only the references are dropped. The notes of a
-generation are emptied in place, so they are added only after their last reader.
+generation are emptied in place. So a generation must be added only when no snapshot reads it any
+more.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ checkpoint leaves its keys to the next. `choose` decides which older contents th
 repeats, so that older files can be removed. A file without earlier files is a base: it contains all
 keys, and does not record the removal of keys.
 
-The files of a heap checkpoint, and the choice of the parts that the next checkpoint rewrites.
-
 A checkpoint is a list of files that apply in order. The key groups of the subtask are divided into
 *sections*. The *base* of a section is the file in which the section was last written as a whole. A
 new file contains the changes of all sections. It also becomes the base of the sections with the

@@ -9,8 +9,8 @@ RocksDB has threads of its own, which a simulation cannot control, so a simulati
 
 Timers are kept in memory, as in the heap backend, because the next timer must be known without a
 read, and timers are small. In a checkpoint they are rows of the database. The cost of a checkpoint
-is proportional to the timers that were set, deleted or fired since the last: these become rows of
-the new files.
+is proportional to the number of timers that were set, deleted or fired since the last checkpoint:
+these become rows of the new files.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The encoding of values: their trees, their types, and batches of rows and of columns."""
+"""Encodes values as bytes: single values, and batches of rows and of columns."""

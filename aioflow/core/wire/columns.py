@@ -22,8 +22,8 @@ the list only grows (`GrowingList`). The bytes of a batch name the table and its
 and contain the new entries. So bytes of a channel are valid only there. Data that leaves the order
 of the channel, such as in-flight data of a checkpoint, is encoded again without tables.
 
-Batches of some types of records may be stored as columns: the types that consist only of their
-fields. Such records are made of the values, in order, without running code of the application.
+Records can be stored as columns if their type consists only of its fields. Such records are made
+from the values, in order, without running code of the application.
 """
 
 from __future__ import annotations

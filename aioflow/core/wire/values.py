@@ -8,8 +8,8 @@ map is a dict with such keys. Classes of the user are written once, in a table `
 The invariant: `Untagger(t.table).untag(Tagger().tag(v))` equals v, type for type, or `tag` raises
 TypeNotSupported.
 
-Arrays and scalars of numpy become plain parts. numpy is optional, and is imported when the first
-such value is met. The parts are the dtype as numpy writes it (`"<f8"`, byte order included), the
+Arrays and scalars of numpy become plain parts. numpy is optional, and is imported only for the
+first such value. The parts are the dtype as numpy writes it (`"<f8"`, byte order included), the
 shape (None for a scalar) and the items in C order. The text of a `numpy.str_` and the bytes of a
 `numpy.bytes_` have no such dtype, because a dtype of fixed width drops trailing zeros: they are
 `"U"` and `"S"`.
