@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobEdge
     from aioflow.operators.operator import Operator
     from aioflow.spark.runner_blocks import Block
-    from aioflow.spark.runner_time import StageContext
     from aioflow.spark.stream_rows import KeyedRow
     from aioflow.spark.translate import Stage
+    from aioflow.task.context import TaskOperatorContext
 
 __all__ = ["KeyedStage", "Turn", "timer_of"]
 
@@ -118,7 +118,7 @@ class KeyedStage:
         out: list[BlockRow] = []
         self._clock.now_ms = now_ms
 
-        async def restore(contexts: Sequence[StageContext]) -> None:
+        async def restore(contexts: Sequence[TaskOperatorContext]) -> None:
             if kept is not None:
                 keyed = contexts[0].keyed_state
                 assert keyed is not None, "the stage begins with a keyed operator"
@@ -174,7 +174,7 @@ class KeyedStage:
         return Turn([self._numbered(row) for row in out], content, timer_ms)
 
     async def _keep(
-        self, context: StageContext, operator: Operator
+        self, context: TaskOperatorContext, operator: Operator
     ) -> tuple[bytes | None, int | None]:
         keyed = context.keyed_state
         assert keyed is not None, "the stage begins with a keyed operator"
@@ -191,7 +191,7 @@ class KeyedStage:
             _Kept(timer_ms, handle.max_parallelism, file.digest, file.content, beside)
         ), timer_ms
 
-    def _next_timer(self, context: StageContext, operator: Operator) -> int | None:
+    def _next_timer(self, context: TaskOperatorContext, operator: Operator) -> int | None:
         """Returns the time when the key must run again, None if never.
 
         Raises GraphError for a timer that Spark cannot keep.

@@ -1,49 +1,37 @@
-"""Assembles the parts of a task in order: output, contexts and operators, chain, input.
+"""Assembles the parts of a task in order: output, runtime, operators, input, metrics.
 
-The output comes first, with the task itself, because consumers may ask for its partitions before
-the task runs. The rest is made when the task begins. The only user code called here are the
+Output and runtime come first, with the task itself, because consumers may ask for its partitions
+before the task runs. The rest is made when the task begins. The only user code called here are the
 factories of operators, the `reader()` of sources, and backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from aioflow.core.keygroups import range_for_subtask
+from aioflow.core.scope import Scope
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
 from aioflow.network.partition import ResultPartition
-from aioflow.state.backend import create_keyed_backend
-from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.task.chain import OperatorChain
-from aioflow.task.context import (
-    SourceServices,
-    SourceTaskContext,
-    SubtaskRuntimeContext,
-    TaskOperatorContext,
-)
-from aioflow.task.input import InputConsumer
+from aioflow.task.context import SourceTaskContext
 from aioflow.task.metrics import TaskMetrics, unique_names
 from aioflow.task.network_input import InputEdge, NetworkInput
 from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
 from aioflow.task.partitioners import create_partitioner
+from aioflow.task.runtime import OperatorRuntime, SubtaskSettings
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflow.core.metrics import MetricGroup
-    from aioflow.core.scope import Scope
     from aioflow.graph.deployment import ResultPartitionDescriptor, TaskDeploymentDescriptor
-    from aioflow.graph.stream_graph import StreamNode
     from aioflow.mailbox.processor import MailboxProcessor
-    from aioflow.mailbox.timers import ProcessingTimeService
-    from aioflow.operators.operator import Operator
-    from aioflow.state.backend import KeyedStateBackend
-    from aioflow.task.barriers import BarrierListener
+    from aioflow.task.checkpointing import SubtaskCheckpoints
+    from aioflow.task.context import SourceOwner
     from aioflow.task.environment import TaskEnvironment
+    from aioflow.task.input import InputConsumer
+    from aioflow.task.runtime import RuntimeOwner
 
-__all__ = ["PERMITS_PER_SUBPARTITION", "AssembledTask", "TaskAssembly", "create_output"]
+__all__ = ["PERMITS_PER_SUBPARTITION", "TaskAssembly", "create_output", "create_runtime"]
 
 PERMITS_PER_SUBPARTITION = 4
 """Sealed batches that may wait for a consumer, or be on the way to it.
@@ -53,16 +41,68 @@ for one another (a quarter less throughput by wall, a tenth by CPU); 8 gain no m
 """
 
 
-class AssembledTask(SourceServices, InputConsumer, Protocol):
-    """The interface of the task for its parts."""
-
-
 def create_output(descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment) -> TaskOutput:
     """Creates the output and registers its partitions for consumers."""
     output = TaskOutput()
     for partition in descriptor.outputs:
         _add_writer(output, partition, descriptor, environment)
     return output
+
+
+def create_runtime(
+    descriptor: TaskDeploymentDescriptor,
+    environment: TaskEnvironment,
+    owner: RuntimeOwner,
+    processor: MailboxProcessor,
+    output: TaskOutput,
+) -> OperatorRuntime:
+    """Creates the runtime of the operators in front of `output`; it has none yet.
+
+    In debug mode the chain detects functions that change shared values.
+    """
+    vertex, attempt, options = descriptor.vertex, descriptor.attempt, environment.options
+    chain_type = OperatorChain
+    if options.debug:
+        from aioflow.task.mutation import CheckedOperatorChain
+
+        chain_type = CheckedOperatorChain
+    scope = Scope(descriptor.job_name)
+    chain = chain_type(
+        (),
+        output.emit,
+        output.availability,
+        environment.host.clock.perf_ns,
+        slice_ns=options.slice_ns,
+        batch_records_max=options.batch_records_max,
+        scope=scope,
+    )
+    output.on_slice_records = chain.limit_slice
+    settings = SubtaskSettings(
+        job_name=descriptor.job_name,
+        task_name=descriptor.task_name,
+        index=attempt.subtask_index,
+        parallelism=vertex.parallelism,
+        max_parallelism=vertex.max_parallelism,
+        now_ms=environment.processing_ms,
+        attempt=attempt.attempt,
+        job_id=attempt.job_id,
+        restored_checkpoint=None
+        if descriptor.restore is None
+        else descriptor.restore.checkpoint_id,
+        state_backend=options.state_backend,
+        codec=environment.codec,
+        checkpointing=options.checkpointing,
+        debug=options.debug,
+    )
+    return OperatorRuntime(
+        owner,
+        settings,
+        processor,
+        chain,
+        output,
+        scope,
+        has_source=vertex.head.source is not None,
+    )
 
 
 def _add_writer(
@@ -121,9 +161,9 @@ class TaskAssembly:
         self,
         descriptor: TaskDeploymentDescriptor,
         environment: TaskEnvironment,
-        owner: AssembledTask,
-        processor: MailboxProcessor,
-        scope: Scope,
+        owner: SourceOwner,
+        runtime: OperatorRuntime,
+        output: TaskOutput,
         metrics: MetricGroup,
     ) -> None:
         """`metrics` is the task's group; each operator gets one in it."""
@@ -131,86 +171,43 @@ class TaskAssembly:
         self._environment = environment
         self._options = environment.options
         self._owner = owner
-        self._processor = processor
-        self._scope = scope
+        self._runtime = runtime
+        self._output = output
         self._metrics = metrics
-        nodes = descriptor.vertex.nodes
         self._groups = [
-            metrics.add_group(name) for name in unique_names([node.name for node in nodes])
+            metrics.add_group(name)
+            for name in unique_names([node.name for node in descriptor.vertex.nodes])
         ]
 
-    def create_operators(self) -> Iterator[tuple[TaskOperatorContext, Operator | None]]:
-        """Yields context and operator of each node, head first; a source node has no operator.
-
-        Keep each at once: the next may fail.
-        """
+    def add_operators(self) -> None:
+        """Makes context and operator of each node, head first."""
         vertex = self._descriptor.vertex
-        for index, (node, uid, group) in enumerate(
-            zip(vertex.nodes, vertex.uids, self._groups, strict=True)
-        ):
-            context = self._create_context(index, node, uid, group)
-            operator = None
-            if node.factory is not None:
-                operator = node.factory()
-                operator.setup(context)
-            yield context, operator
+        for node, uid, group in zip(vertex.nodes, vertex.uids, self._groups, strict=True):
+            self._runtime.add(node, uid, group)
 
-    def create_chain(self, operators: Sequence[Operator], output: TaskOutput) -> OperatorChain:
-        """Makes the chain of `operators` in front of `output`.
-
-        In debug mode the chain detects functions that change shared values.
-        """
-        options = self._options
-        chain_type = OperatorChain
-        if options.debug:
-            from aioflow.task.mutation import CheckedOperatorChain
-
-            chain_type = CheckedOperatorChain
-        chain = chain_type(
-            operators,
-            output.emit,
-            output.availability,
-            self._environment.host.clock.perf_ns,
-            slice_ns=options.slice_ns,
-            batch_records_max=options.batch_records_max,
-            scope=self._scope,
-        )
-        output.on_slice_records = chain.limit_slice
-        return chain
-
-    def create_network_input(
-        self,
-        head: Operator,
-        listener: BarrierListener,
-        timers: ProcessingTimeService,
-        urgently: Callable[[Callable[[], None], str], None],
-    ) -> NetworkInput:
-        """Makes the gates of all edges.
-
-        `head` chooses its next input, `listener` handles barriers, and `timers` holds their
-        timeouts. `urgently(action, description)` runs an action that cannot wait for the next
-        input.
-        """
+    def create_network_input(self, consumer: InputConsumer) -> NetworkInput:
+        """Makes the gates of all edges. The head of the chain chooses its next input."""
         open_channel = self._environment.partitions.open_channel
         edges = []
         for gate in self._descriptor.inputs:
             channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
             edges.append(InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken))
-        network = NetworkInput(edges, self._owner, head)
+        network = NetworkInput(edges, consumer, self._runtime.operators[0])
         rows_max = self._options.batch_records_max
         network.debloat(
             rows_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic, rows_max
         )
-        network.align(listener, self._environment.processing_ms, timers.register_timer, urgently)
         return network
 
-    def create_source_input(self, context: TaskOperatorContext) -> SourceInput:
-        """Makes the reader for the source of `context`, with this subtask's splits."""
+    def create_source_input(self, consumer: InputConsumer) -> SourceInput:
+        """Makes the reader of the source, with this subtask's splits."""
+        context = self._runtime.head
         node, clock = self._descriptor.vertex.head, self._environment.host.clock
         assert node.source is not None
         return SourceInput(
             node.source.reader(
                 SourceTaskContext(
+                    self._runtime,
                     self._owner,
                     context.runtime,
                     replays=self._options.replays,
@@ -219,7 +216,7 @@ class TaskAssembly:
             ),
             self._descriptor.splits,
             node.watermarks,
-            self._owner,
+            consumer,
             context.spawn,
             context.register_processing_timer,
             self._environment.processing_ms,
@@ -231,29 +228,22 @@ class TaskAssembly:
         )
 
     def create_metrics(
-        self,
-        chain: OperatorChain,
-        task_input: NetworkInput | SourceInput,
-        output: TaskOutput,
-        parked_for: Callable[[], str | None],
-        timers_fired: Callable[[], int],
+        self, task_input: NetworkInput | SourceInput, checkpoints: SubtaskCheckpoints
     ) -> TaskMetrics:
-        """Registers the metrics of the task. `parked_for()` returns why it is suspended now."""
-        groups = (
-            self._groups if self._descriptor.vertex.head.source is None else self._groups[1:]
-        )  # A source node has no operator.
-        processor = self._processor
+        """Registers the metrics of the task."""
+        runtime, processor = self._runtime, self._runtime.processor
         metrics = TaskMetrics(
             self._metrics,
-            groups,
+            self._groups[runtime.node_index(0) :],  # A source node has no operator.
             processor.now,
             processor.metrics,
-            chain,
+            runtime.chain,
             task_input,
-            output,
-            parked_for,
-            timers_fired,
+            self._output,
+            lambda: runtime.parking.reason,
+            lambda: runtime.timers_fired,
         )
+        metrics.register_checkpoints(checkpoints)
         if isinstance(task_input, SourceInput):
             metrics.register_source(
                 task_input, self._environment.host.clock.wall_ms, task_input.pending
@@ -261,51 +251,3 @@ class TaskAssembly:
         else:
             metrics.register_gates(task_input)
         return metrics
-
-    def _create_context(
-        self, index: int, node: StreamNode, uid: str, metrics: MetricGroup
-    ) -> TaskOperatorContext:
-        descriptor, options = self._descriptor, self._options
-        vertex, attempt = descriptor.vertex, descriptor.attempt
-        keyed_state: KeyedStateBackend | None = None
-        if node.keyed:
-            keyed_state = create_keyed_backend(
-                options.state_backend,
-                max_parallelism=vertex.max_parallelism,
-                key_group_range=range_for_subtask(
-                    attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
-                ),
-                now_ms=self._environment.processing_ms,
-                codec=self._environment.codec,
-                operator=node.name,
-                host=self._environment.host,
-            )
-        runtime = SubtaskRuntimeContext(
-            job_name=descriptor.job_name,
-            operator_name=node.name,
-            task_name=descriptor.task_name,
-            subtask_index=attempt.subtask_index,
-            parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
-            attempt=attempt.attempt,
-            metrics=metrics,
-            keyed_state=keyed_state,
-            operator_state=HeapOperatorStateBackend(),
-            job_id=attempt.job_id,
-            restored_checkpoint=None
-            if descriptor.restore is None
-            else descriptor.restore.checkpoint_id,
-        )
-        return TaskOperatorContext(
-            self._owner,
-            index if vertex.head.source is None else index - 1,
-            node.name,
-            uid,
-            runtime,
-            self._processor.executor(index),
-            self._scope,
-            self._environment.processing_ms,
-            has_event_time=node.event_time,
-            checkpointing=options.checkpointing,
-            debug=options.debug,
-        )

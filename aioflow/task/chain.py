@@ -130,7 +130,7 @@ class _Stage:
 
 
 class OperatorChain:
-    """Drives `operators` (head first).
+    """Drives `operators` (head first), given here or by `add`.
 
     `output` takes the batches of the last operator. A slice ends early when `output_availability`
     drops. `perf_ns` measures slices.
@@ -156,7 +156,7 @@ class OperatorChain:
         scope: Scope | None = None,
     ) -> None:
         """`scope` is set to the operator whose user code runs."""
-        self.operators = tuple(operators)
+        self.operators = list(operators)
         self._output = output
         self._output_availability = output_availability
         self._perf_ns = perf_ns
@@ -181,6 +181,10 @@ class OperatorChain:
 
         Its reporter resets it to None.
         """
+
+    def add(self, operator: Operator) -> None:
+        """Adds an operator behind the others, before `compile`."""
+        self.operators.append(operator)
 
     def compile(self) -> None:
         """Fuses stateless neighbours. Called after `open`.

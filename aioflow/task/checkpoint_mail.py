@@ -2,7 +2,7 @@
 
 A trigger waits for its turn in the mailbox, unless its barrier overtakes. Notices overtake all
 other mail, and reach operators that wait inside their own action. While the task does not run,
-triggers are declined and notices dropped.
+triggers are declined. Of the notices, only those about aborted checkpoints are kept until it runs.
 """
 
 from __future__ import annotations
@@ -13,46 +13,58 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.instructions import CheckpointFailureReason
+from aioflow.core.elements import CancelCheckpointMarker
 from aioflow.core.errors import MailboxClosed
 from aioflow.mailbox.mailbox import MAX_PRIORITY
+from aioflow.task.network_input import NetworkInput
+from aioflow.task.phase import TaskPhase
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
-    from aioflow.mailbox.processor import MailboxProcessor
+    from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.task.checkpointing import SubtaskCheckpoints
-    from aioflow.task.network_input import NetworkInput
+    from aioflow.task.environment import TaskEnvironment
+    from aioflow.task.output import TaskOutput
+    from aioflow.task.phase import TaskLife
+    from aioflow.task.runtime import OperatorRuntime
+    from aioflow.task.source_input import SourceInput
 
 __all__ = ["CheckpointMail"]
 
 
 class CheckpointMail:
-    """`resume()` lets the default action see the effect of a notice."""
+    """The checkpoint messages of one task, usable from its deployment on."""
 
     def __init__(
         self,
-        checkpoints: SubtaskCheckpoints,
-        processor: MailboxProcessor,
-        resume: Callable[[], None],
+        attempt: ExecutionAttemptId,
+        environment: TaskEnvironment,
+        life: TaskLife,
+        runtime: OperatorRuntime,
+        output: TaskOutput,
     ) -> None:
-        self._checkpoints = checkpoints
-        self._executor = processor.executor(-1)
-        self._notices = processor.executor(MAX_PRIORITY)
-        self._resume = resume
+        self._attempt = attempt
+        self._environment = environment
+        self._life = life
+        self._output = output
+        self._executor = runtime.processor.executor(-1)
+        self._notices = runtime.processor.executor(MAX_PRIORITY)
+        self._parking = runtime.parking
+        self._early_aborts: list[int] = []
+        """Aborted checkpoints whose notices came before the task ran."""
+        self._checkpoints: SubtaskCheckpoints | None = None
         self._network: NetworkInput | None = None
-        self._is_open = self._was_opened = False
 
-    def open(self, network: NetworkInput | None) -> None:
-        """The loop begins; `network` is the input from other tasks, if there is one."""
-        self._network = network
-        self._is_open = self._was_opened = True
-
-    def close(self) -> None:
-        """The loop has ended, or never began."""
-        self._is_open, self._was_opened = False, True
+    def open(self, checkpoints: SubtaskCheckpoints, task_input: NetworkInput | SourceInput) -> None:
+        """Begins to pass messages on: the mailbox loop begins."""
+        self._checkpoints = checkpoints
+        self._network = task_input if isinstance(task_input, NetworkInput) else None
+        for checkpoint_id in self._early_aborts:
+            checkpoints.forgo(checkpoint_id)
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """Begins a checkpoint in this task, because no upstream task will send its barrier."""
-        if self._is_open:
+        if self._life.is_running:
             with suppress(MailboxClosed):
                 # Urgent if it overtakes: the mail in front of it may take as long as the data in
                 # flight.
@@ -62,12 +74,12 @@ class CheckpointMail:
                     trigger, "checkpoint %d", barrier.checkpoint_id, urgent=barrier.unaligned
                 )
                 return
-        reason = (
-            CheckpointFailureReason.TASK_CLOSING
-            if self._was_opened
-            else CheckpointFailureReason.TASK_NOT_READY
+        self._refuse(
+            barrier.checkpoint_id,
+            CheckpointFailureReason.TASK_NOT_READY
+            if self._life.phase < TaskPhase.RUNNING
+            else CheckpointFailureReason.TASK_CLOSING,
         )
-        self._checkpoints.refuse(barrier.checkpoint_id, reason)
 
     def completed(self, checkpoint_id: int) -> None:
         """The checkpoint and all before it are durable."""
@@ -77,8 +89,8 @@ class CheckpointMail:
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """The checkpoint will not complete; `latest_completed` did."""
-        if not self._is_open:
-            self._checkpoints.forgo(checkpoint_id)
+        if self._life.phase < TaskPhase.RUNNING:
+            self._early_aborts.append(checkpoint_id)
         self._notice(
             partial(self._on_aborted, checkpoint_id, latest_completed),
             "checkpoint %d aborted",
@@ -90,23 +102,36 @@ class CheckpointMail:
         with suppress(MailboxClosed):  # The task ends, so there is nothing to overtake.
             self._notices.execute(action, description, urgent=True)
 
+    def _refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
+        """Declines a checkpoint; downstream tasks must not wait for it."""
+        self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
+        if self._environment.responder is not None:
+            self._environment.responder.decline_checkpoint(
+                self._attempt, checkpoint_id, reason.name, None
+            )
+
     def _notice(self, action: Callable[[], None], description: str, checkpoint_id: int) -> None:
-        if self._is_open:
+        if self._life.is_running:
             with suppress(MailboxClosed):
                 self._notices.execute(action, description, checkpoint_id, urgent=True)
+
+    @property
+    def _served(self) -> SubtaskCheckpoints:
+        assert self._checkpoints is not None, "mail runs after open()"
+        return self._checkpoints
 
     def _on_trigger(self, barrier: CheckpointBarrier) -> None:
         if self._network is not None:
             self._network.barriers.trigger(barrier)
         else:
-            self._checkpoints.trigger(barrier)
+            self._served.trigger(barrier)
 
     def _on_completed(self, checkpoint_id: int) -> None:
-        self._checkpoints.completed(checkpoint_id)
-        self._resume()
+        self._served.completed(checkpoint_id)
+        self._parking.resume()
 
     def _on_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        self._checkpoints.aborted(checkpoint_id, latest_completed)
+        self._served.aborted(checkpoint_id, latest_completed)
         if self._network is not None:
             self._network.barriers.aborted(checkpoint_id)
-        self._resume()
+        self._parking.resume()

@@ -38,23 +38,19 @@ from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.aio import wait_all
 from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
 from aioflow.task.blame import naming
+from aioflow.task.network_input import NetworkInput
 from aioflow.task.overtaking import Overtaking, may_overtake_later
 from aioflow.task.snapshot import CountedOutput, SubtaskSnapshot
+from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.alignment import CaptureComplete
-    from aioflow.core.aio import OrderedTaskGroup
     from aioflow.core.elements import CheckpointBarrier
-    from aioflow.core.scope import Scope
     from aioflow.graph.deployment import ExecutionAttemptId
-    from aioflow.operators.operator import Operator
-    from aioflow.task.chain import OperatorChain
-    from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.inflight import InFlightCapture
-    from aioflow.task.network_input import NetworkInput
     from aioflow.task.output import TaskOutput
-    from aioflow.task.source_input import SourceInput
+    from aioflow.task.runtime import OperatorRuntime
 
 __all__ = ["SubtaskCheckpoints"]
 
@@ -88,61 +84,39 @@ class SubtaskCheckpoints:
         self,
         attempt: ExecutionAttemptId,
         environment: TaskEnvironment,
+        runtime: OperatorRuntime,
         output: TaskOutput,
-        group: OrderedTaskGroup,
-        scope: Scope,
-        on_due: Callable[[], None],
+        task_input: NetworkInput | SourceInput,
         schedule: Callable[[int, Callable[[int], None]], Any],
+        restored: int,
     ) -> None:
-        """`on_due` wakes the default action, which checks `is_urgent`, `is_due` and `may_end`.
+        """`schedule(timestamp_ms, callback)` registers a timer.
 
-        `schedule(timestamp_ms, callback)` registers a timer.
+        `restored`: the checkpoint that the operators were restored from, or 0. The default action
+        is resumed when `is_urgent`, `is_due` or `may_end` may have changed.
         """
         self._attempt = attempt
         self._environment = environment
+        self._runtime = runtime
         self._output = output
-        self._group = group
-        self._scope = scope
-        self._on_due = on_due
+        self._source = task_input if isinstance(task_input, SourceInput) else None
         self._schedule = schedule
-        self._chain: OperatorChain
-        self._overtaking = Overtaking(environment.codec, str(attempt), output)
+        self._chain = runtime.chain
+        network = task_input if isinstance(task_input, NetworkInput) else None
+        self._overtaking = Overtaking(
+            environment.codec, str(attempt), runtime.chain, output, network
+        )
         self.is_urgent = False
         """Whether to take a checkpoint at once, without waiting for the chain or the output."""
-        self._contexts: list[TaskOperatorContext] = []
-        self._operators: list[Operator] = []
-        self._source: SourceInput | None = None
-        self._emit_from: Callable[..., None]
         self._takes: deque[Take] = deque()
         self._prepared = 0
-        self._last = 0
-        self._completed = 0
+        self._last = self._completed = restored
         self._aborted: dict[int, None] = {}
         self._writing: dict[int, asyncio.Task[None]] = {}
         self._ended = self._drained = False
         self._first_after_end: int | None = None
         self.latest: CheckpointStats | None = None
         """Statistics of the last acknowledged checkpoint."""
-
-    def bind(
-        self,
-        contexts: list[TaskOperatorContext],
-        operators: list[Operator],
-        source: SourceInput | None,
-        emit_from: Callable[..., None],
-        restored: int,
-        chain: OperatorChain,
-        network: NetworkInput | None,
-    ) -> None:
-        """Sets the parts with state; `source` has the first context.
-
-        `restored`: the checkpoint that they were restored from, or 0.
-        """
-        self._contexts, self._operators, self._source = contexts, operators, source
-        self._chain = chain
-        self._overtaking.bind(chain, network)
-        self._emit_from = emit_from
-        self._last = self._completed = restored
 
     # Due checkpoints.
 
@@ -173,7 +147,7 @@ class SubtaskCheckpoints:
             first.unaligned or first.barrier.checkpoint_id in self._aborted
         )
         if first is not None:
-            self._on_due()
+            self._runtime.parking.resume()
 
     def _on_timeout(self, checkpoint_id: int, _timestamp_ms: int) -> None:
         """The timeout of an aligned checkpoint is over.
@@ -188,11 +162,6 @@ class SubtaskCheckpoints:
                 self._look()
                 return
         self._overtaking.hurry(checkpoint_id)
-
-    def refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """Declines a checkpoint; downstream tasks must not wait for it."""
-        self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
-        self._decline(checkpoint_id, reason)
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """Aborts a checkpoint by decision of the alignment."""
@@ -212,10 +181,11 @@ class SubtaskCheckpoints:
         checkpoint_id = self._takes[0].barrier.checkpoint_id
         if checkpoint_id <= self._last or checkpoint_id in self._aborted:
             return True
-        while self._prepared < len(self._operators):
-            index, operator = self._prepared, self._operators[self._prepared]
+        operators = self._runtime.operators
+        while self._prepared < len(operators):
+            index, operator = self._prepared, operators[self._prepared]
             self._prepared += 1
-            self._scope.operator_context = operator.ctx
+            self._runtime.scope.operator_context = operator.ctx
             try:
                 with naming(operator, "prepare_snapshot_pre_barrier()"):
                     batch = operator.prepare_snapshot_pre_barrier(checkpoint_id)
@@ -223,7 +193,7 @@ class SubtaskCheckpoints:
                 self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
                 raise
             if batch.values or batch.watermark != MIN_WATERMARK:
-                self._emit_from(index, batch)
+                self._runtime.emit_from(index, batch)
                 return False
         return True
 
@@ -279,7 +249,7 @@ class SubtaskCheckpoints:
             splits = (
                 None if self._source is None else partial(self._source.checkpoint, checkpoint_id)
             )
-            await snapshot.take(self._contexts, self._operators, splits, self._scope)
+            await snapshot.take(self._runtime, splits)
         except Exception as error:
             self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
             raise
@@ -288,7 +258,9 @@ class SubtaskCheckpoints:
             self._first_after_end = checkpoint_id
         now = monotonic()
         taken = _Taken(take, snapshot, capture, self._drained, (now - begun) * 1000.0, now * 1000.0)
-        writing = self._group.create_task(self._write(taken), name=f"checkpoint-{checkpoint_id}")
+        writing = self._runtime.group.create_task(
+            self._write(taken), name=f"checkpoint-{checkpoint_id}"
+        )
         self._writing[checkpoint_id] = writing
         writing.add_done_callback(partial(self._written, taken))
 
@@ -344,7 +316,7 @@ class SubtaskCheckpoints:
             del self._writing[checkpoint_id]
         taken.snapshot.cancel()
         if self._overtaking.forget(checkpoint_id):
-            self._on_due()
+            self._runtime.parking.resume()
 
     def _stats(
         self, taken: _Taken, state: SubtaskState, written: int, in_flight: int
@@ -389,10 +361,10 @@ class SubtaskCheckpoints:
             return
         self._completed = checkpoint_id
         self._aborted = {aborted: None for aborted in self._aborted if aborted > checkpoint_id}
-        for context in reversed(self._contexts):
+        for context in reversed(self._runtime.contexts):
             if context.keyed_state is not None:
                 context.keyed_state.checkpoint_completed(checkpoint_id)
-        first = self._tell_operators("notify_checkpoint_complete", checkpoint_id)
+        first = self._runtime.notify("notify_checkpoint_complete", checkpoint_id)
         if self._source is not None:
             self._source.checkpoint_completed(checkpoint_id)
         if first is not None:
@@ -409,10 +381,10 @@ class SubtaskCheckpoints:
         if checkpoint_id > self._last:
             self.forgo(checkpoint_id)
             return
-        for context in reversed(self._contexts):
+        for context in reversed(self._runtime.contexts):
             if context.keyed_state is not None:
                 context.keyed_state.checkpoint_aborted(checkpoint_id)
-        first = self._tell_operators("notify_checkpoint_aborted", checkpoint_id)
+        first = self._runtime.notify("notify_checkpoint_aborted", checkpoint_id)
         if first is not None:
             raise first
 
@@ -423,19 +395,6 @@ class SubtaskCheckpoints:
             del self._aborted[min(self._aborted)]
         if self._takes:
             self._look()
-
-    def _tell_operators(self, what: str, checkpoint_id: int) -> Exception | None:
-        """Notifies every operator, tail to head, even after errors. Returns the first error."""
-        first: Exception | None = None
-        for operator in reversed(self._operators):
-            self._scope.operator_context = operator.ctx
-            try:
-                with naming(operator, f"{what}()"):
-                    getattr(operator, what)(checkpoint_id)
-            # The caller raises it after all operators were notified.
-            except Exception as error:  # noqa: BLE001
-                first = first or error
-        return first
 
     def _cancel_writing(self, checkpoint_id: int) -> None:
         writing = self._writing.pop(checkpoint_id, None)

@@ -69,15 +69,15 @@ class TaskServices(Protocol):
     def report(self, error: BaseException) -> None: ...
 
 
-class SourceServices(TaskServices, Protocol):
-    """The further interface of the task for a source's context."""
+class SourceOwner(Protocol):
+    """The interface of the task for a source's context, beside its `TaskServices`."""
 
     @property
     def input_watermark(self) -> int:
         """The current watermark of the input."""
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
-        """Cancel `task`, which runs the code of the source, and wait for its end."""
+        """Cancels `task`, which runs the code of the source, and waits for its end."""
 
 
 @dataclass(slots=True)
@@ -319,13 +319,15 @@ class SourceTaskContext:
 
     def __init__(
         self,
-        services: SourceServices,
+        services: TaskServices,
+        owner: SourceOwner,
         runtime: SubtaskRuntimeContext,
         *,
         replays: bool,
         checkpointing: bool = False,
     ) -> None:
         self._services = services
+        self._owner = owner
         self.runtime = runtime
         runtime.operator_state.lend()
         self.replays = replays
@@ -339,10 +341,10 @@ class SourceTaskContext:
         return await self._services.resources.get(resource)
 
     async def end(self, task: asyncio.Task[Any]) -> None:
-        await self._services.end_source_code(task)
+        await self._owner.end_source_code(task)
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
-        self._services.emit_side(-1, tag, value, None, self._services.input_watermark)
+        self._services.emit_side(-1, tag, value, None, self._owner.input_watermark)
 
 
 class _ScopedExecutor:

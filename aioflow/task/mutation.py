@@ -188,6 +188,10 @@ class CheckedOperatorChain(OperatorChain):
         super().__init__(operators, *args, **options)
         self.guards = [MutationGuard(operator) for operator in operators]
 
+    def add(self, operator: Operator) -> None:
+        super().add(operator)
+        self.guards.append(MutationGuard(operator))
+
     def compile(self) -> None:
         super().compile()
         for stage in self._stages if self.guards else ():

@@ -9,12 +9,19 @@ Batches carry the watermark; a channel without a record gets it as an event at t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import AVAILABLE, Availability, all_of
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event, RecordBatch
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    EndOfData,
+    Event,
+    RecordBatch,
+    WatermarkStatus,
+)
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.serializers import Codec
 from aioflow.task.partitioners import BroadcastPartitioner
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.network.partition import ResultPartition
     from aioflow.network.subpartition import PipelinedSubpartition
+    from aioflow.task.chain import Tap
     from aioflow.task.inflight import InFlightCapture
     from aioflow.task.partitioners import Partitioner
 
@@ -230,6 +238,10 @@ class TaskOutput:
         """The last watermark that was emitted."""
         self.records_out = 0
         """Number of emitted records, each counted once for all edges."""
+        self.is_idle_due = False
+        """Whether idleness is to be sent once everything that the task still holds has left."""
+        self._is_idle_sent = False
+        self._side_taps: dict[tuple[int, str], tuple[Tap, ...]] = {}
         self._records_flushed = 0
         self._starting = True
 
@@ -248,11 +260,6 @@ class TaskOutput:
             self.availability = writer.partition.availability
         else:
             self.availability = JointAvailability([w.partition.availability for w in self._all])
-
-    @property
-    def sides_read(self) -> Collection[tuple[int, OutputTag[Any]]]:
-        """Side outputs that have edges, by index of the node in the chain and tag."""
-        return self._side.keys()
 
     @property
     def writers(self) -> Sequence[RecordWriter]:
@@ -312,16 +319,47 @@ class TaskOutput:
             writers is not None or len(self.sides_sent) < SIDES_MAX
         ):
             self.sides_sent[side] = None
-        if writers is None:
-            return
-        self.records_out += 1
-        if watermark == MAX_WATERMARK:
-            watermark = self.watermark  # The end goes out when all operators have finished.
-        batch = RecordBatch(
-            [value], None if timestamp is None else [timestamp], None, [watermark], watermark
-        )
-        for writer in writers:
-            writer.emit(batch)
+        timestamps = None if timestamp is None else [timestamp]
+        if writers is not None:
+            self.records_out += 1
+            # The end goes out when all operators have finished.
+            mark = self.watermark if watermark == MAX_WATERMARK else watermark
+            batch = RecordBatch([value], timestamps, None, [mark], mark)
+            for writer in writers:
+                writer.emit(batch)
+        if self._side_taps:
+            for tap in self._side_taps.get((node_index, tag.name), ()):
+                tap(RecordBatch([value], timestamps, None, None, watermark))
+
+    def set_side_taps(self, node_index: int, name: str, taps: Sequence[Tap]) -> None:
+        """Sets the taps on the side output `name` of one operator, from the next record on."""
+        if taps:
+            self._side_taps[node_index, name] = tuple(taps)
+        else:
+            self._side_taps.pop((node_index, name), None)
+
+    def emit_status(self, idle: bool) -> None:
+        """Reports that the stream is active (at once) or idle.
+
+        Idleness goes behind everything that the task still holds, and is dropped if records come
+        first: see `send_idle`.
+        """
+        self.is_idle_due = idle
+        if not idle and self._is_idle_sent:
+            self._is_idle_sent = False
+            self.broadcast_event(WatermarkStatus(False))
+
+    def send_idle(self) -> None:
+        """Sends idleness that is due."""
+        due, self.is_idle_due = self.is_idle_due, False
+        if due and not self._is_idle_sent:
+            self._is_idle_sent = True
+            self.broadcast_event(WatermarkStatus(True))
+
+    def read_sides(self) -> list[tuple[int, OutputTag[Any]]]:
+        """Returns side outputs with a consumer or a tap, by index of the node and tag."""
+        tapped = [side for side in self.sides_sent if (side[0], side[1].name) in self._side_taps]
+        return [*self._side, *tapped]
 
     @property
     def is_starting(self) -> bool:

@@ -36,19 +36,23 @@ def may_overtake_later(barrier: CheckpointBarrier) -> bool:
 class Overtaking:
     """The captures of one task by checkpoint, until they are written or aborted."""
 
-    def __init__(self, codec: Codec, owner: str, output: TaskOutput) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        owner: str,
+        chain: OperatorChain,
+        output: TaskOutput,
+        network: NetworkInput | None,
+    ) -> None:
         """`owner` is named if a value cannot be encoded."""
         self._codec = codec
         self._owner = owner
+        self._chain = chain
         self._output = output
-        self._chain: OperatorChain
-        self._network: NetworkInput | None = None
+        self._network = network
         self._captures: dict[int, InFlightCapture] = {}
         self._hurried: dict[int, CheckpointBarrier] = {}
         """Unaligned versions of barriers sent in their turn, for use after a timeout."""
-
-    def bind(self, chain: OperatorChain, network: NetworkInput | None) -> None:
-        self._chain, self._network = chain, network
 
     @property
     def is_under_way(self) -> bool:

@@ -8,7 +8,7 @@ backend keeps the shadowed state for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,16 +16,15 @@ from aioflow.checkpoint.completed import OperatorStateHandle, SubtaskState
 from aioflow.checkpoint.source_state import SourceState
 from aioflow.state import operator_state as operator_states
 from aioflow.state.snapshot import KeyedStateHandle, StateFile, StateInput, StateOutput, whole
-from aioflow.task.blame import naming, naming_source
+from aioflow.task.blame import naming_source
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
-    from aioflow.core.scope import Scope
     from aioflow.core.wire.serializers import Codec
-    from aioflow.operators.operator import Operator
     from aioflow.state.backend import PendingSnapshot
     from aioflow.state.snapshot import OperatorSnapshot
     from aioflow.task.context import TaskOperatorContext
+    from aioflow.task.runtime import OperatorRuntime
 
 __all__ = ["CountedOutput", "StateStore", "SubtaskSnapshot"]
 
@@ -58,11 +57,7 @@ class SubtaskSnapshot:
         self._views: list[_View] = []
 
     async def take(
-        self,
-        contexts: Sequence[TaskOperatorContext],
-        operators: Sequence[Operator],
-        source: Callable[[], SourceState] | None,
-        scope: Scope,
+        self, runtime: OperatorRuntime, source: Callable[[], SourceState] | None
     ) -> None:
         """Takes the synchronous part, tail to head. Awaits what an operator returns.
 
@@ -70,20 +65,12 @@ class SubtaskSnapshot:
         context is the first and has no operator. After an error all views are cancelled.
         """
         try:
-            for operator in reversed(operators):
-                scope.operator_context = operator.ctx
-                with naming(operator, "snapshot_state()"):
-                    ongoing: Awaitable[None] | None = operator.snapshot_state(
-                        self.barrier.checkpoint_id
-                    )
-                    if ongoing is not None:
-                        await ongoing
-            scope.operator_context = None
+            await runtime.snapshot_state(self.barrier.checkpoint_id)
             # One instant for all state: everything awaited above is done.
-            for context in reversed(contexts):
+            for context in reversed(runtime.contexts):
                 positions = None
-                if source is not None and context is contexts[0]:
-                    with naming_source(context, scope, "position()"):
+                if source is not None and context is runtime.head:
+                    with naming_source(context, runtime.scope, "position()"):
                         positions = source()
                 self._views.append(self._view(context, positions))
         except BaseException:

@@ -26,6 +26,7 @@ from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.core.user_code import check_own_task
 from aioflow.operators.watermarks import IdlenessTimer
+from aioflow.task.handover import HandOver
 from aioflow.task.input import InputStatus
 from aioflow.task.split_watermarks import QuietSplits, SplitWatermarks
 
@@ -103,6 +104,8 @@ class SourceInput:
         self._emitted_ms = now_ms()
         self._emitted_timestamp: int | None = None
         self.availability = Availability(available=True)
+        self.hand_over = HandOver()
+        """Limit of the records that the task lets its chain have at a time."""
         self.culprit = ""
         """After a failure to assign event time: the note that names the record."""
         self.records_in = 0

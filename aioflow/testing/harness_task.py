@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.availability import AVAILABLE, Availability
+from aioflow.core.availability import AVAILABLE
 from aioflow.core.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -23,27 +22,25 @@ from aioflow.core.elements import (
     empty_batch,
 )
 from aioflow.core.errors import Closed, RestoreError
-from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.scope import Scope, enter_scope
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
-from aioflow.mailbox.processor import MailboxProcessor, Suspension
+from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.operators.valve import StatusWatermarkValve
-from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
-from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
+from aioflow.state.operator_state import redistribute
 from aioflow.state.snapshot import InlineState, KeyedStateHandle, OperatorSnapshot
 from aioflow.task.chain import ChainStatus
-from aioflow.task.context import SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.context import TaskOperatorContext
 from aioflow.task.mutation import CheckedOperatorChain
 from aioflow.task.partitioners import Partitioner, create_partitioner
 from aioflow.task.resources import ResourceScope
+from aioflow.task.runtime import Drive, OperatorRuntime, SubtaskSettings
 from aioflow.testing.virtual_loop import VirtualHost, VirtualLoop
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.mailbox.timers import ProcessingTimer
-    from aioflow.operators.operator import Operator
-    from aioflow.testing.harness_plan import HarnessPlan, OperatorPlan
+    from aioflow.testing.harness_plan import HarnessPlan
 
 __all__ = ["HarnessTask", "OperatorStateSnapshot", "Record"]
 
@@ -100,14 +97,9 @@ class HarnessTask:
         self.side: dict[OutputTag[Any], list[Record]] = {}
         self.watermark = MIN_WATERMARK
         self.idle = False
-        self.contexts: list[HarnessContext] = []
-        self.operators: list[Operator] = []
         self._valve = StatusWatermarkValve(len(plan.keys))
         self._idle = [False] * len(plan.keys)
         self._keys = [self._partitioner(key) for key in plan.keys]
-        self._scope = Scope("harness")
-        self._suspension: Suspension | None = None
-        self._watched: list[Availability] = []
         self._opened = self._ending = False
         self._error: BaseException | None = None
         self._failed = False
@@ -115,13 +107,36 @@ class HarnessTask:
             self._default_action, name=self.name, probe_interval_s=None
         )
         self._executor = self._processor.executor(-1)
-        self._restored: list[tuple[KeyedStateBackend, list[KeyedStateHandle]]] = []
-        for place, operator_plan in enumerate(plan.operators):
-            self._add_operator(place, operator_plan, [former[place] for former in restored])
+        self._scope = Scope("harness")
         self._chain = CheckedOperatorChain(
-            self.operators, self._on_output, AVAILABLE, self.host.clock.perf_ns, scope=self._scope
+            (), self._on_output, AVAILABLE, self.host.clock.perf_ns, scope=self._scope
         )
         self._chain.holds_end = False
+        settings = SubtaskSettings(
+            job_name="harness",
+            task_name=f"{self.name} ({index + 1}/{parallelism})",
+            index=index,
+            parallelism=parallelism,
+            max_parallelism=plan.max_parallelism,
+            now_ms=self.host.clock.wall_ms,
+            checkpointing=True,  # A snapshot stands for a checkpoint: it decides what is committed.
+            debug=True,
+        )
+        self._runtime = OperatorRuntime(
+            self,
+            settings,
+            self._processor,
+            self._chain,
+            self,
+            self._scope,
+            context_type=HarnessContext,
+        )
+        self._parking = self._runtime.parking
+        self._drive = Drive(self._processor, [self._runtime])
+        for node in plan.operators:
+            self._runtime.add(node, node.uid, self.metrics.add_group(node.name))
+        self.contexts, self.operators = self._runtime.contexts, self._runtime.operators
+        self._restored = restored
         self._task = self.loop.create_task(self._run(), name=self.name)
         # The rest of a harness that was not closed is not worth a message.
         self._task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -252,117 +267,69 @@ class HarnessTask:
             await self._clean_up()
 
     async def _open(self) -> None:
-        for keyed_state, handles in self._restored:
-            await keyed_state.restore_from(handles, InlineState())
-        for operator in reversed(self.operators):
-            self._scope.operator_context = operator.ctx
-            operator.initialize_state()
-            await operator.open()
-        self._chain.compile()
+        for place, context in enumerate(self.contexts):
+            former = [operators[place] for operators in self._restored]
+            if not former:
+                continue
+            if context.keyed_state is not None:
+                keyed = [one.keyed for one in former if one.keyed is not None]
+                await context.keyed_state.restore_from(keyed, InlineState())
+            shares = redistribute([one.operator for one in former], self.parallelism)
+            context.operator_state.restore(shares[self.index])
+        await self._runtime.open()
         self._opened = True
 
     def _default_action(self, _processor: MailboxProcessor) -> None:
         if self._chain.has_work:
             if self._chain.run() is ChainStatus.BLOCKED:
-                assert self._chain.blocked_on is not None
-                self._suspend("operator")
-                self._watch(self._chain.blocked_on)
+                self._parking.suspend("operator", self._chain.blocked_on)
         elif self._ending:
             self._processor.suspend()
         else:
-            self._suspend("input")
-
-    def _suspend(self, reason: str) -> None:
-        self._suspension = self._processor.suspend_default_action(reason)
-
-    def _resume(self) -> None:
-        suspension, self._suspension = self._suspension, None
-        if suspension is not None:
-            suspension.resume()
-
-    def _watch(self, availability: Availability) -> None:
-        if availability not in self._watched:
-            self._watched.append(availability)
-            availability.on_available(partial(self._on_available, availability))
-
-    def _on_available(self, availability: Availability) -> None:
-        self._watched.remove(availability)
-        if self._suspension is not None:
-            self._resume()
-        elif self._ending and not self._task.done():
-            self._executor.execute(_nothing, "availability changed")
+            self._parking.suspend("input")
 
     def _feed(self, batch: RecordBatch, channel: int) -> None:
         self._chain.push(batch, channel)
-        self._resume()
+        self._parking.resume()
 
     def _begin_end(self) -> None:
         self._ending = True
-        self._resume()
+        self._parking.resume()
 
     async def _finish(self) -> None:
         self._chain.holds_end = True
-        for operator in self.operators:
-            operator.input_stopped()
-        await self._settle()
-        for place, operator in enumerate(self.operators):
-            self._chain.end_event_time(place)
-            await self._settle()
-            for channel in range(operator.inputs) if place == 0 else (0,):
-                self._chain.emit_from(place, operator.end_input(channel))
-            await self._settle()
-            await self.contexts[place].processing_timers.quiesce()
-            self._chain.emit_from(place, operator.finish())
-            await self._settle()
+        self._runtime.input_stopped()
+        await self._drive.settle()
+        await self._runtime.finish(self._drive.settle)
         self._on_output(empty_batch(MAX_WATERMARK))
-        for operator in self.operators:
-            operator.end_of_data()
-        await self._settle()
-
-    async def _settle(self) -> None:
-        """Run mail and the chain until no operator has results to come."""
-        while True:
-            while self._executor.try_yield():
-                pass
-            waiting: Availability | None = None
-            if self._chain.has_work:
-                if self._chain.run() is ChainStatus.BLOCKED:
-                    waiting = self._chain.blocked_on
-            else:
-                waiting = next(
-                    (operator.availability for operator in self.operators if operator.busy), None
-                )
-                if waiting is None:
-                    return
-            if waiting is not None:
-                self._watch(waiting)
-                await self._executor.yield_()
+        self._runtime.end_of_data()
+        await self._drive.settle()
 
     async def _snapshot(self) -> list[OperatorStateSnapshot]:
+        """Returns what each operator keeps in its state, and its timers."""
         if self._chain.has_work:
             raise RuntimeError(
                 f"cannot take a snapshot: elements wait before an operator of {self.name} that is "
                 "full; advance() first"
             )
-        for operator in reversed(self.operators):
-            ongoing = operator.snapshot_state(SNAPSHOT_ID)
-            if ongoing is not None:
-                await ongoing
-        return [await context.snapshot() for context in self.contexts]
+        await self._runtime.snapshot_state(SNAPSHOT_ID)
+        snapshots = []
+        for context in self.contexts:
+            keyed = None
+            if context.keyed_state is not None:
+                begun = context.keyed_state.begin_snapshot(SNAPSHOT_ID, full=True)
+                keyed = await begun.write(InlineState())
+            snapshots.append(OperatorStateSnapshot(keyed, context.operator_state.snapshot()))
+        return snapshots
 
     async def _clean_up(self) -> None:
-        for context in self.contexts:
-            context.processing_timers.shutdown()
+        errors: list[BaseException] = []
+        self._runtime.stop_timers()
         self._processor.close()
-        for operator in reversed(self.operators):
-            try:
-                await operator.close()
-            # The others are closed all the same; the first error counts.
-            except Exception as error:  # noqa: BLE001
-                self._error = self._error or error
-        for context in self.contexts:
-            if context.keyed_state is not None:
-                context.keyed_state.close()
+        await self._runtime.close(errors)
+        if errors:
+            self._error = self._error or errors[0]
+        self._runtime.close_state()
         await self.resources.close()
 
     def _on_output(self, batch: RecordBatch) -> None:
@@ -370,21 +337,17 @@ class HarnessTask:
         self.output.extend(zip(batch.values, stamps, strict=True))
         self.watermark = max(self.watermark, batch.watermark)
 
-    # What operators ask for (TaskServices).
-
-    def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
-        self._chain.emit_from(operator_index, batch)
-        self._resume()
+    # Output and errors of the operators (OperatorOutput, RuntimeOwner).
 
     def emit_side(
         self,
-        operator_index: int,
+        node_index: int,
         tag: OutputTag[Any],
         value: Any,
         timestamp: int | None,
         watermark: int,
     ) -> None:
-        self._chain.guards[operator_index].emitted([value])
+        self._chain.guards[node_index].emitted([value])
         self.side.setdefault(tag, []).append((value, timestamp))
 
     def emit_status(self, idle: bool) -> None:
@@ -408,58 +371,6 @@ class HarnessTask:
             place="the harness's push",
         )
 
-    def _add_operator(
-        self, place: int, plan: OperatorPlan, restored: list[OperatorStateSnapshot]
-    ) -> None:
-        keyed_state = None
-        if plan.keyed:
-            groups = range_for_subtask(self.index, self.parallelism, self.max_parallelism)
-            keyed_state = create_keyed_backend(
-                max_parallelism=self.max_parallelism,
-                key_group_range=groups,
-                now_ms=self.host.clock.wall_ms,
-                operator=plan.name,
-            )
-            if restored:
-                self._restored.append(
-                    (keyed_state, [former.keyed for former in restored if former.keyed is not None])
-                )
-        operator_state = HeapOperatorStateBackend()
-        if restored:
-            operator_state.restore(
-                redistribute([former.operator for former in restored], self.parallelism)[self.index]
-            )
-        runtime = SubtaskRuntimeContext(
-            job_name="harness",
-            operator_name=plan.name,
-            task_name=f"{self.name} ({self.index + 1}/{self.parallelism})",
-            subtask_index=self.index,
-            parallelism=self.parallelism,
-            max_parallelism=self.max_parallelism,
-            attempt=0,
-            metrics=self.metrics.add_group(plan.name),
-            keyed_state=keyed_state,
-            operator_state=operator_state,
-        )
-        executor = self._processor.executor(place)
-        context = HarnessContext(
-            self,
-            place,
-            plan.name,
-            plan.uid,
-            runtime,
-            executor,
-            self._scope,
-            self.host.clock.wall_ms,
-            has_event_time=plan.event_time,
-            checkpointing=True,  # A snapshot stands for a checkpoint: it decides what is committed.
-            debug=True,
-        )
-        operator = plan.factory()
-        operator.setup(context)
-        self.contexts.append(context)
-        self.operators.append(operator)
-
 
 class HarnessContext(TaskOperatorContext):
     """The context of a task, whose timers are punctual."""
@@ -471,16 +382,3 @@ class HarnessContext(TaskOperatorContext):
         reaches a timer 1000 ms from now.
         """
         return super().register_processing_timer(timestamp_ms - 1, lambda _: callback(timestamp_ms))
-
-    async def snapshot(self) -> OperatorStateSnapshot:
-        """All that the operator keeps in its state, and its timers."""
-        keyed = None
-        if self.keyed_state is not None:
-            keyed = await self.keyed_state.begin_snapshot(SNAPSHOT_ID, full=True).write(
-                InlineState()
-            )
-        return OperatorStateSnapshot(keyed, self.operator_state.snapshot())
-
-
-def _nothing() -> None:
-    """Mail that only wakes."""

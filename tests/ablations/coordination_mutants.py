@@ -347,10 +347,10 @@ COORDINATION_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "at the end of the input, map_batches waits for a full list",
-        "aioflow/task/stream_task.py",
-        "            self._operators.input_stopped()\n",
+        "aioflow/task/loop.py",
+        "            self._runtime.input_stopped()\n",
         "            if status is InputStatus.STOPPED:\n                "
-        "self._operators.input_stopped()\n",
+        "self._runtime.input_stopped()\n",
         ("tests/api/test_stopping_sources.py::test_the_end_of_the_input_waits_for_no_full_list",),
     ),
 ]

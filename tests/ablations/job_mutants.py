@@ -561,9 +561,9 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a function that has finished never finishes again",
-        "aioflow/task/stream_task.py",
-        "        if self._operators.finished_before and batch.values:\n",
-        "        if self._operators.finished_before and not batch.values and batch.values:\n",
+        "aioflow/task/loop.py",
+        "        if self._runtime.finished_before and batch.values:\n",
+        "        if self._runtime.finished_before and not batch.values and batch.values:\n",
         (
             f"{CHECKPOINTS}"
             "test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",
@@ -571,7 +571,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a function that has finished finishes again without new input",
-        "aioflow/task/task_operators.py",
+        "aioflow/task/runtime.py",
         ("            if self.finished_before:\n                continue\n"),
         ("            if self.finished_before and not self.contexts:\n                continue\n"),
         (
@@ -758,9 +758,9 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a stop waits until a list is full or has waited",
-        "aioflow/task/stream_task.py",
-        ("            self._ending = status\n            self._operators.input_stopped()\n"),
-        ("            self._ending = status\n"),
+        "aioflow/task/loop.py",
+        ("            self._runtime.input_stopped()\n"),
+        (""),
         ("tests/api/test_stopping_sources.py::test_a_stop_does_not_wait_for_a_list_to_fill",),
     ),
     Mutant(
@@ -1023,8 +1023,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a cancellation while the source closes leaves the operators open",
         "aioflow/task/stream_task.py",
-        "                    cancelled = cancel  # The operators are closed first.\n",
-        "                    raise cancel\n",
+        "                cancelled = cancel  # The operators are closed first.\n",
+        "                raise cancel\n",
         (
             "tests/api/"
             "test_run.py::test_a_cancellation_while_the_source_closes_leaves_no_operator_open",

@@ -462,9 +462,10 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "idleness is told before the records that came first",
-        "aioflow/task/stream_task.py",
-        "        if idle:\n            self._resume()\n        elif self._idle_told:",
-        "        if idle:\n            self._tell_idle()\n        elif self._idle_told:",
+        "aioflow/task/output.py",
+        "        self.is_idle_due = idle\n        if not idle",
+        "        self.is_idle_due = idle\n        if idle:\n            self.send_idle()\n"
+        "        if not idle",
         (
             "tests/task/"
             "test_stream_task.py::test_idle_is_told_behind_the_records_that_the_task_still_holds",
@@ -616,15 +617,15 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "flush is forgotten before sleep",
-        "aioflow/task/stream_task.py",
-        "            self._output.flush()\n            self._suspend(self._input.availability, "
-        "IDLE)\n",
-        "            self._suspend(self._input.availability, IDLE)\n",
+        "aioflow/task/loop.py",
+        "            self._output.flush()\n"
+        "            self._suspend(IDLE, self.input.availability)\n            if ",
+        "            self._suspend(IDLE, self.input.availability)\n            if ",
         ("tests/task/test_lifecycle_edges.py::test_a_record_leaves_before_its_task_sleeps",),
     ),
     Mutant(
         "flush is forgotten under a steady trickle",
-        "aioflow/task/stream_task.py",
+        "aioflow/task/loop.py",
         (
             "            if age_ns > self._flush_age_ns and (\n"
             "                self._output.is_worth_a_flush or age_ns > FLUSH_LATER * "
@@ -725,10 +726,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "back pressure is not looked at",
-        "aioflow/task/stream_task.py",
-        "        if not self._output.availability.is_available:\n            "
-        "self._output.flush()\n            self._suspend(",
-        "        if False:\n            self._output.flush()\n            self._suspend(",
+        "aioflow/task/loop.py",
+        "        if not output.availability.is_available:\n",
+        "        if False:\n",
         (
             "tests/task/"
             "test_stream_task.py::test_a_task_without_room_waits_and_goes_on_when_there_is_some",
@@ -877,11 +877,12 @@ MUTANTS: list[Mutant] = [
     # The life of a task.
     Mutant(
         "operators are opened head first",
-        "aioflow/task/task_operators.py",
+        "aioflow/task/runtime.py",
         "        for operator in reversed(self.operators):\n            "
-        "self._scope.operator_context = operator.ctx\n            with ",
-        "        for operator in self.operators:\n            self._scope.operator_context = "
-        "operator.ctx\n            with ",
+        "self.scope.operator_context = operator.ctx\n            with "
+        'naming(operator, "initialize_state()"):\n',
+        "        for operator in self.operators:\n            self.scope.operator_context = "
+        'operator.ctx\n            with naming(operator, "initialize_state()"):\n',
         (
             "tests/task/"
             "test_stream_task.py::test_initialises_and_opens_tail_first_each_init_before_its_open",
@@ -889,7 +890,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a chain ends without the mail that finish made",
-        "aioflow/task/task_operators.py",
+        "aioflow/task/runtime.py",
         "                emit(index, operator.finish())\n            await settle()\n",
         "                emit(index, operator.finish())\n",
         (
@@ -900,7 +901,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "stopping without drain finishes all the same",
         "aioflow/task/stream_task.py",
-        "        drain = self._ending is InputStatus.END_OF_DATA\n",
+        "        drain = loop.ended_with is InputStatus.END_OF_DATA\n",
         "        drain = True\n",
         (
             "tests/task/"
@@ -986,9 +987,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the coroutine of a snapshot is dropped",
-        "aioflow/testing/harness_task.py",
-        "            if ongoing is not None:\n                await ongoing\n",
-        "            if ongoing is not None:\n                ongoing.close()  # type: "
+        "aioflow/task/runtime.py",
+        "                if ongoing is not None:\n                    await ongoing\n",
+        "                if ongoing is not None:\n                    ongoing.close()  # type: "
         "ignore[attr-defined]\n",
         (
             "tests/testing/"
@@ -1024,9 +1025,9 @@ MUTANTS: list[Mutant] = [
     # Checkpoints of a task.
     Mutant(
         "a snapshot is taken before the chain is empty",
-        "aioflow/task/stream_task.py",
-        "        if self._chain.has_work:\n",
-        "        if self._chain.has_work and not self._checkpoints.is_due:\n",
+        "aioflow/task/loop.py",
+        "        if not self._chain.has_work:\n",
+        "        if not self._chain.has_work or self._checkpoints.is_due:\n",
         (
             "tests/task/test_checkpointing.py::"
             "test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
@@ -1034,9 +1035,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "input is taken although a checkpoint is due",
-        "aioflow/task/stream_task.py",
-        "        if self._checkpoints.is_due and not self._end.is_finishing:\n",
-        "        if self._checkpoints.is_due and not self._end.is_finishing and self._emit_next() "
+        "aioflow/task/loop.py",
+        "        if checkpoints.is_due and self._may_checkpoint:\n",
+        "        if checkpoints.is_due and self._may_checkpoint and self._emit_next() "
         "is not InputStatus.MORE_AVAILABLE:\n",
         (
             "tests/task/test_checkpointing.py::"
@@ -1259,7 +1260,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "operators that had finished do so again after a restore",
-        "aioflow/task/task_operators.py",
+        "aioflow/task/runtime.py",
         ("            if self.finished_before:\n                continue\n"),
         ("            if self.finished_before and False:\n                continue\n"),
         (

@@ -56,8 +56,8 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "timers of processing time go by the clock of the executor",
         "aioflow/spark/runner_tasks.py",
-        "            context.replays = self._timers.register\n",
-        "            context.replays = None\n",
+        "                context.replays = timers.register\n",
+        "                context.replays = None\n",
         (f"{ANSWERS}test_time_to_live_and_timers_of_processing_time_go_by_arrival",),
     ),
     Mutant(

@@ -278,9 +278,9 @@ WIRE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a source hands over all the columns that its chain affords",
-        "aioflow/task/stream_task.py",
-        "min(self._hand_over.records, self._chain.column_room)",
-        "self._hand_over.records",
+        "aioflow/task/loop.py",
+        "min(hand_over.records, self._chain.column_room)",
+        "hand_over.records",
         (
             "tests/task/"
             "test_handover.py::test_an_async_function_behind_columns_is_given_few_ahead_of_it",

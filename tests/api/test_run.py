@@ -756,7 +756,7 @@ async def test_nothing_grows_over_many_restarts() -> None:
             lambda: (
                 calls >= 300
                 and job.status is af.JobStatus.RUNNING
-                and all(task._running for task in executor.tasks)
+                and all(task.life.is_running for task in executor.tasks)
             )
         )
         assert kept() == (1, 3, 1, 3)
@@ -866,12 +866,7 @@ async def test_cancel_while_the_output_has_no_room() -> None:
     flow.source(source).rebalance().map(stuck, concurrency=1, parallelism=2).sink(af.io.blackhole())
     async with flow.run() as job:
         tasks = job._cluster.task_executor.tasks
-        await until(
-            lambda: (
-                tasks[0]._suspension is not None
-                and tasks[0]._suspension.reason in ("output", "overdraft")
-            )
-        )
+        await until(lambda: tasks[0]._runtime.parking.reason in ("output", "overdraft"))
         assert len(source.readers[0].values) > 100_000, "back pressure must have stopped the source"
         pool = job._cluster.task_executor._environment.pool
         await job.cancel()

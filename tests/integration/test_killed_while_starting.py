@@ -60,7 +60,7 @@ STAGES = {
     "the import of the job": WORKER + "|aioflow.cluster.worker:load_job",
     "the handshake": WORKER + "|aioflow.cluster.worker:Worker.open_job",
     "the deployment": WORKER + "|aioflow.cluster.worker:Worker.submit_task",
-    "the opening": WORKER + "|aioflow.task.task_operators:TaskOperators.open",
+    "the opening": WORKER + "|aioflow.task.runtime:OperatorRuntime.open",
     "the restore": WORKER + "|aioflow.state.heap:HeapKeyedStateBackend.restore_from",
 }
 """Functions that a worker calls at each stage of its start."""

@@ -334,12 +334,12 @@ async def test_memory_of_aborted_checkpoints_is_bounded() -> None:
             running.task.notify_checkpoint_aborted(checkpoint_id, None)
         running.trigger(1000)
         await until(lambda: running.reader.markers == [1000])
-        remembered = running.task._checkpoints._aborted
+        remembered = running.task._loop._checkpoints._aborted
         assert min(remembered) > 800 and len(remembered) <= 128
         running.task.notify_checkpoint_complete(2000)
         running.trigger(2001)
         await running.acknowledged(2001)
-        assert not running.task._checkpoints._aborted
+        assert not running.task._loop._checkpoints._aborted
 
 
 async def test_ids_that_do_not_rise_are_ignored() -> None:

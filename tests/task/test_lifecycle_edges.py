@@ -16,7 +16,6 @@ from aioflow.core.elements import RecordBatch
 from aioflow.graph.deployment import ExecutionState
 from aioflow.operators.operator import Operator
 from aioflow.task.execution import TaskExecution
-from aioflow.task.input import InputStatus
 from tests.task.running import Bench, Logged, until
 
 
@@ -90,7 +89,7 @@ async def test_the_task_waits_for_the_asynchronous_part_of_a_checkpoint_before_i
     bench = Bench([Uploads])
     bench.feed.give([1], None)
     runner = bench.start(bench.task)
-    await until(lambda: bench.task._ending is InputStatus.END_OF_DATA)
+    await until(lambda: bench.task.life.has_ended)
     for _ in range(20):
         await asyncio.sleep(0)
     assert not runner.done()
@@ -167,7 +166,7 @@ async def test_after_the_end_of_input_mail_is_served_and_the_default_action_does
     bench.feed.give([1], None)
     runner = bench.start(bench.task)
     task = bench.task
-    await until(lambda: task._ending is not None)
+    await until(lambda: task.life.has_ended)
     asked = polls
     runs = 0
     default_action = task._processor._default_action
@@ -222,11 +221,11 @@ async def test_a_record_leaves_before_its_task_sleeps() -> None:
     bench = Bench([OnlyTheFirst], [OnlyTheFirst], flush_max_age_ns=1 << 60)
     (partition,) = bench.registry.partitions.values()
     runner = bench.start(bench.tasks[0])
-    await until(lambda: bench.tasks[0]._running)
+    await until(lambda: bench.tasks[0].life.is_running)
     bench.feed.give([0])
     async with asyncio.timeout(60):
         await until(lambda: partition.queued_batches == 1)
-    assert bench.tasks[0]._suspension is not None
+    assert bench.tasks[0]._runtime.parking.reason is not None
     runner.cancel()
     with pytest.raises(asyncio.CancelledError):
         await runner
@@ -250,7 +249,7 @@ async def test_a_record_leaves_in_time_though_its_task_never_sleeps(flush_max_ag
     runner = bench.start(bench.tasks[0])
     async with asyncio.timeout(60):
         await until(lambda: partition.queued_batches == 1)
-    assert bench.tasks[0]._suspension is None, "it was busy all the time"
+    assert bench.tasks[0]._runtime.parking.reason is None, "it was busy all the time"
     runner.cancel()
     with pytest.raises(asyncio.CancelledError):
         await runner
@@ -269,7 +268,7 @@ async def test_a_cancel_ends_a_task_that_awaits_in_the_middle_of_a_snapshot() ->
 
     bench = Bench([lambda: Logged("a", log)])
     runner = bench.start(bench.task)
-    await until(lambda: bench.task._running)
+    await until(lambda: bench.task.life.is_running)
     future = bench.task._executor.submit(snapshot, "snapshot")
     await inside.wait()
     runner.cancel()
@@ -315,7 +314,7 @@ async def test_elements_of_a_source_stand_still_while_a_checkpoint_looks() -> No
         assert before == after
         # Records that the source has emitted and the chain still holds belong to the snapshot of
         # the chain, not to its counts.
-        assert 0 <= before[1] - before[0] <= bench.task._chain._batch_records_max
+        assert 0 <= before[1] - before[0] <= bench.task._runtime.chain._batch_records_max
         await until(lambda seen=seen: count > seen)  # type: ignore[misc]
     runner.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -368,8 +368,8 @@ async def test_active_again_before_idle_was_told_tells_nothing() -> None:
     runner = bench.start(bench.tasks[0])
     bench.feed.give([1])
     await until(lambda: "b took" in log)
-    bench.tasks[0].emit_status(True)
-    bench.tasks[0].emit_status(False)
+    bench.tasks[0]._runtime.emit_status(True)
+    bench.tasks[0]._runtime.emit_status(False)
     Busy.go_on.set()
     await until(lambda: partition.queue_length(0) > 0)
     for _ in range(10):
@@ -387,8 +387,8 @@ async def test_a_task_that_makes_its_own_watermarks_does_not_pass_on_idleness_of
     bench = Bench([lambda: TimestampsAndWatermarksOperator(strategy)], [lambda: Logged("sink", [])])
     (partition,) = bench.registry.partitions.values()
     runner = bench.start(bench.tasks[0])
-    await until(lambda: bench.tasks[0]._running)
-    bench.tasks[0].on_status(True)
+    await until(lambda: bench.tasks[0].life.is_running)
+    bench.tasks[0]._loop.input._consumer.on_status(True)
     bench.feed.give([5])
     await until(lambda: partition.queue_length(0) > 0)
     assert isinstance(partition.subpartitions[0].poll()[0], RecordBatch)  # type: ignore[index]
@@ -406,11 +406,7 @@ async def test_a_task_without_room_waits_and_goes_on_when_there_is_some() -> Non
     (partition,) = bench.registry.partitions.values()
     runner = bench.start(bench.tasks[0])
     bench.feed.give(*([i] for i in range(50)), None)
-    await until(
-        lambda: (
-            bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason != "input"
-        )
-    )
+    await until(lambda: bench.tasks[0]._runtime.parking.reason not in (None, "input"))
     assert bench.feed.entries, "back pressure stops the source"
     read: list[Any] = []
 
@@ -442,9 +438,7 @@ async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_ta
     (partition,) = bench.registry.partitions.values()
     runner = bench.start(bench.tasks[0])
     bench.feed.give([1], [2], None)
-    await until(
-        lambda: bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason == HARD
-    )
+    await until(lambda: bench.tasks[0]._runtime.parking.reason == HARD)
     assert log.count("a took") == 1
     most = PIECES_MAX  # The number of records emitted at once on an edge that begins small.
     assert partition.pool.size < partition.queued_batches <= most
@@ -464,12 +458,12 @@ async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_ta
 async def test_watches_do_not_pile_up_while_mail_wakes_the_task_again_and_again() -> None:
     bench = Bench([lambda: Logged("a", [])])
     runner = bench.start(bench.task)
-    await until(lambda: bench.task._suspension is not None)
+    await until(lambda: bench.task._runtime.parking.reason is not None)
     for _ in range(200):
-        bench.task.emit_from(0, RecordBatch([1]))
-        await until(lambda: bench.task._suspension is not None)
-    assert len(bench.task._watched) == 1
-    assert len(bench.task._input.availability._callbacks) == 1
+        bench.task._runtime.emit_from(0, RecordBatch([1]))
+        await until(lambda: bench.task._runtime.parking.reason is not None)
+    assert len(bench.task._runtime.parking._watched) == 1
+    assert len(bench.task._loop.input.availability._callbacks) == 1
     bench.feed.give(None)
     await runner
 
@@ -487,9 +481,7 @@ async def test_taps_do_not_spin_while_the_chain_is_full() -> None:
     bench = Bench(chain(log, "ab", b=Full))
     runner = bench.start(bench.task)
     bench.feed.give([1, 2, 3])
-    await until(
-        lambda: bench.task._suspension is not None and bench.task._suspension.reason == "operator"
-    )
+    await until(lambda: bench.task._runtime.parking.reason == "operator")
     taken = bench.task._processor.mailbox.taken
     seen: list[Any] = []
     bench.task.set_taps(
@@ -530,7 +522,7 @@ async def test_cancel_while_closing_lets_the_close_end() -> None:
 
     bench = Bench([SlowToClose])
     runner = bench.start(bench.task)
-    await until(lambda: bench.task._running)
+    await until(lambda: bench.task.life.is_running)
     runner.cancel()
     await closing.wait()
     runner.cancel()

@@ -136,7 +136,7 @@ class Execution(Run):
             turns = turns + 1 if before == self._moved() else 0
 
     def _moved(self) -> list[int]:
-        return [task._input.records_in for task in self.tasks.values()]
+        return [task._loop.input.records_in for task in self.tasks.values()]
 
 
 class Gate:
@@ -588,7 +588,7 @@ async def test_a_channel_with_nothing_in_flight_holds_back_no_event_time_after_a
         feed.allow_all()
         await run.stuck()
         cut = await run.cut_here(unaligned=True)
-        assert max(task._input.records_in for task in run.tasks.values()) < len(behind), (
+        assert max(task._loop.input.records_in for task in run.tasks.values()) < len(behind), (
             "nothing waits in front of the operator"
         )
     gate.is_open.set()
@@ -683,7 +683,7 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is
         held.trigger_checkpoint = lambda barrier: None  # type: ignore[method-assign]
         run.trigger(unaligned=True)
         while not any(
-            task._checkpoints._overtaking.is_under_way
+            task._loop._checkpoints._overtaking.is_under_way
             for task in run.tasks.values()
             if task.descriptor.inputs
         ):
@@ -734,9 +734,9 @@ async def test_a_checkpoint_amid_a_firing_ends_it_without_room_and_gives_the_loo
         feed.allow_all()
         await run.stuck()
         (chain,) = [
-            task._chain
+            task._runtime.chain
             for task in run.tasks.values()
-            if task._chain.operators and task._chain.operators[0].has_pending
+            if task._runtime.chain.operators and task._runtime.chain.operators[0].has_pending
         ]
         finish = chain.finish_pending
 

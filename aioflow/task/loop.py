@@ -1,0 +1,290 @@
+"""The default action of a task: one slice of work at each call, in the first step that can act.
+
+The steps, in order:
+
+    1  take a checkpoint that cannot wait
+    2  wait until the output has room
+    3  process work that waits inside the chain
+    4  take a checkpoint that is due: the chain is empty now
+    5  send idleness that is due, once no operator expects results
+    6  after the end of the input: wait for results, for the last checkpoint, or leave the loop
+    7  take the next batch of the input
+
+If a step has to wait, the action is suspended until it can go on, while mail is still served.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aioflow.core.errors import note_once
+from aioflow.core.user_code import check_own_task, user_error
+from aioflow.task.blame import naming_source, source_place
+from aioflow.task.chain import ChainStatus
+from aioflow.task.input import InputStatus
+from aioflow.task.metrics import HARD, IDLE, SOFT
+from aioflow.task.network_input import NetworkInput
+from aioflow.task.output import FLUSH_LATER
+from aioflow.task.phase import TaskPhase
+from aioflow.task.source_input import SourceInput
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from aioflow.core.availability import Availability
+    from aioflow.core.elements import Event, RecordBatch
+    from aioflow.operators.source import Split
+    from aioflow.task.chain import Tap
+    from aioflow.task.checkpointing import SubtaskCheckpoints
+    from aioflow.task.ending import TaskEnd
+    from aioflow.task.output import TaskOutput
+    from aioflow.task.phase import TaskLife
+    from aioflow.task.runtime import OperatorRuntime
+
+__all__ = ["Intake", "NetworkLoop", "SourceLoop", "TaskLoop"]
+
+InputT = TypeVar("InputT", NetworkInput, SourceInput)
+
+
+class Intake:
+    """Passes the elements of the input to the operators. An `InputConsumer`."""
+
+    def __init__(self, runtime: OperatorRuntime, output: TaskOutput) -> None:
+        self._runtime = runtime
+        self._output = output
+        self._push = runtime.chain.push
+        self._makes_watermarks = runtime.makes_watermarks
+
+    def on_batch(self, batch: RecordBatch, input_index: int) -> None:
+        """Gives a batch to the head of the chain."""
+        if self._runtime.finished_before and batch.values:
+            self._runtime.input_after_all()
+        self._push(batch, input_index)
+
+    def on_status(self, idle: bool) -> None:
+        """Passes on idleness, unless an operator reports its own."""
+        if not self._makes_watermarks:
+            self._runtime.emit_status(idle)
+
+    def on_end_of_input(self, input_index: int) -> None:
+        """Ends one of several inputs."""
+        self._runtime.end_input(input_index)
+
+    def on_event(self, event: Event) -> None:
+        """Sends any other event downstream."""
+        self._output.broadcast_event(event)
+
+
+class TaskLoop(Generic[InputT]):
+    """Moves records from the input through the chain to the output, one slice at a call."""
+
+    def __init__(
+        self,
+        life: TaskLife,
+        runtime: OperatorRuntime,
+        task_input: InputT,
+        output: TaskOutput,
+        checkpoints: SubtaskCheckpoints,
+        end: TaskEnd,
+        flush_max_age_ns: int,
+    ) -> None:
+        """`flush_max_age_ns`: how old open records may become while the task is busy."""
+        self.input: InputT = task_input
+        self.end = end
+        self.ended_with = InputStatus.MORE_AVAILABLE
+        """How the input ended, once the task has `TaskPhase.ENDED`."""
+        self._life = life
+        self._runtime = runtime
+        self._chain = runtime.chain
+        self._parking = runtime.parking
+        self._output = output
+        self._checkpoints = checkpoints
+        self._perf_ns = runtime.host.clock.perf_ns
+        self._flush_age_ns = output.flush_age_ns(flush_max_age_ns)
+        self._last_flush_ns = 0
+        self._new_taps: dict[int, Sequence[Tap]] = {}
+        """Changed taps that the chain does not have yet, by operator index."""
+
+    def act(self) -> Awaitable[None] | None:
+        """Does the first step that can act; returns what the mailbox loop must await."""
+        checkpoints = self._checkpoints
+        if checkpoints.is_urgent and self._may_checkpoint:
+            return self._take_checkpoint()
+        if self._wait_for_room() or self._work_off():
+            return None
+        if checkpoints.is_due and self._may_checkpoint:
+            # The output of `prepare` leaves the chain first, and waits for room like any other.
+            return self._take_checkpoint() if checkpoints.prepare() else None
+        if self._new_taps:
+            self._change_taps()
+        if self._output.is_idle_due and self._runtime.busy() is None:
+            self._output.send_idle()
+        if not self._end():
+            self._take_input()
+        return None
+
+    @property
+    def _may_checkpoint(self) -> bool:
+        return self._life.phase is not TaskPhase.FINISHING
+
+    async def _take_checkpoint(self) -> None:
+        """Takes the first due checkpoint."""
+        await self._checkpoints.take()
+
+    def _wait_for_room(self) -> bool:
+        """Suspends the action if the output has no room. Returns whether it has none."""
+        output = self._output
+        if not output.availability.is_available:
+            output.flush()
+            self._suspend(HARD if output.is_overdrawn else SOFT, output.availability)
+            return True
+        if output.is_starting:
+            output.grow()
+        return False
+
+    def _work_off(self) -> bool:
+        """Processes one slice of the work inside the chain. Returns whether there was any."""
+        if not self._chain.has_work:
+            return False
+        if self._run_chain() is ChainStatus.BLOCKED:
+            assert self._chain.blocked_on is not None
+            self._output.flush()
+            self._suspend("operator", self._chain.blocked_on)
+        self._flush_if_old()
+        return True
+
+    def set_taps(self, operator_index: int, taps: Sequence[Tap]) -> None:
+        """Sets the taps on the output of an operator, between two slices."""
+        self._new_taps[operator_index] = taps
+        self._parking.resume()
+
+    def _change_taps(self) -> None:
+        """Gives changed taps to the chain, which is empty."""
+        changed, self._new_taps = self._new_taps, {}
+        for index, taps in changed.items():
+            self._chain.set_taps(index, taps)
+
+    def _end(self) -> bool:
+        """Does what remains after the end of the input. Returns whether it has ended."""
+        if not self._life.has_ended:
+            return False
+        busy = self._runtime.busy()
+        if busy is not None:
+            self._output.flush()
+            self._suspend("operator", busy.availability)
+        elif self.end.is_awaited:
+            self._poll_events()
+        else:
+            self._runtime.processor.suspend()
+        return True
+
+    def _poll_events(self) -> None:
+        """Waits, after the end of data, for events and mail."""
+        raise NotImplementedError
+
+    def _take_input(self) -> None:
+        """Takes one batch of the input, and processes the first slice of it."""
+        status = self._emit_next()
+        if status is InputStatus.MORE_AVAILABLE:
+            self._run_chain()
+            self._flush_if_old()
+        elif status is InputStatus.NOTHING_AVAILABLE:
+            self._output.flush()
+            self._suspend(IDLE, self.input.availability)
+            if self._output.is_idle_due and (busy := self._runtime.busy()) is not None:
+                self._parking.watch(busy.availability)
+        else:
+            self.ended_with = status
+            self._life.phase = TaskPhase.ENDED
+            self._runtime.input_stopped()
+
+    def _emit_next(self) -> InputStatus:
+        return self.input.emit_next(self._chain.room)
+
+    def _run_chain(self) -> ChainStatus:
+        return self._chain.run()
+
+    def _suspend(self, reason: str, until: Availability) -> None:
+        """Suspends the action until `until` is up, or mail emits something."""
+        self._parking.suspend(reason, until)
+
+    def _flush_if_old(self) -> None:
+        """Flushes the output if its open records are too old."""
+        if self._output.has_gathered:
+            now = self._perf_ns()
+            age_ns = now - self._last_flush_ns
+            if age_ns > self._flush_age_ns and (
+                self._output.is_worth_a_flush or age_ns > FLUSH_LATER * self._flush_age_ns
+            ):
+                self._output.flush()
+                self._last_flush_ns = now
+
+
+class NetworkLoop(TaskLoop[NetworkInput]):
+    """The loop of a task that reads other tasks' output."""
+
+    async def _take_checkpoint(self) -> None:
+        """Takes the first due checkpoint; then blocked channels go on."""
+        await self._checkpoints.take()
+        self.input.barriers.taken()
+
+    def _poll_events(self) -> None:
+        """Polls after the end of data: barriers and ends of channels still come."""
+        if self.input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
+            self._output.flush()
+            self._suspend(IDLE, self.input.availability)
+
+
+class SourceLoop(TaskLoop[SourceInput]):
+    """The loop of a task that reads a source."""
+
+    async def add_splits(self, splits: Sequence[Split]) -> None:
+        """Gives the reader more splits. An error fails the task too: some may be read by now."""
+        try:
+            with naming_source(self._runtime.head, self._runtime.scope):
+                await self.input.add_splits(splits)
+        except BaseException as raised:  # noqa: BLE001
+            error = user_error(raised)
+            self._runtime.report(error)
+            raise error from error.__cause__
+        self._parking.resume()
+
+    def _poll_events(self) -> None:
+        """Waits for mail after the end of data."""
+        self._output.flush()
+        self._parking.suspend(IDLE)
+
+    def _emit_next(self) -> InputStatus:
+        source, head = self.input, self._runtime.head
+        hand_over = source.hand_over
+        self._runtime.scope.operator_context = head
+        room, at_most, before = (
+            self._chain.room,
+            min(hand_over.records, self._chain.column_room),
+            source.records_in,
+        )
+        try:
+            status = source.emit_next(room if room < at_most else at_most, at_most)
+            check_own_task()
+        except BaseException as error:
+            note_once(error, f"in {source_place(head)}{source.culprit}")
+            raise
+        hand_over.handed(source.records_in - before)
+        return status
+
+    def _run_chain(self) -> ChainStatus:
+        begun = self._perf_ns()
+        try:
+            status = self._chain.run()
+        except BaseException as error:
+            # A chain without operators has no other name.
+            note_once(error, f"in {source_place(self._runtime.head)}")
+            raise
+        self.input.hand_over.ran(begun, self._perf_ns(), status)
+        return status
+
+    def _suspend(self, reason: str, until: Availability) -> None:
+        """Suspends the action; the source notes that it is not polled, unless it has no data."""
+        if reason != IDLE:
+            self.input.pause()
+        self._parking.suspend(reason, until)

@@ -1,0 +1,530 @@
+"""The operators of one subtask with their contexts and their chain: the part that all tasks share.
+
+Three tasks run operators: the engine's own (`task.stream_task`), a subtask of a stage on Spark
+(`spark.runner_subtask`), and the test harness (`testing.harness_task`). Each of them has its own
+input, output and pace. The operators are set up, opened, finished, snapshot and closed here.
+
+Opening goes tail first: an operator may emit once it is open, so the next one must be open.
+Finishing goes head first: the last output of an operator is input of the next. An operator that had
+finished in the restored checkpoint finishes again only after new input. After Flink's
+RegularOperatorChain and StreamOperatorWrapper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.core.keygroups import range_for_subtask
+from aioflow.mailbox.executor import MailboxError
+from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
+from aioflow.state.backend import create_keyed_backend
+from aioflow.state.operator_state import HeapOperatorStateBackend
+from aioflow.task.blame import naming
+from aioflow.task.chain import ChainStatus
+from aioflow.task.closing import close_user_code
+from aioflow.task.context import SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.restoring import (
+    forget_finished,
+    mark_finished,
+    refuse_unclaimed,
+    restore_state,
+    was_finished,
+)
+
+if TYPE_CHECKING:
+    from aioflow.checkpoint.assignment import TaskRestore
+    from aioflow.core.aio import OrderedTaskGroup
+    from aioflow.core.availability import Availability
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.functions import OutputTag
+    from aioflow.core.host import Host
+    from aioflow.core.metrics import MetricGroup
+    from aioflow.core.scope import Scope
+    from aioflow.core.wire.serializers import Codec
+    from aioflow.mailbox.processor import MailboxProcessor, Suspension
+    from aioflow.operators.operator import Operator
+    from aioflow.state.backend import StateBackend
+    from aioflow.state.snapshot import StateInput
+    from aioflow.task.chain import OperatorChain
+    from aioflow.task.context import Resources
+
+__all__ = [
+    "Drive",
+    "OperatorNode",
+    "OperatorOutput",
+    "OperatorRuntime",
+    "Parking",
+    "RuntimeOwner",
+    "SubtaskSettings",
+]
+
+
+class OperatorNode(Protocol):
+    """The attributes of a node of the flow from which its operator is made."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def keyed(self) -> bool: ...
+    @property
+    def event_time(self) -> bool: ...
+    @property
+    def factory(self) -> Callable[[], Operator] | None: ...
+
+
+class OperatorOutput(Protocol):
+    """Takes what operators emit beside their chain."""
+
+    def emit_side(
+        self,
+        node_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
+        """Takes one record for the side output `tag` of a node, a source or an operator."""
+
+    def emit_status(self, idle: bool) -> None:
+        """Takes the news that the stream is idle, or active again."""
+
+
+class RuntimeOwner(Protocol):
+    """The task that the operators belong to."""
+
+    @property
+    def host(self) -> Host: ...
+    @property
+    def resources(self) -> Resources: ...
+    @property
+    def group(self) -> OrderedTaskGroup:
+        """Owner of helper tasks."""
+
+    def report(self, error: BaseException) -> None:
+        """Fails the task with the error of a helper task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskSettings:
+    """The subtask that the operators run in, and the settings that they share."""
+
+    job_name: str
+    task_name: str
+    index: int
+    parallelism: int
+    max_parallelism: int
+    now_ms: Callable[[], int]
+    """The clock of timers and times to live."""
+    attempt: int = 0
+    job_id: str = ""
+    restored_checkpoint: int | None = None
+    state_backend: str | StateBackend = "heap"
+    codec: Codec | None = None
+    """Encodes users' state. None: values of the built-in types only."""
+    checkpointing: bool = True
+    """Whether prepared data becomes visible with a checkpoint."""
+    debug: bool = False
+    """Whether to detect functions that change shared values."""
+
+
+class Parking:
+    """Suspends the default action of a mailbox loop until there is something to do."""
+
+    def __init__(self, processor: MailboxProcessor) -> None:
+        self._processor = processor
+        self._suspension: Suspension | None = None
+        self._watched: list[Availability] = []
+
+    @property
+    def reason(self) -> str | None:
+        """Why the default action is suspended now."""
+        return None if self._suspension is None else self._suspension.reason
+
+    def suspend(self, reason: str, until: Availability | None = None) -> None:
+        """Suspends the default action until `until` is up, or `resume` is called."""
+        self._suspension = self._processor.suspend_default_action(reason)
+        if until is not None:
+            self.watch(until)
+
+    def resume(self) -> None:
+        """Lets the default action run again; no effect if it is not suspended."""
+        suspension, self._suspension = self._suspension, None
+        if suspension is not None:
+            suspension.resume()
+
+    def watch(self, availability: Availability) -> None:
+        """Resumes the default action once when `availability` is up.
+
+        Repeated calls have no effect meanwhile, so callbacks do not pile up.
+        """
+        if availability not in self._watched:
+            self._watched.append(availability)
+            availability.on_available(partial(self._on_available, availability))
+
+    def _on_available(self, availability: Availability) -> None:
+        self._watched.remove(availability)
+        self.resume()
+
+
+class OperatorRuntime:
+    """The operators of a chain with their contexts; initially empty, filled by `add`, head first.
+
+    A source node has a context and no operator, so node and operator indices differ by one. The
+    contexts pass their requests on to here: this is their `TaskServices`.
+    """
+
+    def __init__(
+        self,
+        owner: RuntimeOwner,
+        settings: SubtaskSettings,
+        processor: MailboxProcessor,
+        chain: OperatorChain,
+        output: OperatorOutput,
+        scope: Scope,
+        *,
+        has_source: bool = False,
+        priority: int = 0,
+        context_type: Callable[..., TaskOperatorContext] = TaskOperatorContext,
+    ) -> None:
+        """`chain` has no operators yet. `scope` is set to the operator that runs.
+
+        `priority` is that of the first node's mail; those behind have higher ones.
+        """
+        self.contexts: list[TaskOperatorContext] = []
+        """Contexts of every node of the chain."""
+        self.chain = chain
+        self.finished_before = False
+        """Whether all had finished in the restored checkpoint, with no input since."""
+        self.host = owner.host
+        self.resources = owner.resources
+        self.group = owner.group
+        self.report = owner.report
+        self.processor = processor
+        self.parking = Parking(processor)
+        self.scope = scope
+        self._settings = settings
+        self._output = output
+        self._shift = 1 if has_source else 0
+        self._priority = priority
+        self._context_type = context_type
+        self._ended_inputs: list[int] = []
+
+    def add(self, node: OperatorNode, uid: str, metrics: MetricGroup) -> None:
+        """Makes the context of the next node towards the tail, and its operator.
+
+        After an error the nodes before it are still to be closed.
+        """
+        context = self._create_context(node, uid, metrics)
+        self.contexts.append(context)
+        if node.factory is not None:
+            operator = node.factory()
+            operator.setup(context)
+            self.chain.add(operator)
+
+    def _create_context(
+        self, node: OperatorNode, uid: str, metrics: MetricGroup
+    ) -> TaskOperatorContext:
+        settings, index = self._settings, len(self.contexts)
+        keyed_state = None
+        if node.keyed:
+            keyed_state = create_keyed_backend(
+                settings.state_backend,
+                max_parallelism=settings.max_parallelism,
+                key_group_range=range_for_subtask(
+                    settings.index, settings.parallelism, settings.max_parallelism
+                ),
+                now_ms=settings.now_ms,
+                codec=settings.codec,
+                operator=node.name,
+                host=self.host,
+            )
+        runtime = SubtaskRuntimeContext(
+            job_name=settings.job_name,
+            operator_name=node.name,
+            task_name=settings.task_name,
+            subtask_index=settings.index,
+            parallelism=settings.parallelism,
+            max_parallelism=settings.max_parallelism,
+            attempt=settings.attempt,
+            metrics=metrics,
+            keyed_state=keyed_state,
+            operator_state=HeapOperatorStateBackend(),
+            job_id=settings.job_id,
+            restored_checkpoint=settings.restored_checkpoint,
+        )
+        return self._context_type(
+            self,
+            index - self._shift,
+            node.name,
+            uid,
+            runtime,
+            self.processor.executor(self._priority + index),
+            self.scope,
+            settings.now_ms,
+            has_event_time=node.event_time,
+            checkpointing=settings.checkpointing,
+            debug=settings.debug,
+        )
+
+    @property
+    def operators(self) -> Sequence[Operator]:
+        """All operators, head first."""
+        return self.chain.operators
+
+    @property
+    def head(self) -> TaskOperatorContext:
+        """The context of the first node, a source or an operator."""
+        return self.contexts[0]
+
+    def operator_index(self, node_index: int) -> int:
+        """Returns the operator index of a node; a source has -1, the input of the chain."""
+        return node_index - self._shift
+
+    def node_index(self, operator_index: int) -> int:
+        """Returns the node index of an operator: the inverse of `operator_index`."""
+        return operator_index + self._shift
+
+    @property
+    def makes_watermarks(self) -> bool:
+        """Whether an operator assigns event time and idleness of its own."""
+        return self.timed_stages < len(self.operators)
+
+    @property
+    def timed_stages(self) -> int:
+        """Index of the first operator that assigns event time.
+
+        Later operators do not have the event time of the input.
+        """
+        made = (
+            i
+            for i, operator in enumerate(self.operators)
+            if isinstance(operator, TimestampsAndWatermarksOperator)
+        )
+        return next(made, len(self.operators))
+
+    @property
+    def timers_fired(self) -> int:
+        """Number of fired timers of all operators, in processing and event time."""
+        return sum(service.fired for context in self.contexts for service in context.timer_services)
+
+    def busy(self) -> Operator | None:
+        """Returns an operator that still expects results without any further input."""
+        return next((operator for operator in self.operators if operator.busy), None)
+
+    # Requests of the contexts (TaskServices).
+
+    def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
+        """Passes a batch that an operator emitted by mail to the next one, and resumes the task."""
+        self.chain.emit_from(operator_index, batch)
+        self.parking.resume()
+
+    def emit_side(
+        self,
+        operator_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
+        """Passes one record to the side output `tag` of an operator; -1 is the source."""
+        self._output.emit_side(operator_index + self._shift, tag, value, timestamp, watermark)
+
+    def emit_status(self, idle: bool) -> None:
+        """Passes the news that the stream is idle, or active again, and resumes the task."""
+        self._output.emit_status(idle)
+        self.parking.resume()
+
+    # The life of the operators.
+
+    async def restore(self, restore: TaskRestore, source: StateInput, codec: Codec) -> None:
+        """Restores all state, before `open`. Raises RestoreError."""
+        await restore_state(self.contexts, restore, source, codec)
+        self.finished_before = was_finished(self.head)
+
+    async def open(self, restore: TaskRestore | None = None) -> None:
+        """Initialises and opens each operator, tail first; then the chain can run.
+
+        Raises RestoreError for state that an operator does not know.
+        """
+        for operator in reversed(self.operators):
+            self.scope.operator_context = operator.ctx
+            with naming(operator, "initialize_state()"):
+                operator.initialize_state()
+            with naming(operator, "open()"):
+                await operator.open()
+        self.scope.operator_context = None
+        if restore is not None:
+            for context in self.contexts:
+                refuse_unclaimed(context, restore)
+        self.chain.compile()
+
+    def input_after_all(self) -> None:
+        """Notes that records came although all operators had finished: a drained job continues."""
+        self.finished_before = False
+        forget_finished(self.head)
+
+    def end_input(self, input_index: int) -> None:
+        """Ends one of several inputs while others go on; no effect if the head has only one."""
+        if self.operators and self.operators[0].inputs > 1:
+            self._ended_inputs.append(input_index)
+            self.emit_from(0, self.operators[0].end_input(input_index))
+
+    def input_stopped(self) -> None:
+        """Tells all operators that the input gives no more, so none waits for more elements."""
+        for operator in self.operators:
+            with naming(operator, "input_stopped()"):
+                operator.input_stopped()
+
+    async def finish(self, settle: Callable[[], Awaitable[None]]) -> None:
+        """Finishes one operator after the other, head first.
+
+        Each gets the end of event time, the end of input, then the mail and timers that wait,
+        `finish`, and the mail that `finish` made. `settle()` waits until nothing is under way.
+        """
+        emit = self.chain.emit_from
+        for index, operator in enumerate(self.operators):
+            self.chain.end_event_time(index)
+            await settle()
+            if self.finished_before:
+                continue
+            self.scope.operator_context = operator.ctx
+            with naming(operator, "end_input()"):
+                for input_index in range(operator.inputs) if index == 0 else (0,):
+                    if index > 0 or input_index not in self._ended_inputs:
+                        emit(index, operator.end_input(input_index))
+            await settle()
+            await self.contexts[index + self._shift].processing_timers.quiesce()
+            self.scope.operator_context = operator.ctx
+            with naming(operator, "finish()"):
+                emit(index, operator.finish())
+            await settle()
+        if not self.finished_before:
+            mark_finished(self.head)
+
+    def end_of_data(self) -> None:
+        """Tells all operators that no element comes any more, whether they finished or not."""
+        for operator in self.operators:
+            with naming(operator, "end_of_data()"):
+                operator.end_of_data()
+
+    async def snapshot_state(self, checkpoint_id: int) -> None:
+        """Lets each operator put what it holds into its state, tail to head.
+
+        Awaits what an operator returns.
+        """
+        for operator in reversed(self.operators):
+            self.scope.operator_context = operator.ctx
+            with naming(operator, "snapshot_state()"):
+                ongoing: Awaitable[None] | None = operator.snapshot_state(checkpoint_id)
+                if ongoing is not None:
+                    await ongoing
+        self.scope.operator_context = None
+
+    def notify(self, method: str, checkpoint_id: int) -> Exception | None:
+        """Calls `method` of every operator, tail to head, even after errors.
+
+        Returns the first error.
+        """
+        first: Exception | None = None
+        for operator in reversed(self.operators):
+            self.scope.operator_context = operator.ctx
+            try:
+                with naming(operator, f"{method}()"):
+                    getattr(operator, method)(checkpoint_id)
+            # The caller raises it after all operators were notified.
+            except Exception as error:  # noqa: BLE001
+                first = first or error
+        return first
+
+    async def quiesce_timers(self) -> None:
+        """Stops all timers; one that is firing ends first."""
+        for context in self.contexts:
+            await context.processing_timers.quiesce()
+
+    def stop_timers(self) -> None:
+        """Stops all timers at once, in any state."""
+        for context in self.contexts:
+            context.processing_timers.shutdown()
+
+    async def close(self, errors: list[BaseException]) -> None:
+        """Closes all operators, tail first. Errors go into `errors`."""
+        await close_user_code(self.operators, self.scope, errors)
+
+    def close_state(self) -> None:
+        """Releases keyed state; after user code is closed, which may still read it."""
+        for context in self.contexts:
+            if context.keyed_state is not None:
+                context.keyed_state.close()
+
+
+class Drive:
+    """Works off mail and chains outside of the mailbox loop, for tasks with a pace of their own.
+
+    Consumers go first, so that little is held in between.
+    """
+
+    def __init__(
+        self,
+        processor: MailboxProcessor,
+        runtimes: Sequence[OperatorRuntime],
+        make_room: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`runtimes` go from the input to the output. `make_room` is awaited between slices."""
+        self._processor = processor
+        self._executor = processor.executor(-1)
+        self._runtimes = runtimes
+        self._make_room = make_room
+        self._watched: list[Availability] = []
+
+    async def work_off(self) -> None:
+        """Runs mail and chains until nothing waits; async functions may still be busy."""
+        await self._run(idle=False)
+
+    async def settle(self) -> None:
+        """Runs mail and chains until nothing waits and no operator has results to come."""
+        await self._run(idle=True)
+
+    async def _run(self, *, idle: bool) -> None:
+        while True:
+            await self._processor.drain()
+            if self._make_room is not None:
+                await self._make_room()
+            blocked: Availability | None = None
+            for runtime in reversed(self._runtimes):
+                chain = runtime.chain
+                if chain.has_work:
+                    if chain.run() is not ChainStatus.BLOCKED:
+                        break
+                    blocked = chain.blocked_on
+            else:
+                if self._processor.mailbox.has_mail:
+                    continue
+                if blocked is None and idle:
+                    busy = (runtime.busy() for runtime in self._runtimes)
+                    blocked = next((one.availability for one in busy if one is not None), None)
+                if blocked is None:
+                    return
+                await self.wait_for(blocked)
+
+    async def wait_for(self, availability: Availability) -> None:
+        """Runs mail until `availability` is up, or any mail came. Raises what the mail raised."""
+        if availability not in self._watched:
+            self._watched.append(availability)
+            availability.on_available(partial(self._on_available, availability))
+        try:
+            await self._executor.yield_()
+        except MailboxError as error:
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None
+
+    def _on_available(self, availability: Availability) -> None:
+        self._watched.remove(availability)
+        self._executor.execute(_nothing, "availability changed")
+
+
+def _nothing() -> None:
+    """Does nothing; as mail it ends a wait."""
