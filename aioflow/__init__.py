@@ -47,7 +47,7 @@ _HOMES = {
         "WindowContext WindowResult"
     ),
     "core.injection": "Resource resource use",
-    "core.retry": "Retry",
+    "operators.retry": "Retry",
     "core.scope": "current_scope",
     "core.states": (
         "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor "

@@ -71,7 +71,6 @@ from aioflow.core.functions import WindowResult as WindowResult
 from aioflow.core.injection import Resource as Resource
 from aioflow.core.injection import resource as resource
 from aioflow.core.injection import use as use
-from aioflow.core.retry import Retry as Retry
 from aioflow.core.scope import current_scope as current_scope
 from aioflow.core.states import AggregatingState as AggregatingState
 from aioflow.core.states import AggregatingStateDescriptor as AggregatingStateDescriptor
@@ -105,6 +104,7 @@ from aioflow.operators.aggregates import min as min
 from aioflow.operators.aggregates import min_by as min_by
 from aioflow.operators.aggregates import sum as sum
 from aioflow.operators.aggregates import top as top
+from aioflow.operators.retry import Retry as Retry
 from aioflow.operators.sink import Committer as Committer
 from aioflow.operators.sink import Sink as Sink
 from aioflow.operators.sink import SinkWriter as SinkWriter

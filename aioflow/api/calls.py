@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.functions import check_called, check_function_class, check_without_state
+from aioflow.advice.hints import field_hint
 from aioflow.api.build import fresh, make_operator
-from aioflow.api.hints import field_hint
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.functions import Function, OutputTag
-from aioflow.core.retry import Retry
+from aioflow.core.functions import Function, OutputTag, has_operator_state
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_seconds
 from aioflow.expressions.nodes import is_expression
@@ -29,18 +29,16 @@ from aioflow.operators.async_process import (
 )
 from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
 from aioflow.operators.connected_rows import ConnectedRowsOperator
-from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
-from aioflow.operators.plain_functions import check_called, check_without_state
 from aioflow.operators.process import (
     BroadcastProcessOperator,
     CoProcessOperator,
     KeyedProcessOperator,
     ProcessOperator,
 )
+from aioflow.operators.retry import Retry
 from aioflow.operators.running import RunningAggregateOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
-from aioflow.operators.userfunction import has_operator_state
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import Operator

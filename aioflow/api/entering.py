@@ -7,13 +7,28 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
+from aioflow.advice.calls import no_such_method
 from aioflow.api.job import Job
-from aioflow.api.steps import no_such_method
 
 __all__ = ["Entering"]
+
+WITHOUT_ASYNC = (
+    "is entered by `async with flow.run() as job`, in an `async def`; a program without a loop of "
+    "its own calls af.run(flow)"
+)
+AWAITED = (
+    "is entered, not awaited: `async with flow.run() as job`; to wait for the end of the flow "
+    "`await flow.execute()`"
+)
+NO_JOB = (
+    "has no attribute {name!r}: it is no job before it is entered; write `async with flow.run() "
+    "as job:` and job.{name} in its block, or `await flow.execute()`, which runs to the end"
+)
+NEVER_ENTERED = (
+    "was never entered, so nothing ran: `async with flow.run() as job`, or `await flow.execute()`"
+)
 
 
 class Entering(AbstractAsyncContextManager[Job]):
@@ -29,57 +44,29 @@ class Entering(AbstractAsyncContextManager[Job]):
         self._is_told = True
         return await self._running.__aenter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return await self._running.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        return await self._running.__aexit__(*exc_info)
+
+    def _tell(self, text: str) -> str:
+        self._is_told = True
+        return f"flow.run() of {self._flow!r} {text}"
 
     def __enter__(self) -> Never:
-        self._is_told = True
-        raise TypeError(
-            f"flow.run() of {self._flow!r} is entered by `async with flow.run() as job`, in an "
-            "`async def`; a program without a loop of "
-            "its own calls af.run(flow)"
-        )
+        raise TypeError(self._tell(WITHOUT_ASYNC))
 
     def __exit__(self, *exc_info: object) -> None:
-        """Does nothing. Without this method, `with` would not call `__enter__`, which explains the
-        error.
-        """
+        """Does nothing. Without this method, `with` would not call `__enter__`."""
 
     def __await__(self) -> Any:
-        self._is_told = True
-        raise TypeError(
-            f"flow.run() of {self._flow!r} is entered, not awaited: `async with flow.run() as "
-            "job`; to wait for the end of the flow "
-            "`await flow.execute()`"
-        )
+        raise TypeError(self._tell(AWAITED))
 
     if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):  # Copying, pickling and introspection ask for these.
                 raise no_such_method(self, name)
-            self._is_told = True
-            raise AttributeError(
-                f"flow.run() of {self._flow!r} has no attribute {name!r}: it is no job before it "
-                "is entered; write `async with flow.run() "
-                f"as job:` and job.{name} in its block, or `await flow.execute()`, which runs to "
-                "the end",
-                name=None,
-                obj=None,
-            )
+            raise AttributeError(self._tell(NO_JOB.format(name=name)), name=None, obj=None)
 
     def __del__(self) -> None:
         if not getattr(self, "_is_told", True):
-            warnings.warn(
-                f"flow.run() of {self._flow!r} was never entered, so nothing ran: `async with "
-                "flow.run() as job`, or "
-                "`await flow.execute()`",
-                RuntimeWarning,
-                stacklevel=1,
-                source=self,
-            )
+            warnings.warn(self._tell(NEVER_ENTERED), RuntimeWarning, stacklevel=1, source=self)

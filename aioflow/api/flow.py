@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
+from aioflow.advice.calls import explained_methods, nearest_method, no_such_method
 from aioflow.api.build import (
     OperatorOptions,
     Upstream,
@@ -27,11 +28,9 @@ from aioflow.api.entering import Entering
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
-from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.api.streams import DataStream, KeyedStream
 from aioflow.checkpoint.urls import encode_flow, flow_url, local_path
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained_methods
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode

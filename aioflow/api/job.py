@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from aioflow.advice.calls import explained_methods
 from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.queryable import StateReader
 from aioflow.api.subscription import Subscription
@@ -26,7 +27,6 @@ from aioflow.core.errors import (
     StateError,
     did_you_mean,
 )
-from aioflow.core.explained_calls import explained_methods
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.deployment import ExecutionState

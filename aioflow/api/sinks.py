@@ -7,14 +7,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.hints import sink_hint
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, make_operator
-from aioflow.api.hints import sink_hint
 from aioflow.core.errors import GraphError
+from aioflow.core.functions import has_operator_state
 from aioflow.operators import traits
 from aioflow.operators.function_sink import FunctionSink, as_sink, calling
 from aioflow.operators.sink import SinkOperator
 from aioflow.operators.traits import BY_RECORD
-from aioflow.operators.userfunction import has_operator_state
 
 if TYPE_CHECKING:
     from aioflow.graph.stream_graph import StreamGraph

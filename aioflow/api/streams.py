@@ -28,6 +28,14 @@ from typing import (
     overload,
 )
 
+from aioflow.advice.calls import explained_methods, hinted, nearest_method, no_such_method
+from aioflow.advice.functions import (
+    check_function_class,
+    check_plain,
+    check_without_resources,
+    check_without_state,
+)
+from aioflow.advice.hints import aggregates_hint, as_select, keys_hint, window_time_hint
 from aioflow.api.build import (
     OperatorOptions,
     Upstream,
@@ -49,11 +57,8 @@ from aioflow.api.calls import (
     row_call,
     window_join,
 )
-from aioflow.api.hints import aggregates_hint, as_select, keys_hint, window_time_hint
 from aioflow.api.sinks import add_sink
-from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.functions import (
     AggregateFunction,
     BroadcastProcessFunction,
@@ -70,6 +75,7 @@ from aioflow.core.functions import (
     ProcessFunction,
     ProcessWindowFunction,
     WindowResult,
+    has_operator_state,
 )
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_ms
@@ -81,17 +87,10 @@ from aioflow.operators.aggregates import count, resolve_aggregate
 from aioflow.operators.aggregates import max as max_of
 from aioflow.operators.aggregates import min as min_of
 from aioflow.operators.aggregates import sum as sum_of
-from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.joins import CoGroupOperator
-from aioflow.operators.plain_functions import (
-    check_plain,
-    check_without_resources,
-    check_without_state,
-)
 from aioflow.operators.running import RunningReduceOperator
 from aioflow.operators.stateless import StatelessKind, is_async
 from aioflow.operators.traits import OperatorTraits
-from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 from aioflow.operators.window_join import WindowJoinOperator, why_rows
 from aioflow.operators.window_plan import (
@@ -105,10 +104,10 @@ from aioflow.operators.windowing import GlobalWindows
 
 if TYPE_CHECKING:
     from aioflow.api.gather import RowStream
-    from aioflow.core.retry import Retry
     from aioflow.core.states import MapStateDescriptor
     from aioflow.graph.stream_graph import StreamGraph
     from aioflow.operators.operator import Operator
+    from aioflow.operators.retry import Retry
     from aioflow.operators.sink import Sink
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.watermarks import WatermarkStrategy

@@ -33,6 +33,7 @@ reader does next, not for the place that raised it; facts go into the sentence.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "AioflowError",
@@ -65,6 +66,7 @@ __all__ = [
     "message_of",
     "note_once",
     "with_article",
+    "describe_record",
 ]
 
 
@@ -241,3 +243,19 @@ def message_of(error: BaseException) -> str:
 def has_place(error: BaseException) -> bool:
     """Returns whether a note of the engine says where `error` was raised."""
     return any(line.startswith("aioflow: ") for line in getattr(error, "__notes__", ()))
+
+
+RECORD_TEXT_MAX = 200
+"""Characters of a record that an error may show."""
+
+
+def describe_record(value: Any) -> str:
+    """Returns the shortened repr of a record, for an error message. If the repr itself fails,
+    returns a replacement.
+    """
+    try:
+        text = repr(value)
+    # The error that is being described matters more than any error of `repr`.
+    except Exception as error:  # noqa: BLE001
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    return text if len(text) <= RECORD_TEXT_MAX else text[:RECORD_TEXT_MAX] + "..."

@@ -61,6 +61,7 @@ __all__ = [
     "TriggerResult",
     "WindowContext",
     "WindowResult",
+    "has_operator_state",
 ]
 
 T = TypeVar("T")
@@ -382,3 +383,10 @@ class CheckpointedFunction(Protocol):
 
     def initialize_state(self, ctx: Any) -> None: ...
     def snapshot_state(self, ctx: Any) -> Awaitable[None] | None: ...
+
+
+def has_operator_state(function: Any) -> bool:
+    """Returns whether `function`, an instance or a class, is a CheckpointedFunction."""
+    return issubclass(
+        function if isinstance(function, type) else type(function), CheckpointedFunction
+    )

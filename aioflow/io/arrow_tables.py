@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, MalformedInput
-from aioflow.core.explained_calls import explained
 from aioflow.io.column_files import ColumnFiles
 from aioflow.io.column_reader import Pages, named
 from aioflow.io.columns_extra import require_columns

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.io.checks import checked_columns, checked_encoding
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.explained_calls import explained
+from aioflow.advice.calls import explained
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

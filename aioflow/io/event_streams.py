@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken
-from aioflow.core.explained_calls import explained
 from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.core.functions import OutputTag
 from aioflow.io.blocks import BLOCK_BYTES
 from aioflow.io.checks import checked_encoding, checked_seconds, checked_whole

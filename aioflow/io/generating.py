@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.core.signatures import check_takes
 from aioflow.io.checks import checked_whole
 from aioflow.operators.source import Split

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken, GraphError, did_you_mean
-from aioflow.core.explained_calls import explained
 from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader

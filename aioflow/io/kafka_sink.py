@@ -20,7 +20,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioflow.core.errors import GraphError, StateError
+from aioflow.core.errors import GraphError, StateError, describe_record
 from aioflow.io.backoff import Backoff
 from aioflow.io.kafka_client import (
     client_library,
@@ -31,7 +31,6 @@ from aioflow.io.kafka_client import (
     started,
 )
 from aioflow.io.message_bodies import body_encoder
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from aioflow.io.kafka_topics import KafkaTopics

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.explained_calls import explained
 from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds, checked_text
 from aioflow.io.kafka_partitions import KafkaPartitions
 from aioflow.io.malformed import checked_on_error

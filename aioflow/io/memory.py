@@ -14,9 +14,9 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from aioflow.advice.functions import check_without_state
 from aioflow.core.errors import GraphError
 from aioflow.io.iterating import FunctionReader
-from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.source import Source, Split
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def as_source(what: Any) -> Source[Any]:
             f"{_to_read(what)}for a single element write [{what!r}]"
         )
     if type(what).__module__.partition(".")[0] in TABLES_OF:
-        from aioflow.io.suggestions import hint_of_table, is_table
+        from aioflow.advice.hints import hint_of_table, is_table
 
         if is_table(what):  # Iterating over a table may yield the names of its columns.
             named = f"{type(what).__name__} of {type(what).__module__}"
@@ -90,7 +90,7 @@ def as_source(what: Any) -> Source[Any]:
 
 def _to_read(what: object) -> str:
     """Returns advice on how to read a file if `what` may be the name of a file."""
-    from aioflow.io.suggestions import reader_hint
+    from aioflow.advice.hints import reader_hint
 
     return (
         f"to read a file write {reader_hint(what)}, " if isinstance(what, (str, PurePath)) else ""

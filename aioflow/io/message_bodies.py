@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.core.errors import GraphError, describe_record, did_you_mean
 from aioflow.io.shapes import is_namedtuple, namedtuple_from
-from aioflow.operators.userfunction import describe_record
 
 __all__ = [
     "FORMATS",

@@ -16,11 +16,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff
 from aioflow.io.message_bodies import body_encoder
 from aioflow.io.nats_streams import connect, is_away, stream_of
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from aioflow.io.nats_streams import NatsStream

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from aioflow.advice.calls import explained
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
-from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds
 from aioflow.io.malformed import checked_on_error

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import MalformedInput
-from aioflow.core.explained_calls import explained
 from aioflow.io.checks import checked_columns, checked_whole
 from aioflow.io.column_files import ColumnFiles
 from aioflow.io.column_reader import Pages, mark_of_file, named

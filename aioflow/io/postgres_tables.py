@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgspec
 
-from aioflow.core.errors import GraphError, note_once
-from aioflow.core.explained_calls import explained
+from aioflow.advice.calls import explained
+from aioflow.core.errors import GraphError, describe_record, note_once
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.checks import check_host_and_port, checked_columns
 from aioflow.io.shapes import value_maker
@@ -27,7 +27,6 @@ from aioflow.io.tables import (
     was_committed,
 )
 from aioflow.operators.source import Split
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from aioflow.io.tables import Batch, Piece, Prepared, Row

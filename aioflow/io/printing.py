@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from aioflow.core.explained_calls import explained
+from aioflow.advice.calls import explained
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

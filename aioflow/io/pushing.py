@@ -21,9 +21,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 
+from aioflow.advice.calls import explained
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
-from aioflow.core.explained_calls import explained
 from aioflow.io.checks import checked_whole
 from aioflow.operators.source import Split
 

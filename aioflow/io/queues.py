@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import say_at_most_once
 from aioflow.operators.source import Split
 

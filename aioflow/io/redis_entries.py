@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflow.core.errors import with_article
+from aioflow.core.errors import describe_record, with_article
 from aioflow.io.message_bodies import body_decoder, body_encoder
 from aioflow.io.shapes import field_names, fields_of_value, row_converter
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from aioflow.io.redis_streams import RedisStreams

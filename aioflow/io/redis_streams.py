@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
-from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.checks import checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import checked_url

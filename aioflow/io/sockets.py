@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken
-from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.checks import (

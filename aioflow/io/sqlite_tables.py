@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
 from urllib.parse import quote
 
+from aioflow.advice.calls import explained
 from aioflow.core.aio import wait_all
-from aioflow.core.errors import Closed, GraphError, note_once
-from aioflow.core.explained_calls import explained
+from aioflow.core.errors import Closed, GraphError, describe_record, note_once
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.checks import checked_columns
 from aioflow.io.hosts import lent
@@ -35,7 +35,6 @@ from aioflow.io.tables import (
     was_committed,
 )
 from aioflow.operators.source import Split
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

@@ -29,10 +29,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from aioflow.core.errors import StateError
+from aioflow.core.errors import StateError, describe_record
 from aioflow.core.wire.serializers import Codec
 from aioflow.io.shapes import fields_of_value
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

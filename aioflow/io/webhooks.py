@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aioflow.advice.calls import explained
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.checks import PORT_MAX, checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import DECODINGS

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken, GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader

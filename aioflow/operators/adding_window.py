@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import StateError, note_once
+from aioflow.core.errors import StateError, describe_record, note_once
 from aioflow.core.functions import OutputTag
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.operator import Operator
@@ -18,7 +18,7 @@ from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.taking import of_taken
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction
 from aioflow.operators.windowing import TimeWindow, window_fn_results
 from aioflow.state.backend import require_keyed
 

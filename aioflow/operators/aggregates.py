@@ -22,8 +22,9 @@ from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Never, TypeVar
 
+from aioflow.advice.calls import explained
+from aioflow.advice.functions import check_function_class, check_without_state
 from aioflow.core.errors import GraphError, with_article
-from aioflow.core.explained_calls import explained
 from aioflow.core.functions import AggregateFunction
 from aioflow.core.states import OrNone
 from aioflow.expressions.nodes import is_expression
@@ -34,8 +35,6 @@ from aioflow.operators.folding import (
     UserAggregate,
     as_selector,
 )
-from aioflow.operators.function_classes import check_function_class
-from aioflow.operators.plain_functions import check_without_state
 
 __all__ = [
     "agg",

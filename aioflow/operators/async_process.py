@@ -22,7 +22,7 @@ from typing import Any
 
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import note_once
+from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import Function
 from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import check_own_task
@@ -37,7 +37,6 @@ from aioflow.operators.process import (
 from aioflow.operators.process_context import note_no_time
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import describe_record
 from aioflow.operators.valve import mark_after_restore
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY, require_keyed
 

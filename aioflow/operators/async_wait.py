@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.aio import is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import GraphError, message_of, note_once
+from aioflow.core.errors import GraphError, describe_record, message_of, note_once
 from aioflow.core.functions import Failed
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.states import ListStateDescriptor
@@ -31,13 +31,13 @@ from aioflow.operators.async_queue import CompletionQueue, Entry, OrderedQueue, 
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record, with_resources
+from aioflow.operators.userfunction import UserFunction, with_resources
 from aioflow.operators.valve import mark_after_restore
 from aioflow.state.backend import NO_KEY
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
-    from aioflow.core.retry import Retry
+    from aioflow.operators.retry import Retry
 
 __all__ = ["ASYNC_CONCURRENCY", "BLOCKING_CONCURRENCY", "AsyncWaitOperator", "GuardedRowsOperator"]
 

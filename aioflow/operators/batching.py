@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
-from aioflow.core.errors import GraphError, note_once
+from aioflow.core.errors import GraphError, describe_record, note_once
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.signatures import check_takes
 from aioflow.core.states import ListStateDescriptor
@@ -27,7 +27,7 @@ from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM
 from aioflow.operators.process import Rows
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction
 from aioflow.operators.valve import mark_after_restore
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from aioflow.advice.functions import check_without_resources, check_without_state
 from aioflow.core.errors import GraphError, with_article
 from aioflow.core.functions import AggregateFunction
 from aioflow.core.signatures import check_takes
@@ -33,7 +34,6 @@ from aioflow.expressions.rows import (
 )
 from aioflow.expressions.source import Emitter, RowKind
 from aioflow.operators.inlining import body_of, call_again
-from aioflow.operators.plain_functions import check_without_resources, check_without_state
 
 __all__ = [
     "FoldingAggregate",

@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import GraphError, note_once
-from aioflow.core.functions import Function
+from aioflow.advice.functions import check_without_state
+from aioflow.core.errors import GraphError, describe_record, note_once
+from aioflow.core.functions import Function, has_operator_state
 from aioflow.core.signatures import check_takes
 from aioflow.core.user_code import check_own_task
 from aioflow.operators.operator import CHEAPER_OR_ASYNC
-from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.results import FirstResult
 from aioflow.operators.sink import Committer, Sink, SinkOperator, SinkWriter
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record, has_operator_state
+from aioflow.operators.userfunction import UserFunction
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

@@ -16,17 +16,17 @@ from importlib.util import find_spec
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.runtime import KeysMet
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import GraphError, StateError, note_once
+from aioflow.core.errors import GraphError, StateError, describe_record, note_once
 from aioflow.core.keygroups import KeyGroupRange, key_group
-from aioflow.operators.keys_met import KeysMet
 from aioflow.operators.operator import Operator
 from aioflow.operators.process_context import OperatorProcessContext
 from aioflow.operators.results import elements_of
 from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import SessionWindows, TimeWindow, WindowAssigner
 from aioflow.state.backend import INTERNAL_PREFIX, require_keyed

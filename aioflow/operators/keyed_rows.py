@@ -10,11 +10,11 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
-from aioflow.core.errors import note_once
+from aioflow.core.errors import describe_record, note_once
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import PLAIN_RESULTS, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction
 from aioflow.state.backend import NO_KEY, require_keyed
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import GeneratorType
 from typing import Any
 
+from aioflow.core.errors import describe_record
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import RowFunction
-from aioflow.operators.userfunction import describe_record
 
 __all__ = ["PLAIN_RESULTS", "FirstResult", "elements_of", "refuse_awaitable"]
 

@@ -29,12 +29,11 @@ from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import note_once
+from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.operators.adding_window import AddingWindowOperator
 from aioflow.operators.slice_grid import last_instant
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import describe_record
 from aioflow.operators.windowing import SessionWindows, TimeWindow
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import AioflowError, RestoreError, note_once
 from aioflow.core.functions import CheckpointedFunction
 from aioflow.core.optional_arguments import call_with, takes_argument
-from aioflow.core.retry import Retry
 from aioflow.core.user_code import check_own_task
 from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
+from aioflow.operators.retry import Retry
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.errors import describe_record
 from aioflow.core.optional_arguments import call_with
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     import asyncio

@@ -30,14 +30,14 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
-from aioflow.core.errors import note_once
+from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import Function
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult
-from aioflow.operators.userfunction import UserFunction, all_of, describe_record
+from aioflow.operators.userfunction import UserFunction, all_of
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

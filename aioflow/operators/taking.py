@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
+from aioflow.core.errors import describe_record
 from aioflow.operators.aggregates import (
     Agg,
     BuiltIn,
@@ -29,7 +30,6 @@ from aioflow.operators.aggregates import (
 )
 from aioflow.operators.folding import FoldingAggregate
 from aioflow.operators.inlining import body_of
-from aioflow.operators.userfunction import describe_record
 
 __all__ = ["at_record", "between_records", "of_taken", "taken_by"]
 

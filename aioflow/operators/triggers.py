@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from aioflow.advice.calls import explained
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.core.functions import TriggerResult
 from aioflow.core.states import ReducingStateDescriptor, StateDescriptor
 from aioflow.core.timeunits import Duration

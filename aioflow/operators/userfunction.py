@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.functions import CheckpointedFunction, Function
+from aioflow.core.functions import Function, has_operator_state
 from aioflow.core.injection import injected_parameters
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import compile_predicate, compile_row
@@ -21,10 +21,7 @@ from aioflow.expressions.rows import compile_predicate, compile_row
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["UserFunction", "all_of", "describe_record", "has_operator_state", "with_resources"]
-
-RECORD_TEXT_MAX = 200
-"""Characters of a record that an error may show."""
+__all__ = ["UserFunction", "all_of", "with_resources"]
 
 
 class UserFunction:
@@ -100,13 +97,6 @@ class UserFunction:
                 await result
 
 
-def has_operator_state(function: Any) -> bool:
-    """Returns whether `function`, an instance or a class, is a CheckpointedFunction."""
-    return issubclass(
-        function if isinstance(function, type) else type(function), CheckpointedFunction
-    )
-
-
 def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitable[None] | None:
     """Lets several functions write their state, one after the other.
 
@@ -136,15 +126,3 @@ async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Call
         if needed
         else call
     )
-
-
-def describe_record(value: Any) -> str:
-    """Returns the shortened repr of a record, for an error message. If the repr itself fails,
-    returns a replacement.
-    """
-    try:
-        text = repr(value)
-    # The error that is being described matters more than any error of `repr`.
-    except Exception as error:  # noqa: BLE001
-        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
-    return text if len(text) <= RECORD_TEXT_MAX else text[:RECORD_TEXT_MAX] + "..."

@@ -14,21 +14,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aioflow.core.elements import MAX_WATERMARK, RecordBatch
-from aioflow.core.errors import note_once
-from aioflow.core.explained_calls import explained_methods
-from aioflow.core.signatures import wrong_signature
-from aioflow.core.timeunits import Duration, to_ms
-from aioflow.expressions.nodes import is_expression
-from aioflow.operators.operator import Operator, ProcessingTimeTimer
-from aioflow.operators.plain_functions import (
+from aioflow.advice.calls import explained_methods
+from aioflow.advice.functions import (
     check_plain,
     check_without_resources,
     check_without_state,
 )
+from aioflow.advice.runtime import warn_of_unit
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch
+from aioflow.core.errors import describe_record, note_once
+from aioflow.core.signatures import wrong_signature
+from aioflow.core.timeunits import Duration, to_ms
+from aioflow.expressions.nodes import is_expression
+from aioflow.operators.operator import Operator, ProcessingTimeTimer
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.time_unit import warn_of_unit
-from aioflow.operators.userfunction import describe_record
 from aioflow.operators.watermark_generators import (
     BoundedGenerator,
     IngestionGenerator,

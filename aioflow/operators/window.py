@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import StateError, note_once
+from aioflow.core.errors import StateError, describe_record, note_once
 from aioflow.core.functions import (
     AggregateFunction,
     OutputTag,
@@ -36,7 +36,7 @@ from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.triggers import Trigger, fires_by_clock_alone
-from aioflow.operators.userfunction import UserFunction, all_of, describe_record
+from aioflow.operators.userfunction import UserFunction, all_of
 from aioflow.operators.window_context import BoundTriggerContext, BoundWindowContext
 from aioflow.operators.windowing import (
     GLOBAL,

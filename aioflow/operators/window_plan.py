@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from aioflow.advice.functions import check_function_class, check_plain, check_without_state
 from aioflow.core.errors import GraphError
-from aioflow.core.functions import CheckpointedFunction, Function, OutputTag, ProcessWindowFunction
+from aioflow.core.functions import (
+    CheckpointedFunction,
+    Function,
+    OutputTag,
+    ProcessWindowFunction,
+    has_operator_state,
+)
 from aioflow.operators import traits
 from aioflow.operators.aggregates import (
     Agg,
@@ -29,14 +36,11 @@ from aioflow.operators.aggregates import (
 )
 from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
-from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.operator import Operator
-from aioflow.operators.plain_functions import check_plain, check_without_state
 from aioflow.operators.session_window import SessionWindowOperator
 from aioflow.operators.slice_window import SliceWindowOperator, window_grid
 from aioflow.operators.traits import OperatorTraits
 from aioflow.operators.triggers import Trigger, on_count, purging
-from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import (
     Evictor,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from aioflow.advice.calls import explained
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.expressions.nodes import Expr

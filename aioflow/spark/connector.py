@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, overload
 
+from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.shapes import value_maker
 from aioflow.spark.typed_rows import TypedRows

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from aioflow.core.errors import StateError
+from aioflow.core.errors import StateError, describe_record
 from aioflow.io.shapes import fields_of_value
-from aioflow.operators.userfunction import describe_record
 from aioflow.spark.channels import ChannelListener
 from aioflow.spark.executor import PullRows
 from aioflow.spark.failures import SparkError

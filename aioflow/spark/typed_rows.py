@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from aioflow.core.errors import describe_record
 from aioflow.io.shapes import field_names
-from aioflow.operators.userfunction import describe_record
 
 __all__ = ["TypedRows"]
 

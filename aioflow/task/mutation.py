@@ -22,11 +22,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
-from aioflow.core.errors import AioflowError
+from aioflow.core.errors import AioflowError, describe_record
 from aioflow.core.wire.serializers import Codec
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import describe_record
 from aioflow.state.snapshot import ATOMS
 from aioflow.task.chain import OperatorChain
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
-from aioflow.core.errors import note_once
+from aioflow.core.errors import describe_record, note_once
 from aioflow.core.keygroups import KeyNotSupported, SubtaskCache, canonical_key
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.inlining import Body, as_getter, body_of, failure_of
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction
 
 if TYPE_CHECKING:
     from aioflow.columns.keys import KeyRouter

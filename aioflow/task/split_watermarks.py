@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.runtime import warn_of_unit
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
-from aioflow.operators.time_unit import warn_of_unit
-from aioflow.operators.userfunction import describe_record
+from aioflow.core.errors import describe_record
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceReader, Split

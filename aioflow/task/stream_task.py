@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.runtime import tell_unread_sides
 from aioflow.core.aio import (
     CANCEL_GRACE_S,
     OrderedTaskGroup,
@@ -53,7 +54,6 @@ from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
 from aioflow.task.network_input import NetworkInput
 from aioflow.task.phase import TaskLife, TaskPhase
 from aioflow.task.queries import answered
-from aioflow.task.unread_sides import tell_unread_sides
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
@@ -340,9 +340,8 @@ class StreamTask:
         drain = loop.ended_with is InputStatus.END_OF_DATA
         await loop.end.finish(drain=drain)
         if drain:
-            tell_unread_sides(
-                self.descriptor.vertex.nodes, self._output.read_sides(), self._output.sides_sent
-            )
+            names = [node.name for node in self.descriptor.vertex.nodes]
+            tell_unread_sides(names, self._output.read_sides(), self._output.sides_sent)
         await loop.end.leave(drain=drain, checkpointing=self._options.checkpointing)
 
     async def _clean_up(self, failure: BaseException | None) -> None:

@@ -10,7 +10,7 @@ CHECKPOINTS = "tests/api/test_checkpoints.py::"
 BACK = "tests/api/test_going_back.py::"
 
 REMEDIES = "tests/api/test_remedies.py::"
-UNITS = "tests/operators/test_time_unit.py::"
+UNITS = "tests/advice/test_time_unit.py::"
 SIGNATURES = "tests/api/test_signatures.py::"
 
 GRAPH = "tests/cluster/test_execution_graph.py::"
@@ -194,8 +194,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a run that was taken for its job is warned of once more when it is gone",
         "aioflow/api/entering.py",
-        "            self._is_told = True\n            raise AttributeError(\n",
-        "            raise AttributeError(\n",
+        "        self._is_told = True\n        return f",
+        "        return f",
         (REMEDIES + "test_run_that_was_not_entered_is_reported_by_its_job",),
     ),
     Mutant(
@@ -214,7 +214,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "keys of a join that are never equal meet nothing in silence",
-        "aioflow/operators/keys_met.py",
+        "aioflow/advice/runtime.py",
         "        if found is not None:\n",
         "        if found is keys:\n",
         (REMEDIES + "test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once",),
@@ -235,7 +235,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "seconds pass for milliseconds in silence",
-        "aioflow/operators/time_unit.py",
+        "aioflow/advice/runtime.py",
         '    ("seconds", 1, "* 1000"),\n',
         "",
         (
@@ -269,18 +269,18 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the class of a function with state is taken for the function",
-        "aioflow/operators/plain_functions.py",
+        "aioflow/advice/functions.py",
         (
             "    if not isinstance(function, type) or not has_operator_state(\n"
             "        function\n"
-            "    ):  # Of such a class an instance is called.\n"
+            "    ):  # For such a class, an instance is called.\n"
         ),
-        "    if True:  # Of such a class an instance is called.\n",
+        "    if True:  # For such a class, an instance is called.\n",
         (SIGNATURES + "test_callable_or_unknown_signatures_are_not_refused",),
     ),
     Mutant(
         "a method that takes too little is found at its first call",
-        "aioflow/operators/function_classes.py",
+        "aioflow/advice/functions.py",
         '            raise GraphError(f"{cls.__name__} has {name}{wrong}, expected '
         '{_head(called)}")\n',
         "            pass\n",
@@ -288,7 +288,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a timer spelled as Flink does goes by in silence",
-        "aioflow/operators/function_classes.py",
+        "aioflow/advice/functions.py",
         '    return name.replace("_", "").casefold()\n',
         "    return name\n",
         (
@@ -298,21 +298,21 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a helper that is called a little like a method is taken for it",
-        "aioflow/operators/function_classes.py",
+        "aioflow/advice/functions.py",
         "NEARLY = 0.92\n",
         "NEARLY = 0.8\n",
         (SIGNATURES + "test_helper_methods_are_not_mistaken_for_uncalled_methods",),
     ),
     Mutant(
         "half of what state needs goes by in silence",
-        "aioflow/operators/function_classes.py",
+        "aioflow/advice/functions.py",
         "    if len(half) == 1:\n",
         "    if len(half) == 3:\n",
         (SIGNATURES + "test_a_method_that_is_nearly_one_that_would_be_called_is_warned_of",),
     ),
     Mutant(
         "a class whose constructor may bring the method is refused",
-        "aioflow/operators/function_classes.py",
+        "aioflow/advice/functions.py",
         '    certain = not isinstance(function, type) or "__init__" not in own\n',
         "    certain = True\n",
         (SIGNATURES + "test_a_method_that_the_constructor_brings_is_not_missed",),
@@ -372,7 +372,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what copying asks a stream for is compared with its methods",
-        "aioflow/api/steps.py",
+        "aioflow/advice/calls.py",
         '    if name.startswith("_"):  # Copying',
         "    if not name:  # Copying",
         (

@@ -559,7 +559,7 @@ def joins(left: Any, right: Any, method: str) -> Any:
 
 
 async def unmet(keyed_both: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
-    with caplog.at_level(logging.WARNING, "aioflow.operators.keys_met"):
+    with caplog.at_level(logging.WARNING, "aioflow.advice.runtime"):
         await keyed_both.collect()
     return caplog.messages
 

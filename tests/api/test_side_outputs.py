@@ -78,7 +78,7 @@ async def test_empty_tag_is_reported_at_the_end_if_a_similar_tag_went_unread(
 
     assert await flow.collect(even, even.side(ODDS)) == ([0, 2, 4], [])
 
-    (told,) = [record for record in caplog.records if record.name == "aioflow.task.unread_sides"]
+    (told,) = [record for record in caplog.records if record.name == "aioflow.advice.runtime"]
     assert told.levelname == "WARNING"
     assert told.getMessage() == (
         "operator 'apart' sent nothing to its side output 'odds', which has a reader, but to "
@@ -95,7 +95,7 @@ async def test_a_side_output_that_is_read_or_never_sent_to_is_no_news(
 
     await flow.collect(even, even.side(ODD))
 
-    assert "aioflow.task.unread_sides" not in {record.name for record in caplog.records}
+    assert "aioflow.advice.runtime" not in {record.name for record in caplog.records}
 
 
 async def test_a_side_output_that_a_subscription_reads_is_not_unread(
@@ -112,7 +112,7 @@ async def test_a_side_output_that_a_subscription_reads_is_not_unread(
             assert [await anext(rows), await anext(rows)] == [1, 3]
             await job.stop(drain=True)
 
-    assert "aioflow.task.unread_sides" not in {record.name for record in caplog.records}
+    assert "aioflow.advice.runtime" not in {record.name for record in caplog.records}
 
 
 async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_written(

@@ -23,7 +23,6 @@ import pytest
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import StateError
 from aioflow.core.optional_arguments import call_with
-from aioflow.core.retry import Retry
 from aioflow.io.csv_files import csv
 from aioflow.io.discarding import blackhole
 from aioflow.io.files import lines
@@ -39,6 +38,7 @@ from aioflow.io.redis_sink import RedisCommitter, RedisWriter
 from aioflow.io.redis_streams import RedisStreams, redis
 from aioflow.io.sqlite_tables import SqliteTable, sqlite
 from aioflow.io.tables import TableCommitter, TableWriter
+from aioflow.operators.retry import Retry
 from aioflow.operators.sink import Sink, SinkOperator
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from aioflow.state.snapshot import OperatorSnapshot

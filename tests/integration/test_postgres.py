@@ -15,9 +15,9 @@ import pytest
 import aioflow as af
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import GraphError
-from aioflow.core.retry import Retry
 from aioflow.io.postgres_tables import PAGE_ROWS, postgres
 from aioflow.io.tables import PIECE_ROWS
+from aioflow.operators.retry import Retry
 from aioflow.operators.sink import SinkOperator
 from tests.io.driver import Runtime, SinkContext, read_all, system_context
 from tests.io.postgres_server import PostgresServer, postgres_server

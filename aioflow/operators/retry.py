@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aioflow.core.explained_calls import explained_methods
+from aioflow.advice.calls import explained_methods
 from aioflow.core.timeunits import Duration, to_seconds
 
 __all__ = ["Retry"]

@@ -58,7 +58,7 @@ async def warnings(
     """Returns the warnings for a stream of these `times`."""
     strategy = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=timestamp)
     stream = place(af.Flow("units"), [{"t": time} for time in times], strategy)
-    with caplog.at_level(logging.WARNING, "aioflow.operators.time_unit"):
+    with caplog.at_level(logging.WARNING, "aioflow.advice.runtime"):
         assert len(await stream.collect()) == len(times)
     return caplog.messages
 

@@ -1,0 +1,219 @@
+"""Checks of user functions when a flow is built.
+
+Plain functions are never awaited: keys, reductions, windows and joins call them within a batch. An
+`async def` there would return coroutines in place of values, and the error would appear far from
+its line. So it is rejected at its line, and so is a function with other parameters. Where resources
+are not injected, a parameter that declares a resource is rejected too: the function would get the
+declaration in its place. A function with operator state is rejected where checkpoints do not
+include it: the state would be lost at the first restart.
+
+Of a function class, visible mistakes are found: a method that is never called because its name is
+misspelled, or a method that takes too few arguments. A class that derives from `af.ProcessFunction`
+and spells `on_timer` as Flink does is a valid class, but its timers would fire without effect. The
+mistake is an error if the method must be defined. Otherwise it is a warning, because the method may
+be a helper of the other methods.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from difflib import get_close_matches
+from types import FunctionType
+from typing import Any, Final
+
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import CheckpointedFunction, Function, has_operator_state
+from aioflow.core.injection import injected_parameters
+from aioflow.core.signatures import check_takes, wrong_signature
+
+__all__ = [
+    "check_called",
+    "check_function_class",
+    "check_plain",
+    "check_without_resources",
+    "check_without_state",
+]
+
+logger = logging.getLogger(__name__)
+
+REQUIRED = {
+    "MapFunction": ("map",),
+    "FilterFunction": ("filter",),
+    "FlatMapFunction": ("flat_map",),
+    "ProcessFunction": ("process_element",),
+    "CoProcessFunction": ("process_element1", "process_element2"),
+    "BroadcastProcessFunction": ("process_element", "process_broadcast_element"),
+    "ProcessWindowFunction": ("process",),
+    "AggregateFunction": ("create_accumulator", "add", "get_result"),
+    "Trigger": ("on_element",),
+}
+"""The methods that a subclass of each base must define, because the base class only raises."""
+
+CHECKPOINTED: Final = ("initialize_state", "snapshot_state")
+
+NEARLY = 0.92
+"""Minimum similarity of two names, from 0 to 1: `on_timers` is similar to `on_timer`, `closed` is
+not similar to `close`.
+"""
+
+
+def check_plain(function: Any, what: str, parameters: str, method: str = "__call__") -> None:
+    """Raises GraphError unless `function`, or the `method` of a function class, is a plain function
+    of `parameters`.
+
+    `parameters` are the arguments of the call, named as in "value, ctx".
+    """
+    is_class = isinstance(function, Function) or (
+        isinstance(function, type) and issubclass(function, Function)
+    )
+    if is_class and not hasattr(function, method):
+        name = function.__name__ if isinstance(function, type) else type(function).__name__
+        raise GraphError(
+            f"{what}: {name} has no method {method!r}, so it is no function for this place"
+        )
+    target = getattr(function, method) if is_class else function
+    if not callable(target):
+        raise GraphError(f"{what} needs a function, got {type(function).__name__}: {function!r}")
+    # Finds out how the function is called, not whether it can be.
+    for call in (target, getattr(target, "__call__", None)):  # noqa: B004
+        if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+            raise GraphError(
+                f"{what} needs a plain function, and this one is async, which is not awaited here; "
+                "map(async fn) beside it"
+            )
+    if is_class:
+        check_function_class(function)
+    else:
+        check_called(function, what, parameters)
+
+
+def check_called(function: Any, what: str, parameters: str) -> None:
+    """Raises GraphError unless `function` is a function of `parameters`, or a function class.
+
+    `parameters` are named as in "value, ctx".
+    """
+    if not callable(function):
+        raise GraphError(
+            f"{what} needs a function of ({parameters}), got {type(function).__name__}: "
+            f"{function!r}"
+        )
+    if not isinstance(function, type) or not has_operator_state(
+        function
+    ):  # For such a class, an instance is called.
+        check_takes(function, what, parameters)
+
+
+def check_without_resources(function: Any, what: str) -> None:
+    """Raises GraphError if a parameter of `function` declares a resource."""
+    for parameter, resource in injected_parameters(function).items():
+        raise GraphError(
+            f"{what}: its parameter {parameter!r} wants the resource {resource.name!r}, and is "
+            "given none here; use it in a map before"
+        )
+
+
+def check_without_state(function: Any, what: str) -> None:
+    """Raises GraphError for a CheckpointedFunction, whose methods would not be called here."""
+    if has_operator_state(function):
+        name = (function if isinstance(function, type) else type(function)).__name__
+        raise GraphError(
+            f"{what}: {name} has initialize_state and snapshot_state, and nothing of it is kept "
+            "in checkpoints here; keep operator state "
+            "in a map or process before, or in the function of a sink"
+        )
+
+
+def check_function_class(function: Any) -> None:
+    """Raises GraphError for a function class, or an instance of one, that cannot work.
+
+    Also logs a warning for probable mistakes. Other values pass.
+    """
+    cls = function if isinstance(function, type) else type(function)
+    contract = _contract(cls)
+    own = {
+        name: method
+        for one in reversed(cls.__mro__)
+        if not _is_ours(one)
+        for name, method in vars(one).items()
+    }
+    for name, method in own.items():
+        called = contract.get(name)
+        if (
+            called
+            and type(method) is FunctionType
+            and (wrong := wrong_signature(method, called.__code__.co_argcount))
+        ):
+            raise GraphError(f"{cls.__name__} has {name}{wrong}, expected {_head(called)}")
+    missing = [
+        name
+        for name in contract
+        if name not in own and name not in getattr(function, "__dict__", ())
+    ]
+    bases = [one.__name__ for one in cls.__mro__ if _is_ours(one)]
+    required = {name for base in bases for name in REQUIRED.get(base, ())}
+    # The constructor of a class was not called yet, and may still add missing methods.
+    certain = not isinstance(function, type) or "__init__" not in own
+    for name, method in own.items():
+        if name in contract or name.startswith("_") or type(method) is not FunctionType:
+            continue
+        meant = _meant(name, missing)
+        if meant in required and certain:
+            raise GraphError(
+                f"{cls.__name__} must define {_head(contract[meant])}; did you mean that by {name}?"
+            )
+        if meant:
+            logger.warning(
+                "%s has a method %s, which is never called: did you mean %s?",
+                cls.__name__,
+                name,
+                _head(contract[meant]),
+            )
+            missing.remove(meant)
+    half = [name for name in CHECKPOINTED if name in contract and name not in missing]
+    if len(half) == 1:
+        (other,) = {*CHECKPOINTED} - {*half}
+        logger.warning(
+            "%s has %s and no %s: it is never called, and checkpoints keep nothing of it",
+            cls.__name__,
+            *half,
+            other,
+        )
+
+
+def _contract(cls: type) -> dict[str, FunctionType]:
+    """Returns the methods that the engine calls on subclasses of the engine's bases of `cls`."""
+    ours = [one for one in cls.__mro__ if _is_ours(one)]
+    if any(issubclass(one, Function) for one in ours):
+        ours.append(CheckpointedFunction)
+    methods = {name: method for one in reversed(ours) for name, method in vars(one).items()}
+    return {
+        name: method
+        for name, method in methods.items()
+        if type(method) is FunctionType and not name.startswith("_")
+    }
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("aioflow", "builtins", "typing", "abc")
+
+
+def _meant(name: str, missing: list[str]) -> str:
+    """Returns the name in `missing` of which `name` is probably a misspelling, or "" if there is
+    none.
+
+    The names may differ in underscores, in case, or by about a letter.
+    """
+    for one in missing:
+        if _letters(one) == _letters(name):
+            return one
+    return next(iter(get_close_matches(name, missing, 1, NEARLY)), "")
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").casefold()
+
+
+def _head(method: FunctionType) -> str:
+    code = method.__code__
+    return f"{method.__name__}({', '.join(code.co_varnames[: code.co_argcount])})"

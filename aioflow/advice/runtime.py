@@ -1,0 +1,165 @@
+"""Warnings while a flow runs, about what is no error but probably not meant.
+
+* If the keys of the two sides of a join are numbers on one side and text on the other, the join
+  silently has no results. So the first key of each side is checked, and no other. Later keys may
+  have other types.
+* Timestamps in seconds that are taken for milliseconds are in January 1970, and a whole day falls
+  into one window of a minute and a half. So the first timestamp of each source is checked. No clock
+  is read: the range of present times is some decades wide, and far from the same numbers in
+  milliseconds.
+* Only a function knows its side outputs, so a misspelt tag is an empty stream. An empty side output
+  alone means nothing, since most are for exceptional records. So the end of a task compares those
+  with a reader with those that have records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from aioflow.core.errors import describe_record, did_you_mean
+from aioflow.core.scope import current_scope
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag
+
+__all__ = ["KeysMet", "tell_unread_sides", "warn_of_unit"]
+
+logger = logging.getLogger(__name__)
+
+KINDS: dict[type, str] = {
+    str: "text",
+    bytes: "bytes",
+    **dict.fromkeys((bool, int, float, Decimal), "a number"),
+    datetime: "a datetime",
+    date: "a date",
+    timedelta: "a timedelta",
+    UUID: "a UUID",
+}
+"""Types whose values never equal values of a type of another kind.
+
+For other types, such as those of a program, this is unknown.
+"""
+
+
+class KeysMet:
+    """The first key of each side of one subtask.
+
+    `is_open` is true until both keys are known; check it before each batch.
+    """
+
+    __slots__ = ("_first", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._first: list[tuple[Any, ...]] = [(), ()]
+
+    def see(self, side: int, keys: Sequence[Any] | None, operator: str) -> None:
+        """Notes the first key that arrived on one side. Once both sides have a key, logs a warning
+        if such keys can never be equal.
+        """
+        if keys is None or not len(keys) or self._first[side]:
+            return
+        self._first[side] = (keys[0],)
+        if not all(self._first):
+            return
+        self.is_open = False
+        ((left,), (right,)) = self._first
+        found = _difference(left, right)
+        if found is not None:
+            logger.warning(
+                "operator %r: nothing may ever meet: the first key of the left, %s, is %s, and "
+                "that of the right, %s, is %s; make them "
+                "alike, as with af.col.user.cast(str) or str(row.user)",
+                operator,
+                describe_record(left),
+                found[0],
+                describe_record(right),
+                found[1],
+            )
+
+
+def _difference(left: Any, right: Any) -> tuple[str, str] | None:
+    """Returns the names of the kinds of both keys if the kinds differ. Returns None if they do not
+    differ or are unknown.
+    """
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        if len(left) != len(right):
+            return f"a tuple of {len(left)}", f"one of {len(right)}"
+        return next(
+            (
+                found
+                for pair in zip(left, right, strict=True)
+                if (found := _difference(*pair)) is not None
+            ),
+            None,
+        )
+    kinds = ["a tuple" if isinstance(one, tuple) else KINDS.get(type(one)) for one in (left, right)]
+    return (kinds[0], kinds[1]) if kinds[0] and kinds[1] and kinds[0] != kinds[1] else None
+
+
+TODAY_S = range(1_000_000_000, 2_500_000_000)
+"""From 2001 to 2049."""
+YEAR_S = 31_556_952
+
+UNITS = (
+    ("seconds", 1, "* 1000"),
+    ("microseconds", 1_000_000, "// 1000"),
+    ("nanoseconds", 1_000_000_000, "// 1_000_000"),
+)
+"""Name of the unit, units per second, and the conversion to milliseconds as text."""
+
+
+def warn_of_unit(timestamp: int) -> None:
+    """Logs a warning if `timestamp` probably has another unit than milliseconds.
+
+    `timestamp` is the first one of the operator whose scope is the current one.
+    """
+    for unit, per_second, remedy in UNITS:
+        if timestamp // per_second in TODAY_S:
+            scope = current_scope()
+            logger.warning(
+                "the first timestamp of operator %r is %d: in milliseconds that is in the year "
+                "%d, in %s it is in %d; event time is "
+                "milliseconds since the epoch, so give what timestamp= gives %s",
+                None if scope is None else scope.operator,
+                timestamp,
+                _year(timestamp // 1000),
+                unit,
+                _year(timestamp // per_second),
+                remedy,
+            )
+
+
+def _year(seconds: int) -> int:
+    return 1970 + seconds // YEAR_S
+
+
+Sides = Collection[tuple[int, "OutputTag[Any]"]]
+"""(index of the node in the chain, tag)."""
+
+
+def tell_unread_sides(names: Sequence[str], read: Sides, sent: Sides) -> None:
+    """Logs such side outputs of a task that has finished.
+
+    `names` are those of the operators of the chain. `read` are the side outputs with a reader, and
+    `sent` those with records.
+    """
+    for index in dict.fromkeys(index for index, _ in read):
+        empty = [tag.name for node, tag in read if node == index and (node, tag) not in sent]
+        unread = [tag.name for node, tag in sent if node == index and (node, tag) not in read]
+        if empty and unread:
+            hints = [did_you_mean(name, unread) for name in empty]
+            logger.log(
+                logging.WARNING if any(hints) else logging.INFO,
+                "operator %r sent nothing to its side output %s, which has a reader, but to %s, "
+                "which has none%s",
+                names[index],
+                ", ".join(map(repr, empty)),
+                ", ".join(map(repr, unread)),
+                next(filter(None, hints), ""),
+            )
