@@ -17,8 +17,8 @@ kept with the checkpoint as channel state.
 
 Ids only rise, and may jump. A barrier or notice for a checkpoint that is over has no effect, and
 its channel goes on. A checkpoint is taken at most once, and aborted at most once. Verdicts are
-carried out in order; verdicts after a `Take` wait for the task's synchronous part. After Flink's
-SingleCheckpointBarrierHandler and its states.
+carried out in order; verdicts after a `Take` wait for the task's synchronous part. The design
+follows Flink's SingleCheckpointBarrierHandler and its states.
 """
 
 from __future__ import annotations
@@ -324,7 +324,9 @@ class BarrierAlignment:
         return self.tick(now_ms)
 
     def tick(self, now_ms: int) -> list[Verdict]:
-        """Makes an alignment unaligned if its timeout has passed."""
+        """Switches the pending checkpoint from aligned to unaligned if the timeout of its alignment
+        has passed.
+        """
         if self._phase is AlignmentPhase.ALIGNING and self._may_overtake(now_ms):
             return self._overtake(now_ms)
         return []

@@ -9,7 +9,7 @@ The splits of a source are assigned here too, once the caller has read their pos
 itself reads and writes nothing.
 
 No state is lost silently: state of a removed operator fails the restore, unless non-restored state
-was allowed. After Flink's StateAssignmentOperation.
+was allowed. The design follows Flink's StateAssignmentOperation.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ commit. A complete checkpoint subsumes every earlier checkpoint that is unfinish
 commits that earlier checkpoints left unconfirmed: a sink commits everything that was prepared up to
 the complete one. Ids only rise, over restarts and restores too. A savepoint beside the job subsumes
 nothing, is not announced to tasks, and is never restarted from. So sinks commit nothing on it.
-`request_decider.py` decides which checkpoint is taken next, and when. After Flink's
+`request_decider.py` decides which checkpoint is taken next, and when. The design follows Flink's
 CheckpointCoordinator and CheckpointFailureManager.
 """
 

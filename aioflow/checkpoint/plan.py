@@ -3,7 +3,7 @@
 Some are triggered, some have to acknowledge, and some have finished already. Only tasks without a
 running upstream task are triggered: sources, and tasks all of whose producers have finished. Every
 running task acknowledges. Reports of an attempt that is not the newest of its subtask are ignored.
-After Flink's DefaultCheckpointPlanCalculator.
+The design follows Flink's DefaultCheckpointPlanCalculator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Decides which checkpoint is taken next, and when. After Flink's CheckpointRequestDecider.
+"""Decides which checkpoint is taken next, and when. The design follows Flink's
+CheckpointRequestDecider.
 
 The order is: savepoints, the final checkpoint, requested checkpoints, then periodic ones. Within a
 kind the order is first come, first served. Periodic checkpoints have no entry in the queue: the

@@ -10,7 +10,7 @@ still has the state that its tasks wrote for the checkpoint to restore. A copy b
 checkpoints that refer to it: it is kept as long as one of them may be restored. A copy is used only
 if its size and digest match the handle in the checkpoint; otherwise the store is read. Names of
 state files are never used twice, so any subtask, attempt or key group may have written or may read
-a file. After Flink's TaskLocalStateStore and BackendRestorerProcedure.
+a file. The design follows Flink's TaskLocalStateStore and BackendRestorerProcedure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Level-triggered availability of input, or of room in the output.
 
-After Flink's AvailabilityProvider. A provider is available or not. A caller that finds it
-unavailable may request the one future that completes when it becomes available again. The hot path
-reads `is_available`, a plain attribute, and touches no future at all. Spurious wake-ups are
+The design follows Flink's AvailabilityProvider. A provider is available or not. A caller that finds
+it unavailable may request the one future that completes when it becomes available again. The hot
+path reads `is_available`, a plain attribute, and touches no future at all. Spurious wake-ups are
 allowed, lost ones never: a waiter checks again after each wake-up.
 """
 

@@ -2,7 +2,8 @@
 threads.
 
 With a `MailboxExecutor` an operator runs code later in its task. It can also wait inside its own
-action without starving the mail it waits for (`yield_`). After Flink's MailboxExecutor.
+action without starving the mail it waits for (`yield_`). The design follows Flink's
+MailboxExecutor.
 
 Invariant: an action runs in the owner task of the mailbox, or not at all; its future shows which.
 """

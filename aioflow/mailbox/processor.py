@@ -10,7 +10,7 @@ Everything runs in one asyncio task, the owner, so actions need no lock. The eve
 when the time since its last one exceeds the slice. It also gets one after many short runs, awaited
 or not. So a busy task cannot starve heartbeats and sockets, even if virtual time stands still
 meanwhile. An awaitable that an action returns is awaited in the owner. Until it ends, all mail
-except control mail waits. After Flink's MailboxProcessor.
+except control mail waits. The design follows Flink's MailboxProcessor.
 
 Invariant: a suspended default action is not called, and actions never overlap.
 

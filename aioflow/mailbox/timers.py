@@ -8,7 +8,7 @@ clock is checked at each registration, and while timers wait.
 
 All timers share one timer of the loop. asyncio's own heap is not first in first out for equal
 deadlines. Here the order is `(deadline, seq)`, so timers due together run in the order of
-registration. After Flink's SystemProcessingTimeService and ProcessingTimeServiceImpl.
+registration. The design follows Flink's SystemProcessingTimeService and ProcessingTimeServiceImpl.
 
 Invariant: a callback runs at most once per registration (once per period, if repeated), as mail,
 and never after `cancel`.

@@ -5,7 +5,8 @@ Local pools belong to partitions and gates.
 Invariants: `available + held by local pools + unpooled == total`. The minimums of all pools plus
 the unpooled segments never exceed the total, so every pool can always reach its minimum. Pages
 exist only for permits that need bytes, never more than the total. Growing and shrinking follow
-`redistribution.redistribute` and never revoke a permit in use. After Flink's NetworkBufferPool.
+`redistribution.redistribute` and never revoke a permit in use. The design follows Flink's
+NetworkBufferPool.
 
 `redistribute` shares the spare segments of the global pool among the local pools. It is a pure
 function of their bounds. Every pool gets at least its minimum and at most its maximum. No segment

@@ -2,10 +2,10 @@
 
 `LocalInputChannel` reads the producer's own queue, so batches are never copied. If the producer has
 not registered its partition yet, `request` returns False, and the owner of the gate decides when to
-try again. After Flink's LocalInputChannel.
+try again. The design follows Flink's LocalInputChannel.
 
 `RemoteInputChannel` has its producer in another process. Received bytes wait here until the task
-polls, which decodes them. The exchange handles order, credit and resets. After Flink's
+polls, which decodes them. The exchange handles order, credit and resets. The design follows Flink's
 RemoteInputChannel.
 """
 

@@ -12,7 +12,8 @@ exceed a batch of rows, because columnar batches can hold more. The channels tha
 share the total. A change below `THRESHOLD` is not announced. Idle time does not count, so a quiet
 input is not mistaken for a slow one.
 
-After BufferDebloater and BufferSizeEMA of Flink. Without clock or loop: `now_s` is an argument.
+The design follows BufferDebloater and BufferSizeEMA of Flink. Without clock or loop: `now_s` is an
+argument.
 """
 
 from __future__ import annotations

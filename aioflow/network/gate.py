@@ -9,7 +9,7 @@ none can be outdated.
 
 `availability` is level-triggered: up (set) while the FIFO is not empty, and for ever once the gate
 is finished or closed. It may be up while nothing can be polled, but is never down while something
-can. Nothing here awaits. After Flink's SingleInputGate.
+can. Nothing here awaits. The design follows Flink's SingleInputGate.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ memory. A permit that needs bytes takes a page with it (`request_buffer`). Invar
   that still succeed while the overdraft lasts, so that one record can be finished. `take_permit`
   always succeeds, and is for the output of a single record.
 
-After Flink's LocalBufferPool. Everything happens on one loop, so there is no lock.
+The design follows Flink's LocalBufferPool. Everything happens on one loop, so there is no lock.
 
 Only bytes need memory: the encoded batch of a remote subpartition, or a received frame. A local
 channel passes Python objects, and only takes a permit, which is a count. A page is freed once. A

@@ -3,7 +3,7 @@
 The budget is the pool, and `availability` is the pool's own. It falls when the queued batches reach
 the pool's size, or those of a subpartition reach its quota. It rises when consumers have taken
 enough. It is advisory: a record's own output is always accepted and counted as overdraft, and the
-task checks `availability` before the next input. Events take no permit. After Flink's
+task checks `availability` before the next input. Events take no permit. The design follows Flink's
 PipelinedResultPartition.
 """
 

@@ -10,7 +10,7 @@ reader gets each record at once, and users need not choose between the two.
 Invariants: the reader is notified only when the queue becomes non-empty (or unblocked, failed,
 released). One notification then holds until the queue was drained. After a blocking event no
 element comes out until `resume_consumption`. Every permit goes back exactly once, when its batch is
-polled or dropped. Events have no meaning here. After Flink's PipelinedSubpartition.
+polled or dropped. Events have no meaning here. The design follows Flink's PipelinedSubpartition.
 """
 
 from __future__ import annotations

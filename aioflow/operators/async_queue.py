@@ -2,7 +2,7 @@
 
 An ordered queue emits results in the order of input. An unordered queue emits them in the order of
 completion, but only within an epoch: the elements that arrived at the same watermark. No element
-overtakes a watermark, and no watermark overtakes an element before it. After Flink's
+overtakes a watermark, and no watermark overtakes an element before it. The design follows Flink's
 StreamElementQueue. The queues do no I/O and read no clock.
 """
 

@@ -1,10 +1,10 @@
 """Concurrent calls: `map`, `filter` and `flat_map` with coroutines, or with blocking functions in
 threads.
 
-After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is the number of elements
-that the queue still accepts, and the rest of a batch stays in the chain. The call for each element
-is a task of its own in the task group of the stream task. When the mail runs, the results of all
-completed calls are emitted as one batch.
+The design follows Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is the number
+of elements that the queue still accepts, and the rest of a batch stays in the chain. The call for
+each element is a task of its own in the task group of the stream task. When the mail runs, the
+results of all completed calls are emitted as one batch.
 
 Invariants: the queue holds at most `concurrency` elements. The emitted watermark is never above the
 watermark that was current when the oldest element of the queue arrived. Every checkpoint contains

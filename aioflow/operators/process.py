@@ -80,9 +80,10 @@ class Rows:
         self.marks.extend([mark] * missing)
 
     def batch(self, before: int, watermark: int) -> RecordBatch:
-        """Returns all rows as a batch.
+        """Returns all collected rows as a batch.
 
-        `before` was in force when the input arrived; `watermark` is in force now.
+        `before` is the watermark that was in force when the input arrived, `watermark` the one that
+        is in force now.
         """
         stamps, marks = self.stamps, self.marks
         return RecordBatch(

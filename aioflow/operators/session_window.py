@@ -1,12 +1,13 @@
 """Sessions of event time with a fixed gap and an aggregate: a record costs one lookup of its key
 while its session continues.
 
-For the default trigger, no evictor and no lateness. All other sessions use `window.WindowOperator`,
-with the same results.
+This operator is used with the default trigger, no evictor and no lateness. All other sessions use
+`window.WindowOperator`, with the same results.
 
-State: table "sessions", key -> its open sessions. There is nearly always one: `[[start, end,
-accumulator]]`. Several sessions are kept in order of time as (their starts, a list of them). While
-the watermark waits a key may have as many sessions as elements, so they are found by bisection.
+The state is the table "sessions", which maps a key to its open sessions. There is nearly always
+one: `[[start, end, accumulator]]`. Several sessions are kept in order of time as (their starts, a
+list of them). While the watermark waits a key may have as many sessions as elements, so they are
+found by bisection.
 
 Invariants:
 

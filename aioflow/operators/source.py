@@ -1,5 +1,5 @@
 """The interface of a source: the coordinator finds splits, and readers in the subtasks read them.
-After Flink's FLIP-27, made for asyncio.
+The design follows Flink's FLIP-27, made for asyncio.
 
 The engine calls `poll_batch` on its hot path: it is synchronous and never blocks. A reader without
 records returns None and is polled again after `wait()` completed. When a reader has read all of its

@@ -1,5 +1,5 @@
 """Triggers, which decide when a window fires: the built-in ones, and the base class for
-user-defined ones. After Flink's.
+user-defined ones. The design follows Flink's triggers.
 
 A trigger is immutable and shared by all keys and windows. It keeps its data in partitioned state,
 per key and window, through its context. So the data is part of every checkpoint and is dropped with

@@ -59,8 +59,8 @@ class StatusWatermarkValve:
 
     A channel is aligned while it takes part in the minimum: it is not idle, and not below the last
     output (where it may be after being idle). The valve is idle when all its channels are idle or
-    finished, and at least one is not finished. After Flink's StatusWatermarkValve (its current
-    form).
+    finished, and at least one is not finished. The design follows Flink's StatusWatermarkValve (its
+    current form).
     """
 
     __slots__ = ("_aligned", "_held", "_idle", "_watermarks", "idle", "watermark")
@@ -253,7 +253,7 @@ class CombinedWatermark:
     """The minimum of the watermarks over the parts that are neither idle nor finished.
 
     Parts are added and removed. Without parts the watermark does not change; when all are idle, the
-    whole is idle and keeps its watermark. After Flink's CombinedWatermarkStatus.
+    whole is idle and keeps its watermark. The design follows Flink's CombinedWatermarkStatus.
     """
 
     __slots__ = ("_parts", "idle", "watermark")

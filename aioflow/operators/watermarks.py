@@ -235,8 +235,8 @@ class WatermarkStrategy(Generic[T]):
 class IdlenessTimer:
     """Decides when a stream is idle, namely when it was polled for `idle_after_ms` without records.
 
-    `now_ms` is any clock. Time without a poll (back pressure) is not counted. After Flink's
-    WatermarksWithIdleness and PausableRelativeClock.
+    `now_ms` is any clock. Time without a poll (back pressure) is not counted. The design follows
+    Flink's WatermarksWithIdleness and PausableRelativeClock.
     """
 
     __slots__ = ("_quiet_ms", "_since_ms", "idle", "idle_after_ms")

@@ -1,5 +1,5 @@
 """Windows of any assigner, trigger and evictor, with one accumulator or list for each key and
-window. After Flink's WindowOperator.
+window. The design follows Flink's WindowOperator.
 
 State: table "window-contents", window -> key -> accumulator (or list of elements). For sessions the
 table "window-sessions", key -> open windows. The state of triggers is in the namespace of the

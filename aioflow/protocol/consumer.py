@@ -13,8 +13,8 @@ Invariants:
 * an error of one channel ends that channel alone.
 
 A channel outlives its connection: `attach` requests all open channels again, each from its first
-missing element. After CreditBasedPartitionRequestClientHandler and RemoteInputChannel of Flink,
-which cannot resume after a reset.
+missing element. The design follows CreditBasedPartitionRequestClientHandler and RemoteInputChannel
+of Flink, which cannot resume after a reset.
 """
 
 from __future__ import annotations

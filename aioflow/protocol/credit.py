@@ -10,7 +10,7 @@ of the sender. Invariants:
 * events need no credit. A blocking one carries backlog 0: nothing may be sent after it before the
   receiver resumes.
 
-After CreditBasedSequenceNumberingViewReader and BufferManager of Flink.
+The design follows CreditBasedSequenceNumberingViewReader and BufferManager of Flink.
 """
 
 from __future__ import annotations

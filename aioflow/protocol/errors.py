@@ -144,10 +144,11 @@ def _encoded_group(
 
 
 def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, ...]]:
-    """Shortens an error about a long text to the part around the position, with a note.
+    """Shortens an error about a position in a long text: keeps the part of the text around the
+    position, and adds a note.
 
-    Such errors hold the whole text, perhaps a file, and their positions count in it. Any other
-    error is returned as it is.
+    Such errors contain the whole text, perhaps a file, and their positions refer to the whole text.
+    Any other error is returned unchanged.
     """
     try:
         match error:

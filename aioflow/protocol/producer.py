@@ -13,8 +13,9 @@ channels. Invariants:
   together never exceed the pool of the partition by more than its overdraft. (If only queued
   batches held permits, the window of each channel would come on top.)
 
-A channel that fails ends alone: its consumer gets the error as data. After PartitionRequestQueue
-and CreditBasedSequenceNumberingViewReader of Flink, which keep no sent frames for a resume.
+A channel that fails ends alone: its consumer gets the error as data. The design follows
+PartitionRequestQueue and CreditBasedSequenceNumberingViewReader of Flink, which keep no sent frames
+for a resume.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
     old order. Broadcast state: new subtask i gets the copy of former subtask i modulo the former
     parallelism.
 
-    After Flink's RoundRobinOperatorStateRepartitioner.
+    The design follows Flink's RoundRobinOperatorStateRepartitioner.
     """
     if parallelism < 1:
         raise ValueError(f"parallelism is {parallelism}, expected at least 1")

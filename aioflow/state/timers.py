@@ -356,7 +356,7 @@ class TimerQueue:
 
 
 class InternalTimerService:
-    """The timers of one operator's subtask. After Flink's InternalTimerServiceImpl.
+    """The timers of one operator's subtask. The design follows Flink's InternalTimerServiceImpl.
 
     `on_event_time` and `on_processing_time` are called with (timestamp, key, namespace), and with
     the backend's current key set. `register_physical(timestamp_ms, callback)` schedules
