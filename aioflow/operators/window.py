@@ -1,9 +1,10 @@
 """Windows of any assigner, trigger and evictor, with one accumulator or list for each key and
 window. The design follows Flink's WindowOperator.
 
-State: table "window-contents", window -> key -> accumulator (or list of elements). For sessions the
-table "window-sessions", key -> open windows. The state of triggers is in the namespace of the
-window. Timers have the window as their namespace.
+The state is the table "window-contents", which maps window -> key -> accumulator (or list of
+elements). For sessions there is also the table "window-sessions", which maps a key to its open
+windows. The state of triggers is in the namespace of the window. Timers have the window as their
+namespace.
 
 All work for an element or a timer is done before the next one, at the watermark in force for it. So
 results do not depend on the borders of batches. A window's state is dropped when the watermark
