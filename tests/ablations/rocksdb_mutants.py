@@ -34,10 +34,7 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "aioflow/state/rocksdb_cache.py",
         "            if lookup(key) is MISSING and (written is None or key not in written):\n",
         "            if lookup(key) is MISSING:\n",
-        (
-            f"{ROCKSDB}"
-            "test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so",
-        ),
+        (f"{ROCKSDB}test_removed_key_stays_removed_although_a_cancelled_snapshot_recorded_it",),
     ),
     Mutant(
         "whether a window on disk is empty is asked of all of its rows each time",

@@ -34,7 +34,7 @@ STORE_MUTANTS: list[Mutant] = [
         "            pass\n",
         (
             "tests/checkpoint_store/test_crashes.py::"
-            "test_checkpoint_found_by_a_successor_survives_a_writer_that_died_before_it_was_durable",
+            "test_checkpoint_found_by_a_successor_survives_a_writer_that_died_early",
         ),
     ),
     Mutant(

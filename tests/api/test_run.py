@@ -428,9 +428,7 @@ async def test_an_error_that_cannot_say_what_it_is_fails_the_job_all_the_same(
     assert notes(caught.value) == ["aioflow: in operator 'map(fails)', subtask 1/1, at record 1"]
 
 
-async def test_an_error_whose_text_raises_goes_to_its_side_output_and_among_errors_of_closing() -> (
-    None
-):
+async def test_error_without_a_text_goes_to_its_side_output_and_to_errors_of_closing() -> None:
     class Fails(af.ProcessFunction[int, int]):
         def process_element(self, value: int, ctx: Any) -> None:
             raise RuntimeError("first")

@@ -79,9 +79,7 @@ def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowled
     assert crashed_inside > SEEDS // 2, "the crashes hit nothing, so the test tests nothing"
 
 
-def test_checkpoint_found_by_a_successor_survives_a_writer_that_died_before_it_was_durable() -> (
-    None
-):
+def test_checkpoint_found_by_a_successor_survives_a_writer_that_died_early() -> None:
     """R16: the successor resumes from that checkpoint and commits its prepared output, so it must
     not go back behind it later.
     """

@@ -303,9 +303,7 @@ async def test_a_replacement_gets_the_places_of_the_lost_worker_and_no_other_tas
     assert "a:1" not in cluster.job_master.executions.locations.values()
 
 
-async def test_without_a_replacement_the_others_share_and_without_others_there_is_no_place() -> (
-    None
-):
+async def test_other_workers_take_over_without_a_replacement_and_without_others_none_does() -> None:
     cluster = cluster_of(parallelism=4, workers=2)
     first, second = add_workers(cluster, "a", "b")
     cluster._place()

@@ -224,9 +224,7 @@ async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_t
     )
 
 
-async def test_a_store_that_is_slow_to_make_a_file_durable_costs_the_job_no_view_of_the_heap() -> (
-    None
-):
+async def test_slow_durable_write_holds_no_view_of_the_heap() -> None:
     """The content of the file is encoded by then.
 
     Saving a change in vain costs twice as much as noting one.

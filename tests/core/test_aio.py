@@ -210,9 +210,7 @@ async def test_nested_groups_unwind_from_the_inside() -> None:
     assert isinstance(caught.value.exceptions[0].exceptions[0], Boom)
 
 
-async def test_failure_in_the_outer_group_cancels_the_inner_one_without_an_error_of_its_own() -> (
-    None
-):
+async def test_failure_in_the_outer_group_cancels_the_inner_one_without_another_error() -> None:
     log: list[object] = []
     with pytest.raises(ExceptionGroup) as caught:
         async with OrderedTaskGroup() as outer:

@@ -34,9 +34,7 @@ async def test_a_reset_gives_a_new_pending_future_and_a_second_reset_the_same() 
     assert future.done()
 
 
-async def test_a_future_that_was_handed_out_completes_even_if_the_flag_falls_again_at_once() -> (
-    None
-):
+async def test_returned_future_completes_even_if_the_flag_falls_again_at_once() -> None:
     """C1: a spurious completion is allowed, a lost wake-up is not."""
     availability = Availability()
     future = availability.get_available_future()

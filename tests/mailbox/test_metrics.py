@@ -82,7 +82,7 @@ def test_time_parked_is_counted_also_when_the_task_is_cancelled(run_virtual: Run
     run_virtual(main)
 
 
-def test_hundred_mails_in_a_second_are_a_rate_of_hundred_and_pending_mail_is_the_queue_size(
+def test_hundred_mails_in_a_second_are_a_rate_of_hundred_beside_the_queue_size(
     run_virtual: RunVirtual,
 ) -> None:
     """A10.1"""

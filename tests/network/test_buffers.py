@@ -39,9 +39,7 @@ def test_minimums_beyond_the_total_are_refused_with_the_numbers() -> None:
     pool.create_buffer_pool(4)
 
 
-async def test_unpooled_segments_beyond_the_total_are_refused_and_recycling_makes_available() -> (
-    None
-):
+async def test_unpooled_segments_beyond_the_total_are_refused_until_some_are_recycled() -> None:
     """D3.2"""
     pool = NetworkBufferPool(5)
     segments = await pool.request_unpooled(5)

@@ -343,9 +343,7 @@ async def test_a_timeout_of_the_function_itself_is_an_error_like_any_other() -> 
     assert [failure.error for _, failure, _, _ in context.side] == ["of my own"]
 
 
-async def test_a_function_that_awaits_something_cancelled_is_an_error_and_not_a_lost_element() -> (
-    None
-):
+async def test_await_of_a_cancelled_future_is_an_error_and_loses_no_element() -> None:
     async def awaits(value: int) -> None:
         future = asyncio.get_running_loop().create_future()
         future.cancel()

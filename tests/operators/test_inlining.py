@@ -198,9 +198,7 @@ async def test_an_error_of_an_inlined_function_has_its_frame_and_names_its_recor
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
 
 
-async def test_a_body_that_asks_for_membership_in_no_container_is_not_taken_for_a_bad_result() -> (
-    None
-):
+async def test_failing_membership_test_in_a_body_is_not_taken_for_a_bad_result() -> None:
     steps = [StatelessStep(StatelessKind.FLAT_MAP, lambda x: (x, 3 in x))]
     operator = await opened(StatelessOperator(steps), Context(keyed=False))
     operator.process_batch(RecordBatch([[3]]))

@@ -294,9 +294,7 @@ async def test_function_classes_are_opened_in_order_and_closed_in_reverse_once()
     ]
 
 
-async def test_a_function_that_failed_to_open_is_closed_and_those_after_it_were_never_opened() -> (
-    None
-):
+async def test_function_that_failed_to_open_is_closed_and_later_ones_are_not_opened() -> None:
     """B5.2"""
     log: list[str] = []
 

@@ -364,9 +364,7 @@ async def test_early_fires_by_the_clock_until_the_watermark_then_for_late_elemen
     assert context.advance(60_000) == []
 
 
-async def test_on_processing_time_fires_a_while_after_the_first_element_since_the_last_firing() -> (
-    None
-):
+async def test_on_processing_time_fires_after_a_delay_from_the_first_element_since_firing() -> None:
     context = Context(has_event_time=False, now_ms=1_234)
     operator = await window(
         global_window(), context, aggregate=Total(), trigger=on_processing_time("5s")

@@ -343,9 +343,7 @@ async def test_keys_that_come_and_go_between_two_checkpoints_are_never_written()
     assert dict(other.items("value")) == {key: key for key in range(-20, 0)}
 
 
-async def test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so() -> (
-    None
-):
+async def test_removed_key_stays_removed_although_a_cancelled_snapshot_recorded_it() -> None:
     state: Any = backend()
     passing = Passing(state)
     passing.come("key", 10)

@@ -187,9 +187,7 @@ def test_a_mail_that_comes_after_the_channel_has_ended_does_nothing() -> None:
     assert before.count(("take", 1)) == 1
 
 
-async def test_a_barrier_that_overtakes_reaches_a_task_that_has_just_ended_without_an_error() -> (
-    None
-):
+async def test_overtaking_barrier_at_a_task_that_has_just_ended_is_no_error() -> None:
     """F5.3: the mailbox is closed by then; a write into the gate has no effect."""
     log: list[str] = []
     bench, _, _ = checkpointed(factories(log, "a"), inputs=2)

@@ -423,9 +423,7 @@ async def test_a_task_without_room_waits_and_goes_on_when_there_is_some() -> Non
     bench.tasks[1].abandon()
 
 
-async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_task_waits_hard() -> (
-    None
-):
+async def test_twenty_thousand_records_at_once_exceed_the_room_once_and_the_task_waits() -> None:
     """E4.5: no input is taken before all of it has left."""
 
     class Wide(Logged):
