@@ -57,16 +57,16 @@ _HOMES = {
     "core.wire.types": "register_type",
     "monitoring.app": "monitor_app",
     "network.security": "TlsFiles",
-    "operators.aggregates": (
+    "operators.aggregate.functions": (
         "agg collect count distinct first last max max_by mean min min_by sum top"
     ),
     "operators.sink": "Committer Sink SinkWriter",
     "operators.source": "Source SourceContext SourceReader Split",
-    "operators.triggers": (
+    "operators.window.triggers": (
         "Trigger continuous early on_count on_processing_time on_watermark purging"
     ),
     "operators.watermarks": "WatermarkStrategy",
-    "operators.windowing": (
+    "operators.window.assigners": (
         "Evictor GlobalWindow TimeWindow global_window keep_last keep_within session sliding "
         "tumbling"
     ),

@@ -24,7 +24,7 @@ from typing import Any
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.states import ValueStateDescriptor
 from aioflow.core.system_host import SystemHost
-from aioflow.operators.aggregates import Count
+from aioflow.operators.aggregate.functions import Count
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.rocksdb import RocksDB
 from aioflow.state.snapshot import KeyedStateHandle, StateFile

@@ -23,7 +23,7 @@ from typing import Any
 
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.states import ValueStateDescriptor
-from aioflow.operators.aggregates import Count
+from aioflow.operators.aggregate.functions import Count
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.snapshot import KeyedStateHandle, StateFile
 from benchmarks.bench_throughput import environment, print_rows

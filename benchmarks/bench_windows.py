@@ -5,11 +5,11 @@ the best of them.
 
 *merge*: the five slices of a sliding window, ns of CPU time a key of each but the first. *share*:
 windows of several slices, each slice of 5,000 keys, merged by themselves and from runs of slices
-that they share (`operators.slice_runs`), ns a result. *exchange*: results are dealt out to two
-subtasks, those of one of them are written and read, and all are folded by `max_by`, ns a result: as
-they are, and folded before they are dealt out (`operators.local_aggregate`), by the end of their
-window, of which a batch has one, and by their key, of which it has many. Ratios are of one round
-each, and the median of the rounds.
+that they share (`operators.window.slice_store`), ns a result. *exchange*: results are dealt out to
+two subtasks, those of one of them are written and read, and all are folded by `max_by`, ns a
+result: as they are, and folded before they are dealt out (`operators.aggregate.local`), by the end
+of their window, of which a batch has one, and by their key, of which it has many. Ratios are of one
+round each, and the median of the rounds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from aioflow.core.functions import WindowResult
 from aioflow.core.wire.batch import decode_batch, encode_batch
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
-from aioflow.operators.aggregates import agg, count, max_by, mean, resolve_aggregate
-from aioflow.operators.local_aggregate import local_aggregate
-from aioflow.operators.slice_grid import SliceGrid
-from aioflow.operators.slice_runs import SliceRuns, merge_tables
+from aioflow.operators.aggregate.functions import agg, count, max_by, mean, resolve_aggregate
+from aioflow.operators.aggregate.local import local_aggregate
+from aioflow.operators.window.assigners import SliceGrid
+from aioflow.operators.window.slice_store import SliceRuns, merge_tables
 from aioflow.task.partitioners import create_partitioner
 from benchmarks.bench_throughput import environment, print_rows
 

@@ -244,7 +244,10 @@ def test_imports_keep_the_layers(
     [
         ({"state/heap.py": "import aioflow.core.ids", "core/ids.py": ""}, "3 kept, 0 broken"),
         (
-            {"state/heap.py": "import aioflow.operators.window", "operators/window.py": ""},
+            {
+                "state/heap.py": "import aioflow.operators.window.operator",
+                "operators/window/operator.py": "",
+            },
             "2 kept, 1 broken",
         ),
         (

@@ -187,7 +187,7 @@ def test_all_lists_exactly_the_promised_names() -> None:
 def test_names_that_would_hide_builtins_are_public_but_not_starred() -> None:
     assert not set(SHADOWING) & set(aioflow.__all__)
     for name in SHADOWING:
-        assert getattr(aioflow, name).__module__ == "aioflow.operators.aggregates"
+        assert getattr(aioflow, name).__module__ == "aioflow.operators.aggregate.functions"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *SHADOWING])

@@ -21,29 +21,34 @@ from aioflow.core.timeunits import to_seconds
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Chaining
 from aioflow.operators import traits
-from aioflow.operators.aggregates import resolve_aggregate
-from aioflow.operators.async_process import (
+from aioflow.operators.aggregate.functions import resolve_aggregate
+from aioflow.operators.aggregate.running import RunningAggregateOperator
+from aioflow.operators.async_io import AsyncWaitOperator, GuardedRowsOperator
+from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.process.async_functions import (
     AsyncBroadcastProcessOperator,
     AsyncCoProcessOperator,
     is_async_process,
 )
-from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
-from aioflow.operators.connected_rows import ConnectedRowsOperator
-from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
-from aioflow.operators.process import (
+from aioflow.operators.process.functions import (
     BroadcastProcessOperator,
     CoProcessOperator,
     KeyedProcessOperator,
     ProcessOperator,
 )
 from aioflow.operators.retry import Retry
-from aioflow.operators.running import RunningAggregateOperator
-from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
+from aioflow.operators.stateless import (
+    ConnectedRowsOperator,
+    StatelessKind,
+    StatelessOperator,
+    StatelessStep,
+    is_async,
+)
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
-    from aioflow.operators.triggers import Trigger
-    from aioflow.operators.windowing import Evictor, WindowAssigner
+    from aioflow.operators.window.assigners import Evictor, WindowAssigner
+    from aioflow.operators.window.triggers import Trigger
 
 __all__ = [
     "Call",
@@ -119,7 +124,7 @@ def inline_call(kind: StatelessKind, fn: Any) -> Call:
 
 def process_call(fn: Any, *, keyed: bool) -> Call:
     """Returns the operator for `process`."""
-    from aioflow.operators.async_process import AsyncProcessOperator, is_async_process
+    from aioflow.operators.process.async_functions import AsyncProcessOperator, is_async_process
 
     _check_function(fn, "process", "process_element", "value, ctx")
     if is_async_process(fn):
@@ -230,7 +235,7 @@ def _stateless(kind: StatelessKind, function: Any) -> Operator:
 
 
 def _keyed_rows(kind: StatelessKind, function: Any) -> Operator:
-    from aioflow.operators.keyed_rows import KeyedRowsOperator
+    from aioflow.operators.stateless import KeyedRowsOperator
 
     return KeyedRowsOperator(kind, fresh(function))
 

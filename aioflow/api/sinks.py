@@ -12,8 +12,7 @@ from aioflow.api.build import OperatorOptions, Upstream, add_operator, make_oper
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import has_operator_state
 from aioflow.operators import traits
-from aioflow.operators.function_sink import FunctionSink, as_sink, calling
-from aioflow.operators.sink import SinkOperator
+from aioflow.operators.sink import FunctionSink, SinkOperator, as_sink, calling
 from aioflow.operators.traits import BY_RECORD
 
 if TYPE_CHECKING:

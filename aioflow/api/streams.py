@@ -83,24 +83,24 @@ from aioflow.expressions.nodes import Expr, is_expression
 from aioflow.expressions.rows import columns_to_function
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
 from aioflow.operators import traits
-from aioflow.operators.aggregates import count, resolve_aggregate
-from aioflow.operators.aggregates import max as max_of
-from aioflow.operators.aggregates import min as min_of
-from aioflow.operators.aggregates import sum as sum_of
-from aioflow.operators.joins import CoGroupOperator
-from aioflow.operators.running import RunningReduceOperator
+from aioflow.operators.aggregate.functions import count, resolve_aggregate
+from aioflow.operators.aggregate.functions import max as max_of
+from aioflow.operators.aggregate.functions import min as min_of
+from aioflow.operators.aggregate.functions import sum as sum_of
+from aioflow.operators.aggregate.running import RunningReduceOperator
+from aioflow.operators.join.joins import CoGroupOperator
+from aioflow.operators.join.window_join import WindowJoinOperator, why_rows
 from aioflow.operators.stateless import StatelessKind, is_async
 from aioflow.operators.traits import OperatorTraits
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
-from aioflow.operators.window_join import WindowJoinOperator, why_rows
-from aioflow.operators.window_plan import (
+from aioflow.operators.window.assigners import GlobalWindows
+from aioflow.operators.window.plan import (
     ReduceAggregate,
     WindowSpec,
     check_window,
     count_window,
     plan_window,
 )
-from aioflow.operators.windowing import GlobalWindows
 
 if TYPE_CHECKING:
     from aioflow.api.gather import RowStream
@@ -109,9 +109,9 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
     from aioflow.operators.retry import Retry
     from aioflow.operators.sink import Sink
-    from aioflow.operators.triggers import Trigger
     from aioflow.operators.watermarks import WatermarkStrategy
-    from aioflow.operators.windowing import Evictor, WindowAssigner
+    from aioflow.operators.window.assigners import Evictor, WindowAssigner
+    from aioflow.operators.window.triggers import Trigger
 
 __all__ = [
     "BroadcastStream",

@@ -18,7 +18,7 @@ from aioflow.operators.traits import BY_RECORD, OperatorTraits
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
-    from aioflow.operators.local_aggregate import LocalAggregate
+    from aioflow.operators.aggregate.local import LocalAggregate
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Source
     from aioflow.operators.watermarks import WatermarkStrategy

@@ -24,7 +24,7 @@ from aioflow.core.states import ListStateDescriptor
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM, Operator
-from aioflow.operators.process import Rows
+from aioflow.operators.process.functions import Rows
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction

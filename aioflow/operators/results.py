@@ -1,22 +1,51 @@
-"""Checks the results of user functions that may emit any number of elements.
+"""Results of user functions: their checks, and work whose results exceed one slice.
 
-A function may return None, a generator, or any other iterable, except types that almost always are
-one element: text, bytes, a dict, a NamedTuple. Python would iterate over them, and the mistake
-would surface far from here, as single characters.
+A user function that may emit any number of elements returns None, a generator, or any other
+iterable, except types that almost always are one element: text, bytes, a dict, a NamedTuple. Python
+would iterate over them, and the mistake would surface far from here, as single characters.
+
+`flush_in_slices` writes data that is held in front of the state backends into them, in slices, so
+that the event loop keeps running during a large snapshot.
+
+Windows and joins may have to emit a million results at one instant of event time. They run in
+pieces, and each piece is a batch with its watermarks. They write their work as an iterator that
+yields, between two records or two timers, whenever `full` is true. The chain requests the next
+piece after it has passed this piece on. Work without results, such as windows whose function
+returns nothing, calls `tried`: it counts like a result, because a million of them would block the
+loop. The size of a piece follows from the measured cost: a window function may take a microsecond,
+or a millisecond.
+
+The watermark in the output never falls. While work is left it stays at that of the last result,
+because the next results may still be due.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from itertools import repeat
 from types import GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import describe_record
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import RowFunction
 
-__all__ = ["PLAIN_RESULTS", "FirstResult", "elements_of", "refuse_awaitable"]
+if TYPE_CHECKING:
+    from aioflow.core.column_batch import ColumnBatch
+
+__all__ = [
+    "PLAIN_RESULTS",
+    "FirstResult",
+    "elements_of",
+    "refuse_awaitable",
+    "flush_in_slices",
+    "RESULTS_FIRST",
+    "RESULTS_MAX",
+    "ResumableOutput",
+]
 
 PLAIN_RESULTS = frozenset((GeneratorType, list))
 """Exact types that `elements_of` need not check."""
@@ -94,3 +123,158 @@ class FirstResult:
 
 def _shown(result: Any) -> str:
     return f"{type(result).__name__} {describe_record(result)}"
+
+
+_DONE = object()
+
+
+def flush_in_slices(
+    settling: Iterator[None], written: Awaitable[None] | None = None
+) -> Awaitable[None] | None:
+    """Begins `settling`, an iterator that yields while there is much to do.
+
+    Returns an awaitable for the remaining work, followed by `written`.
+    """
+    return written if next(settling, _DONE) is _DONE else _rest(settling, written)
+
+
+async def _rest(settling: Iterator[None], written: Awaitable[None] | None) -> None:
+    await asyncio.sleep(0)
+    for _ in settling:
+        await asyncio.sleep(0)
+    if written is not None:
+        await written
+
+
+RESULTS_MAX = 1_024
+"""Approximate maximum number of results in the first piece of some work."""
+
+RESULTS_FIRST = 32
+"""Number of results in the very first piece, whose cost is not known yet."""
+
+PIECE_NS = 2_000_000
+"""Maximum time for a piece: the chain's slice."""
+
+
+class ResumableOutput:
+    """The unsent results of one operator, and the remaining work for the last batch."""
+
+    __slots__ = (
+        "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values",
+        "_watermarks", "_work", "watermark",
+    )  # fmt: skip
+
+    def __init__(self, perf_ns: Callable[[], int]) -> None:
+        self._perf_ns = perf_ns
+        self._affordable = RESULTS_FIRST
+        self._values: list[Any] = []
+        self._timestamps: list[int | None] = []
+        self._timed = True  # Whether all timestamps are ints.
+        self._watermarks: list[int] = []
+        self._limit = RESULTS_FIRST
+        self._tried = 0
+        self._work: Iterator[None] | None = None
+        self._final = MIN_WATERMARK
+        self.watermark = MIN_WATERMARK
+        """The watermark at the end of the emitted results."""
+
+    @property
+    def pending(self) -> bool:
+        return self._work is not None
+
+    @property
+    def room(self) -> int:
+        """Number of results that the current piece still accepts, 0 or less when it is full."""
+        return self._limit - len(self._values)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the current piece has no results yet."""
+        return not self._values
+
+    @property
+    def full(self) -> bool:
+        return len(self._values) >= self._limit or self._tried >= self._limit
+
+    def tried(self, count: int = 1) -> None:
+        """Counts `count` units of work for the current piece, whether or not they had results."""
+        self._tried += count
+
+    def start(self, work: Iterator[None], final: int) -> RecordBatch:
+        """Begins `work`, and returns its first piece. `final` is the watermark after the whole
+        work.
+        """
+        self._work = work
+        self._final = final
+        return self.resume(RESULTS_MAX)
+
+    def resume(self, max_records: int) -> RecordBatch:
+        """Returns the next piece: at most `max_records` results, and about as many as the time
+        allows.
+        """
+        self._limit = min(max_records, self._affordable)
+        work = self._work
+        if work is not None:
+            begun = self._perf_ns()
+            if next(work, _DONE) is _DONE:
+                self._work = None
+                self.passed(self._final)
+            elif self.full:
+                self._measure(self._perf_ns() - begun)
+        return self.take()
+
+    def _measure(self, spent_ns: int) -> None:
+        """Adapts the size of pieces to the time that a full piece took."""
+        if spent_ns > 2 * PIECE_NS:
+            self._affordable = max(1, max(len(self._values), self._tried) * PIECE_NS // spent_ns)
+        elif spent_ns < PIECE_NS:
+            self._affordable = max(self._affordable, 2 * self._limit)
+
+    def passed(self, watermark: int) -> None:
+        """Notes that all work up to `watermark` is done."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+
+    def add(self, value: Any, timestamp: int | None, watermark: int) -> None:
+        """Adds one result. `watermark` is in force before the result, unless a higher one already
+        is.
+        """
+        if watermark > self.watermark:
+            self.watermark = watermark
+        if timestamp is None:
+            self._timed = False
+        self._values.append(value)
+        self._timestamps.append(timestamp)
+        self._watermarks.append(self.watermark)
+
+    def add_all(self, values: Iterable[Any], count: int, timestamp: int, watermark: int) -> None:
+        """Does the same as `add` for `count` results of the same instant."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+        self._values.extend(values)
+        self._timestamps.extend(repeat(timestamp, count))
+        self._watermarks.extend(repeat(self.watermark, count))
+
+    def add_columns(self, values: ColumnBatch, timestamp: int, watermark: int) -> None:
+        """Adds a batch of columns, as `add_all` does. The batch must be the only content of its
+        piece.
+        """
+        assert not self._values, "what was added before goes first"
+        if watermark > self.watermark:
+            self.watermark = watermark
+        from aioflow.columns.build import repeat
+
+        self._values = values  # type: ignore[assignment]  # These three read like lists.
+        self._timestamps = repeat(timestamp, len(values))  # type: ignore[assignment]
+        self._watermarks = repeat(self.watermark, len(values))  # type: ignore[assignment]
+
+    def take(self) -> RecordBatch:
+        """Returns the elements added since the last call, as a batch."""
+        values, timestamps, watermarks = self._values, self._timestamps, self._watermarks
+        self._tried = 0
+        if not values:
+            return empty_batch(self.watermark)
+        # Results of elements without event time have no event time either.
+        timed: Any = timestamps if self._timed else None
+        self._values, self._timestamps, self._watermarks, self._timed = [], [], [], True
+        return RecordBatch(values, timed, None, watermarks, self.watermark)

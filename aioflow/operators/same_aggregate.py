@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import RestoreError
-from aioflow.operators.aggregates import Agg, BuiltIn
+from aioflow.operators.aggregate.functions import Agg, BuiltIn
 from aioflow.operators.stateless import describe_place
 from aioflow.state.backend import INTERNAL_PREFIX
 

@@ -14,29 +14,48 @@ not complete.
 
 Without checkpoints all prepared data is committed when the input ends (and when the writer rolls by
 itself). With checkpoints the last checkpoint commits it, and the task waits for that.
+
+A function of one element is a sink too. It delivers at least once, in order. A coroutine function
+is awaited for one element at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from aioflow.advice.functions import check_without_state
 from aioflow.core.aio import wait_all
 from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch
-from aioflow.core.errors import AioflowError, RestoreError, note_once
-from aioflow.core.functions import CheckpointedFunction
+from aioflow.core.errors import AioflowError, GraphError, RestoreError, describe_record, note_once
+from aioflow.core.functions import CheckpointedFunction, Function, has_operator_state
 from aioflow.core.optional_arguments import call_with, takes_argument
+from aioflow.core.signatures import check_takes
 from aioflow.core.user_code import check_own_task
-from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
+from aioflow.operators.operator import CHEAPER_OR_ASYNC, UNBOUNDED_ROOM, Operator
+from aioflow.operators.results import FirstResult
 from aioflow.operators.retry import Retry
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["commits", "Committer", "Sink", "SinkOperator", "SinkWriter"]
+__all__ = [
+    "commits",
+    "Committer",
+    "Sink",
+    "SinkOperator",
+    "SinkWriter",
+    "FunctionSink",
+    "as_sink",
+    "calling",
+]
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -359,3 +378,158 @@ FINAL_COMMIT = 0
 """The checkpoint id of the commit at the end of input, when no checkpoints are taken (their ids
 start at 1).
 """
+
+
+def as_sink(what: Any) -> Sink[Any]:
+    """Returns the sink that `stream.sink(what)` writes to.
+
+    Raises GraphError if `what` is neither a Sink nor a function.
+    """
+    called = isinstance(what, type) and any("__call__" in vars(base) for base in what.__mro__)
+    by_class = isinstance(what, type) and _is_function_class(what)
+    # A class has the methods too, but an element would be passed to its constructor.
+    if isinstance(what, type) and (isinstance(what, Sink) or (called and not by_class)):
+        raise GraphError(
+            f"sink() got the class {what.__name__}, expected an instance: add the parentheses, "
+            f"{what.__name__}(...)"
+        )
+    if isinstance(what, Sink):
+        check_without_state(what, "sink(): the writers of a Sink have its state")
+        return what
+    if inspect.isfunction(what) and what.__module__.startswith(
+        "aioflow.io."
+    ):  # Otherwise the class would be called with each element, and make a sink.
+        raise GraphError(
+            f"sink() got the function {what.__name__}, expected what it makes: add the "
+            f"parentheses, {what.__name__}(...)"
+        )
+    if by_class and not called:
+        raise GraphError(
+            f"sink() got the class {what.__name__}, which has no method __call__(self, value)"
+        )
+    if callable(what):
+        if not by_class:
+            check_takes(what, "sink()", "value")
+        return FunctionSink(what)
+    raise GraphError(
+        f"sink() takes a Sink or a function of one element, got {type(what).__name__}: {what!r}"
+    )
+
+
+def calling(function: Callable[[Any], Any]) -> SinkOperator:
+    """Returns the operator of a function that is used as a sink."""
+    return SinkOperator(FunctionSink(function))
+
+
+def _is_function_class(given: type) -> bool:
+    """Returns whether the class `given` is to be instantiated, rather than called for each
+    element.
+    """
+    return issubclass(given, Function) or has_operator_state(given)
+
+
+class FunctionSink:
+    """A sink that calls `function(value)` for each element, in the process that runs the flow.
+
+    So the function may use variables of the program.
+    """
+
+    stays_here = True
+    slow_remedy = CHEAPER_OR_ASYNC
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    @property
+    def name(self) -> str:
+        """The name of the sink in the graph."""
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        return "sink" if "<" in name else name
+
+    def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
+        asynchronous = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
+            # Finds out how the function is called, not whether it can be.
+            getattr(self._function, "__call__", None)  # noqa: B004
+        )
+        return (
+            _AwaitingWriter(self._function, ctx)
+            if asynchronous
+            else _CallingWriter(self._function, ctx)
+        )
+
+    def committer(self) -> Committer | None:
+        return None
+
+
+class _CallingWriter:
+    """A writer that calls the function as soon as elements are written."""
+
+    def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
+        self._function = UserFunction(function, "__call__")
+        self._ctx = ctx
+        self._first: FirstResult
+
+    def initialize_state(self, _runtime: Any) -> None:
+        self._function.initialize_state(self._ctx)
+
+    def snapshot_state(self, _runtime: Any) -> Awaitable[None] | None:
+        return self._function.snapshot_state(self._ctx)
+
+    async def open(self) -> None:
+        await self._function.open(self._ctx)
+        self._first = FirstResult(
+            self._function.call, f"operator {self._ctx.name!r}: the function of sink"
+        )
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        call = self._function.call if self._first.seen else self._first
+        source = iter(values)
+        try:
+            for value in source:
+                call(value)
+        except BaseException as error:
+            value = values[len(values) - length_hint(source) - 1]
+            note_once(error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}")
+            raise
+
+    async def flush(self) -> None:
+        """Does nothing: no element is buffered."""
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        return []
+
+    async def close(self) -> None:
+        await self._function.close()
+
+
+class _AwaitingWriter(_CallingWriter):
+    """A writer that keeps the elements of a batch, and awaits the function for each of them in
+    `flush`.
+
+    It accepts no more elements meanwhile.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
+        super().__init__(function, ctx)
+        self._waiting: list[Any] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether elements wait for `flush`."""
+        return bool(self._waiting)
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._waiting.extend(values)
+
+    async def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        call = self._function.call
+        for value in waiting:
+            try:
+                await call(value)
+                check_own_task()
+            except BaseException as error:
+                note_once(
+                    error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}"
+                )
+                raise

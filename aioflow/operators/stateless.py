@@ -16,6 +16,12 @@ The error of a failing user function is raised unchanged. The position of the it
 input identifies the record, and the line of the generated loop identifies the step, so the success
 path costs nothing. The first result of each function is checked, because a returned coroutine would
 never be awaited; then the loop is generated again without the check.
+
+`map`, `filter` and `flat_map` directly after `key_by`, with a function class that uses keyed state,
+are one step and never fused. The current key is set before each record, so a generated loop would
+gain nothing. Their output is not keyed.
+
+`map` and `flat_map` over two connected streams are one stateless function for each input.
 """
 
 from __future__ import annotations
@@ -36,13 +42,21 @@ from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
-from aioflow.operators.results import FirstResult
+from aioflow.operators.results import PLAIN_RESULTS, FirstResult, elements_of
 from aioflow.operators.userfunction import UserFunction, all_of
+from aioflow.state.backend import NO_KEY, require_keyed
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
+    from aioflow.state.backend import KeyedStateBackend
 
-__all__ = ["StatelessKind", "StatelessOperator", "StatelessStep"]
+__all__ = [
+    "StatelessKind",
+    "StatelessOperator",
+    "StatelessStep",
+    "KeyedRowsOperator",
+    "ConnectedRowsOperator",
+]
 
 
 class StatelessKind(Enum):
@@ -367,3 +381,108 @@ def is_async(function: Any, method: str) -> bool:
     if method == StatelessKind.FLAT_MAP.value and any(map(inspect.isasyncgenfunction, calls)):
         return True
     return any(map(inspect.iscoroutinefunction, calls))
+
+
+class KeyedRowsOperator(Operator):
+    """A `MapFunction`, `FilterFunction` or `FlatMapFunction` (or a plain function) with the key
+    of each record set.
+    """
+
+    def __init__(self, kind: StatelessKind | str, function: Any) -> None:
+        self._kind = StatelessKind(kind)
+        self._user = UserFunction(function, self._kind.value)
+        self._keyed: KeyedStateBackend
+
+    def initialize_state(self) -> None:
+        self._user.initialize_state(self.ctx)
+
+    async def open(self) -> None:
+        self._keyed = require_keyed(self.ctx.keyed_state, self.ctx.name)
+        await self._user.open(self.ctx)
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        values, keys = batch.values, batch.keys
+        if not values:
+            return RecordBatch([], None, None, None, batch.watermark)
+        if keys is None:
+            raise AssertionError(
+                f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be "
+                "keyed"
+            )
+        call, keyed, kind = self._user.call, self._keyed, self._kind
+        out: list[Any] = []
+        origin: list[int] = []
+        i = -1
+        try:
+            for i, value in enumerate(values):
+                keyed.current_key = keys[i]
+                result = call(value)
+                if kind is StatelessKind.MAP:
+                    out.append(result)
+                elif kind is StatelessKind.FLAT_MAP:
+                    before = len(out)
+                    out.extend(
+                        result
+                        if type(result) in PLAIN_RESULTS
+                        else elements_of(result, self._described())
+                    )
+                    origin += [i] * (len(out) - before)
+                elif result:
+                    out.append(value)
+                    origin.append(i)
+        except BaseException as error:
+            place = describe_place(self.ctx)
+            note_once(
+                error,
+                f"in {place}, at record {describe_record(values[i])} of key "
+                f"{describe_record(keys[i])}",
+            )
+            raise
+        finally:
+            keyed.current_key = NO_KEY
+        return batch.with_values(out) if kind is StatelessKind.MAP else batch.select(origin, out)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        return self._user.snapshot_state(self.ctx)
+
+    async def close(self) -> None:
+        await self._user.close()
+
+    def _described(self) -> str:
+        function = self._user.function
+        name = getattr(function, "__qualname__", type(function).__name__)
+        return f"{name}.{self._kind.value}"
+
+
+class ConnectedRowsOperator(Operator):
+    """An operator with two inputs, which passes each input to its own stateless operator."""
+
+    inputs = 2
+
+    def __init__(self, kind: StatelessKind, first: Any, second: Any) -> None:
+        self._sides = tuple(
+            StatelessOperator([StatelessStep(kind, function)]) for function in (first, second)
+        )
+
+    def setup(self, ctx: OperatorContext) -> None:
+        super().setup(ctx)
+        for side in self._sides:
+            side.setup(ctx)
+
+    def initialize_state(self) -> None:
+        for side in self._sides:
+            side.initialize_state()
+
+    async def open(self) -> None:
+        for side in self._sides:
+            await side.open()
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        return self._sides[index].process_batch(batch)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        return all_of(partial(side.snapshot_state, checkpoint_id) for side in self._sides)
+
+    async def close(self) -> None:
+        for side in reversed(self._sides):
+            await side.close()

@@ -72,7 +72,7 @@ def _load_flows() -> None:
     """
     import aioflow.api.calls
     import aioflow.api.flow
-    import aioflow.operators.function_sink
+    import aioflow.operators.sink
 
     with contextlib.suppress(
         ModuleNotFoundError

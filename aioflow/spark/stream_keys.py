@@ -26,7 +26,7 @@ import msgspec
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.wire.serializers import Codec
-from aioflow.operators.slice_window import SliceWindowOperator
+from aioflow.operators.window.slices import SliceWindowOperator
 from aioflow.spark.runner_blocks import BlockRow, BlockWriter, Piece, decode_block
 from aioflow.spark.runner_subtask import StageSubtask
 from aioflow.spark.runner_tasks import SubtaskId

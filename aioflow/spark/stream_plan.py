@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from aioflow.core.errors import GraphError
 from aioflow.graph.stream_graph import ShipStrategy
-from aioflow.operators.clock_window import ClockWindowOperator
-from aioflow.operators.joins import IntervalJoinOperator
-from aioflow.operators.process import ProcessOperator
-from aioflow.operators.running import RunningAggregateOperator, RunningReduceOperator
-from aioflow.operators.session_window import SessionWindowOperator
-from aioflow.operators.slice_window import SliceWindowOperator
+from aioflow.operators.aggregate.running import RunningAggregateOperator, RunningReduceOperator
+from aioflow.operators.join.joins import IntervalJoinOperator
+from aioflow.operators.process.functions import ProcessOperator
 from aioflow.operators.watermarks import WatermarkKind
-from aioflow.operators.window import WindowOperator
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.sessions import SessionWindowOperator
+from aioflow.operators.window.slices import ClockWindowOperator, SliceWindowOperator
 from aioflow.spark.runner_rows import FrameRows
 from aioflow.spark.streaming import StreamSource
 from aioflow.spark.translate import BY_RECORD, SparkPlan, plan_stages, with_ends_apart

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioflow.columns.keys import KeyRouter
     from aioflow.core.host import Rng
     from aioflow.expressions.nodes import Expr
-    from aioflow.operators.local_aggregate import LocalAggregate
+    from aioflow.operators.aggregate.local import LocalAggregate
 
 __all__ = ["BroadcastPartitioner", "Partitioner", "create_partitioner"]
 

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import RestoreError, note_once
-from aioflow.operators.async_process import PENDING
-from aioflow.operators.async_wait import IN_FLIGHT
+from aioflow.operators.async_io import IN_FLIGHT
 from aioflow.operators.batching import GATHERED
-from aioflow.operators.joins import PROGRESS as JOIN_PROGRESS
+from aioflow.operators.join.joins import PROGRESS as JOIN_PROGRESS
+from aioflow.operators.process.async_functions import PENDING
 from aioflow.operators.same_aggregate import AGGREGATE
 from aioflow.operators.sink import COMMITTABLES, PREPARED
-from aioflow.operators.slice_window import PROGRESS
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.watermarks import WATERMARKS
+from aioflow.operators.window.slices import PROGRESS
 from aioflow.state import operator_state as operator_states
 from aioflow.state.backend import INTERNAL_PREFIX
 from aioflow.state.snapshot import OperatorSnapshot

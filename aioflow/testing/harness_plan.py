@@ -30,24 +30,29 @@ from aioflow.core.functions import (
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy
-from aioflow.operators.aggregates import resolve_aggregate
-from aioflow.operators.async_process import (
+from aioflow.operators.aggregate.functions import resolve_aggregate
+from aioflow.operators.aggregate.running import RunningAggregateOperator
+from aioflow.operators.async_io import AsyncWaitOperator
+from aioflow.operators.operator import Operator
+from aioflow.operators.process.async_functions import (
     AsyncBroadcastProcessOperator,
     AsyncCoProcessOperator,
     AsyncProcessOperator,
     is_async_process,
 )
-from aioflow.operators.async_wait import AsyncWaitOperator
-from aioflow.operators.keyed_rows import KeyedRowsOperator
-from aioflow.operators.operator import Operator
-from aioflow.operators.process import (
+from aioflow.operators.process.functions import (
     BroadcastProcessOperator,
     CoProcessOperator,
     KeyedProcessOperator,
     ProcessOperator,
 )
-from aioflow.operators.running import RunningAggregateOperator
-from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
+from aioflow.operators.stateless import (
+    KeyedRowsOperator,
+    StatelessKind,
+    StatelessOperator,
+    StatelessStep,
+    is_async,
+)
 
 __all__ = ["HarnessPlan", "OperatorPlan", "plan_of"]
 

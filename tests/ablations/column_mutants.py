@@ -13,8 +13,8 @@ _JOIN_FLOWS = "tests/columns/test_join_flows.py"
 _TURNS = "tests/operators/test_column_join_turns.py"
 _WINDOW_TURNS = "tests/operators/test_column_window_turns.py"
 _SIDES = "aioflow/columns/hash_join.py"
-_WINDOW_JOIN = "aioflow/operators/window_join.py"
-_LOCAL = "aioflow/operators/local_aggregate.py"
+_WINDOW_JOIN = "aioflow/operators/join/window_join.py"
+_LOCAL = "aioflow/operators/aggregate/local.py"
 _LOCAL_TESTS = "tests/operators/test_local_aggregate.py"
 
 COLUMN_MUTANTS: list[Mutant] = [
@@ -42,14 +42,14 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what columns have added is not in the snapshot of a running aggregate",
-        "aioflow/operators/running.py",
+        "aioflow/operators/aggregate/running.py",
         "    def snapshot_state(self, checkpoint_id: int) -> None:\n        self.settle_state()\n",
         "    def snapshot_state(self, checkpoint_id: int) -> None:\n        pass\n",
         (f"{_AGGREGATES}::test_a_savepoint_of_either_goes_on_as_the_other",),
     ),
     Mutant(
         "what columns have added is not in the snapshot of a window",
-        "aioflow/operators/slice_window.py",
+        "aioflow/operators/window/slices.py",
         "        return settled_by_turns(self._slices.settle())\n",
         "        return None\n",
         (f"{_AGGREGATES}::test_a_savepoint_of_either_goes_on_as_the_other",),
@@ -163,7 +163,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the condition of a changed aggregate is asked of what was taken of records",
-        "aioflow/operators/taking.py",
+        "aioflow/operators/aggregate/projection.py",
         "        made.fn = made.where = None",
         "        made.fn = None",
         (
@@ -173,7 +173,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "late elements of a window are what it takes of them",
-        "aioflow/operators/adding_window.py",
+        "aioflow/operators/window/aggregating.py",
         (
             "        if (\n"
             "            self._late_tag is not None and self._folding is self._aggregate\n"
@@ -188,7 +188,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "slices of many keys are merged at one go",
-        "aioflow/operators/slice_runs.py",
+        "aioflow/operators/window/slice_store.py",
         "                if number:\n                    yield\n",
         "",
         ("tests/operators/test_slice_runs.py::test_tables_of_many_keys_are_merged_in_pieces",),
@@ -439,7 +439,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a join counts from the start again after a restore",
-        "aioflow/operators/joins.py",
+        "aioflow/operators/join/joins.py",
         "        self._arrived = max((arrived for _, _, arrived in found), default=0)\n",
         "        self._arrived = 0\n",
         (f"{_JOINS}::test_chunks_of_one_window_over_several_restores_stand_beside_each_other",),
@@ -540,14 +540,14 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "rows are added behind what columns hold of their slice",
-        "aioflow/operators/slice_window.py",
+        "aioflow/operators/window/slices.py",
         "        yield from self._slices.release(start, last)\n",
         "",
         (f"{_WINDOW_TURNS}::test_columns_of_a_slice_become_rows_by_turns",),
     ),
     Mutant(
         "what columns hold is written in one turn for a window of many slices",
-        "aioflow/operators/slice_store.py",
+        "aioflow/operators/window/slice_store.py",
         "        yield from self.settle()\n        if bisect",
         "        list(self.settle())\n        if bisect",
         (f"{_WINDOW_TURNS}::test_windows_of_many_slices_are_written_in_turns",),
@@ -599,7 +599,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "rows made of columns are counted, not the windows to which they are added",
-        "aioflow/operators/joins.py",
+        "aioflow/operators/join/joins.py",
         "                end += grid.slide\n                rest -= 1\n",
         "                end += grid.slide\n            rest -= 1\n",
         (f"{_TURNS}::test_columns_become_rows_by_turns",),
@@ -634,7 +634,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a reader of state sees chunks of a join under made-up keys",
-        "aioflow/operators/joins.py",
+        "aioflow/operators/join/joins.py",
         'COLUMNS = f"{INTERNAL_PREFIX}join-columns"',
         'COLUMNS = "join-columns"',
         (f"{_JOINS}::test_a_reader_of_state_sees_no_chunks",),
@@ -716,7 +716,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a join of sessions loses the windows of another kind that its state holds",
-        "aioflow/operators/joins.py",
+        "aioflow/operators/join/joins.py",
         "        if self._assigner.is_merging and chunks:",
         "        if False:",
         (f"{_JOINS}::test_a_join_of_sessions_refuses_the_state_of_other_windows",),

@@ -55,7 +55,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a time-out of all tries is tried again",
-        "aioflow/operators/async_wait.py",
+        "aioflow/operators/async_io.py",
         (
             "                if is_asked_to_end(task) or (\n"
             "                    isinstance(raised, asyncio.CancelledError) and task.cancelling()\n"
@@ -73,7 +73,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a call that was cancelled is tried again",
-        "aioflow/operators/async_wait.py",
+        "aioflow/operators/async_io.py",
         (
             "                if is_asked_to_end(task) or (\n"
             "                    isinstance(raised, asyncio.CancelledError) and task.cancelling()\n"
@@ -221,7 +221,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the keys of a join on columns are not looked at",
-        "aioflow/operators/window_join.py",
+        "aioflow/operators/join/window_join.py",
         "        if self._met.is_open:\n",
         "        if False:\n",
         (REMEDIES + "test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once",),
@@ -581,7 +581,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a job goes on at the end of time",
-        "aioflow/operators/slice_window.py",
+        "aioflow/operators/window/slices.py",
         (
             "        shared = [\n"
             "            (groups, reached)\n"

@@ -75,7 +75,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a sliced window fires one millisecond early",
-        "aioflow/operators/slice_grid.py",
+        "aioflow/operators/window/assigners.py",
         "return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide",
         "return watermark + 2 - (watermark + 2 - origin) % self.slide + self.slide",
         (
@@ -85,7 +85,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a window fires one millisecond early",
-        "aioflow/operators/triggers.py",
+        "aioflow/operators/window/triggers.py",
         "        ctx.register_event_time_timer(window.max_timestamp)\n        return "
         "TriggerResult.CONTINUE\n\n"
         "    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> "
@@ -105,7 +105,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the late check is off by one",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "self._cleanup_time(window) <= self._timers.current_watermark",
         "self._cleanup_time(window) < self._timers.current_watermark",
         (
@@ -115,7 +115,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "windows that give nothing hold the loop until the last of them has fired",
-        "aioflow/operators/resumable.py",
+        "aioflow/operators/results.py",
         "len(self._values) >= self._limit or self._tried >= self._limit",
         "len(self._values) >= self._limit",
         (
@@ -127,7 +127,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an interval join forgets all that is over at one go",
-        "aioflow/operators/joins.py",
+        "aioflow/operators/join/joins.py",
         "            self._clean(*timer)\n            out.tried()\n",
         "            self._clean(*timer)\n",
         (
@@ -137,7 +137,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an interval join copies what it holds of a key for each element that it forgets",
-        "aioflow/operators/joins.py",
+        "aioflow/operators/join/joins.py",
         "        elif 2 * gone >= len(times):\n",
         "        elif gone:\n",
         (
@@ -147,7 +147,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an interval join keeps what is over of a key for as long as it holds anything of it",
-        "aioflow/operators/joins.py",
+        "aioflow/operators/join/joins.py",
         "        elif 2 * gone >= len(times):\n",
         "        elif False:\n",
         (
@@ -157,7 +157,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "windows of the clock that wait at the end fire in one turn",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "            out.tried()\n            if out.full:\n                "
         "state.clear_current_key()\n                yield\n"
         "        state.clear_current_key()\n\n    def _fire_later",
@@ -169,14 +169,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a mail fires as many windows of the clock as are due, at any cost",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "        if self._rests or out.pending or out.full:\n",
         "        if self._rests or out.pending:\n",
         ("tests/operators/test_turns.py::test_windows_that_the_clock_fires_do_so_in_turns",),
     ),
     Mutant(
         "a mail that gives nothing leaves windows unfired until the next mail",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "        if batch.values or self._rests:\n",
         "        if batch.values:\n",
         (
@@ -186,7 +186,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "slices of the clock that give nothing wait until the next mail",
-        "aioflow/operators/clock_window.py",
+        "aioflow/operators/window/slices.py",
         "        if batch.values or self.has_pending:",
         "        if batch.values:",
         (
@@ -196,7 +196,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "all that one window gives is one piece",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "islice(results, max(0, out.room)):\n            add(value, timestamp, watermark)\n       "
         " return out.room > 0\n",
         "results:\n            add(value, timestamp, watermark)\n        return True\n",
@@ -209,7 +209,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a window is forgotten before its last result",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "                if not done:\n",
         "                self._acted(result, key, window, namespace, over=over)\n                "
         "if not done:\n",
@@ -220,7 +220,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a function that is left in the midst goes on with another key",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "            yield\n            state.set_current_key(key)\n",
         "            yield\n",
         (
@@ -230,21 +230,21 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a piece holds a fixed number of results, at any cost",
-        "aioflow/operators/resumable.py",
+        "aioflow/operators/results.py",
         "        if spent_ns > 2 * PIECE_NS:\n",
         "        if spent_ns > 2_000 * PIECE_NS:\n",
         ("tests/operators/test_turns.py::test_pieces_are_as_large_as_their_cost_allows",),
     ),
     Mutant(
         "pieces that were dear once stay small",
-        "aioflow/operators/resumable.py",
+        "aioflow/operators/results.py",
         "            self._affordable = max(self._affordable, 2 * self._limit)\n",
         "            pass\n",
         ("tests/operators/test_turns.py::test_pieces_are_as_large_as_their_cost_allows",),
     ),
     Mutant(
         "an element looks at all open sessions of its key",
-        "aioflow/operators/merging.py",
+        "aioflow/operators/window/context.py",
         "        at = bisect_left(self._starts, window[0])\n",
         "        at = sum(start < window[0] for start in self._starts)\n",
         (
@@ -254,7 +254,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a session by key is looked for among all of its key",
-        "aioflow/operators/session_window.py",
+        "aioflow/operators/window/sessions.py",
         "first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, end)",
         "first, behind = sum(session[1] < start for session in sessions), bisect_right(starts, "
         "end)",
@@ -265,7 +265,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "open sessions of before are taken for being in order",
-        "aioflow/operators/merging.py",
+        "aioflow/operators/window/context.py",
         "    stored = sorted(stored)\n",
         "",
         (
@@ -275,7 +275,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "open sessions by key of before are taken for being in order",
-        "aioflow/operators/session_window.py",
+        "aioflow/operators/window/sessions.py",
         "sorted(stored, key=_START)",
         "stored",
         (
@@ -328,7 +328,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "windows of event time are forgotten at its end with what the clock would have made of "
         "them",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):",
         "if batch.watermark > MAX_WATERMARK:",
         (
@@ -338,7 +338,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "at the end the clock fires windows that the watermark fires, too",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):",
         "if batch.watermark == MAX_WATERMARK:",
         (
@@ -348,7 +348,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "windows of few slices are merged in another order than columns, which changes sums",
-        "aioflow/operators/slice_store.py",
+        "aioflow/operators/window/slice_store.py",
         (
             "            if (\n"
             "                not self._aggregate.regroups\n"
@@ -364,7 +364,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a late record leaves runs of slices as they are",
-        "aioflow/operators/slice_store.py",
+        "aioflow/operators/window/slice_store.py",
         "        if start < self._runs_to:\n            self.runs.drop(self._number(start))\n",
         "",
         (
@@ -374,7 +374,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "windows of many slices count as one piece of work each",
-        "aioflow/operators/slice_window.py",
+        "aioflow/operators/window/slices.py",
         "        out.tried(len(parts))\n",
         "",
         (
@@ -384,21 +384,21 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "windows that are no sessions leave open sessions unread",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "        if held is merging or not",
         "        if held or not",
         ("tests/operators/test_window.py::test_state_of_windows_of_another_kind_is_refused",),
     ),
     Mutant(
         "sessions take over the contents of other windows, which never fire",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "        if held is merging or not",
         "        if merging or not",
         ("tests/operators/test_window.py::test_state_of_windows_of_another_kind_is_refused",),
     ),
     Mutant(
         "the late check of slices is off by one",
-        "aioflow/operators/slice_window.py",
+        "aioflow/operators/window/slices.py",
         "        if timestamp < late_below:\n",
         "        if timestamp <= late_below:\n",
         (
@@ -408,7 +408,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a session that grew is over when it would have been at first",
-        "aioflow/operators/session_window.py",
+        "aioflow/operators/window/sessions.py",
         "else bisect_right(sessions, time + 1, key=_END)",
         "else bisect_right(sessions, time + 1, key=lambda session: session[0] + self._gap)",
         (
@@ -418,7 +418,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a session that grows does not look whom it touches",
-        "aioflow/operators/session_window.py",
+        "aioflow/operators/window/sessions.py",
         "first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, end)",
         "first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, start)",
         (
@@ -428,7 +428,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a clock that is put back opens a window again",
-        "aioflow/operators/clock_window.py",
+        "aioflow/operators/window/slices.py",
         "return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])",
         "return now",
         (
@@ -516,7 +516,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the current key stays after a batch",
-        "aioflow/operators/process.py",
+        "aioflow/operators/process/functions.py",
         "            keyed.current_key = NO_KEY\n            context.timestamp = None\n           "
         " context.broadcast_writable = False\n",
         "            context.timestamp = None\n            context.broadcast_writable = False\n",
@@ -588,14 +588,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a running result is shown with its key as it came, not as it came first",
-        "aioflow/operators/running.py",
+        "aioflow/operators/aggregate/running.py",
         "        if shown is not keys:\n",
         "        if False:\n",
         ("tests/operators/test_running.py::test_the_first_spelling_of_a_key_is_the_one_shown",),
     ),
     Mutant(
         "a window is shown with its key as it came, not as it came first",
-        "aioflow/operators/window.py",
+        "aioflow/operators/window/operator.py",
         "            keys = self._spelling.shown(keys, self._held_keys())\n",
         "            pass\n",
         ("tests/operators/test_window.py::test_the_first_spelling_of_a_key_is_the_one_shown",),
@@ -778,7 +778,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the timers of an async function that are due fire in one mail",
-        "aioflow/operators/async_process.py",
+        "aioflow/operators/process/async_functions.py",
         "                if self._perf_ns() >= deadline or len(rows.values) >= "
         "DRAIN_RECORDS_MAX:\n                    break\n",
         "",
@@ -835,7 +835,7 @@ MUTANTS: list[Mutant] = [
     # Async functions.
     Mutant(
         "results come in the order of completion",
-        "aioflow/operators/async_queue.py",
+        "aioflow/operators/async_io.py",
         "        while entries and entries[0].done:\n            taken.append(entries.popleft())\n"
         "        return taken\n",
         "        taken = [entry for entry in entries if entry.done]\n        for entry in taken:\n"
@@ -849,7 +849,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a watermark overtakes what is in flight",
-        "aioflow/operators/async_wait.py",
+        "aioflow/operators/async_io.py",
         "reached = self._queue.oldest_mark if self.busy else self._watermark",
         "reached = self._watermark",
         (
@@ -859,14 +859,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "unordered results cross a watermark",
-        "aioflow/operators/async_queue.py",
+        "aioflow/operators/async_io.py",
         "        if not epochs or epochs[-1].mark != entry.mark:\n",
         "        if not epochs:\n",
         ("tests/operators/test_async_wait.py::test_unordered_results_stay_within_their_epoch",),
     ),
     Mutant(
         "more calls than allowed are in flight",
-        "aioflow/operators/async_wait.py",
+        "aioflow/operators/async_io.py",
         "return max(0, self._concurrency - len(self._queue))",
         "return max(0, 2 * self._concurrency - len(self._queue))",
         (

@@ -492,7 +492,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a window that would end behind the end of time never fires",
-        "aioflow/operators/slice_grid.py",
+        "aioflow/operators/window/assigners.py",
         "    return min(end - 1, MAX_WATERMARK)\n",
         "    return end - 1\n",
         (
@@ -535,7 +535,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "windows by the clock wait after a restore until the clock is where it had been",
-        "aioflow/operators/clock_window.py",
+        "aioflow/operators/window/slices.py",
         "        self._lead = max(0, max(reached) - self.ctx.processing_time())\n",
         "        self._lead = 0\n",
         (

@@ -25,8 +25,8 @@ from aioflow.core.column_batch import CodedColumn, ColumnBatch
 from aioflow.core.elements import RecordBatch
 from aioflow.core.keygroups import SubtaskCache
 from aioflow.core.wire.columns import GrowingList
-from aioflow.operators.aggregates import resolve_aggregate
-from aioflow.operators.column_aggregates import plan_columns, why_rows
+from aioflow.operators.aggregate.functions import resolve_aggregate
+from aioflow.operators.aggregate.projection import plan_columns, why_rows
 from aioflow.operators.key_spelling import KeySpelling
 from tests.columns.batches import batch_of_rows
 

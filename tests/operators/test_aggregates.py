@@ -22,8 +22,8 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import AggregateFunction
 from aioflow.expressions.roots import col
 from aioflow.expressions.values import MissingFieldError
-from aioflow.operators import aggregates as af
-from aioflow.operators.folding import FoldingAggregate, is_mergeable
+from aioflow.operators.aggregate import functions as af
+from aioflow.operators.aggregate.folding import FoldingAggregate, is_mergeable
 
 
 def rank(x: Any) -> tuple[bool, Any]:

@@ -23,14 +23,14 @@ from aioflow.core.functions import (
     RuntimeContext,
 )
 from aioflow.core.states import MapStateDescriptor, ValueStateDescriptor
-from aioflow.operators.async_process import (
+from aioflow.operators.process.async_functions import (
     PENDING_UNKEYED,
     AsyncBroadcastProcessOperator,
     AsyncCoProcessOperator,
     AsyncProcessOperator,
     is_async_process,
 )
-from aioflow.operators.process import DRAIN_NS, DRAIN_RECORDS_MAX
+from aioflow.operators.process.functions import DRAIN_NS, DRAIN_RECORDS_MAX
 from tests.state.snapshots import restore, taken
 
 from .process_context import Context, keyed_batch, opened, rows

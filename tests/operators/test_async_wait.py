@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import Failed, MapFunction, OutputTag, RuntimeContext
-from aioflow.operators.async_queue import Entry, OrderedQueue, UnorderedQueue
-from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
+from aioflow.operators.async_io import (
+    AsyncWaitOperator,
+    Entry,
+    GuardedRowsOperator,
+    OrderedQueue,
+    UnorderedQueue,
+)
 from aioflow.operators.retry import Retry
 
 from .process_context import Context, opened, rows

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from aioflow.core.functions import CheckpointedFunction
-from aioflow.operators.connected_rows import ConnectedRowsOperator
-from aioflow.operators.stateless import StatelessKind
+from aioflow.operators.stateless import ConnectedRowsOperator, StatelessKind
 from tests.operators.context import Context
 
 

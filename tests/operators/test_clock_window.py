@@ -15,10 +15,10 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import StateError
 from aioflow.core.functions import WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
-from aioflow.operators import aggregates
-from aioflow.operators.clock_window import ClockWindowOperator
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.windowing import SlidingWindows, TumblingWindows, sliding, tumbling
+from aioflow.operators.aggregate import functions
+from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows, sliding, tumbling
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.slices import ClockWindowOperator
 
 from . import context
 from .context import Context, Physical, untimed
@@ -103,7 +103,7 @@ async def test_slices_of_the_clock_give_what_the_operator_of_all_windows_gives(
 async def test_the_clock_alone_decides_and_one_timer_stands_for_all_keys() -> None:
     """G6.1"""
     ctx = Clock(now_ms=1_000)
-    operator = await opened(TEN, ctx, aggregates.sum())
+    operator = await opened(TEN, ctx, functions.sum())
     # Timestamps and watermarks of the records mean nothing to the windows, and pass.
     out = operator.process_batch(
         RecordBatch([1, 2, 3], [5, 99_999, 7], ["k", "k", "j"], [0, 50_000, 50_000], 100_000)
@@ -124,7 +124,7 @@ async def test_the_clock_alone_decides_and_one_timer_stands_for_all_keys() -> No
 
 async def test_a_long_firing_leaves_the_loop_after_each_piece() -> None:
     ctx = Clock(has_event_time=False)
-    operator = await opened(TEN, ctx, aggregates.count())
+    operator = await opened(TEN, ctx, functions.count())
     operator.process_batch(RecordBatch([0] * 5_000, None, list(range(5_000))))
     pieces = [len(ctx.advance(10_000))]
     while operator.has_pending:
@@ -138,7 +138,7 @@ async def test_a_long_firing_leaves_the_loop_after_each_piece() -> None:
 
 async def test_a_clock_that_is_put_back_opens_no_window_again() -> None:
     ctx = Clock(has_event_time=False)
-    operator = await opened(TEN, ctx, aggregates.count())
+    operator = await opened(TEN, ctx, functions.count())
     operator.process_batch(untimed("k", 1))
     assert ctx.advance(10_000) == [WindowResult("k", 0, 10_000, 1)]
     ctx.now_ms = 5_000
@@ -148,12 +148,12 @@ async def test_a_clock_that_is_put_back_opens_no_window_again() -> None:
 
 async def test_windows_that_ended_while_nothing_ran_fire_at_once_after_a_restore() -> None:
     ctx = Clock(has_event_time=False)
-    operator = await opened(SLIDING, ctx, aggregates.count())
+    operator = await opened(SLIDING, ctx, functions.count())
     operator.process_batch(untimed("k", 1))
     assert ctx.advance(5_000) == [WindowResult("k", -5_000, 5_000, 1)]
     operator.snapshot_state(1)
     again = Clock(ctx, has_event_time=False, now_ms=60_000)
-    await opened(SLIDING, again, aggregates.count())
+    await opened(SLIDING, again, functions.count())
     assert again.advance(0) == [WindowResult("k", 0, 10_000, 1)]
     assert again.advance(100_000) == []
 
@@ -168,13 +168,13 @@ async def test_windows_continue_after_a_restore_though_the_clock_had_been_years_
     """
     wrong = years * 365 * 86_400_000
     ctx = Clock(has_event_time=False, now_ms=wrong)
-    operator = await opened(TEN, ctx, aggregates.count())
+    operator = await opened(TEN, ctx, functions.count())
     operator.process_batch(untimed("k", 1))
     if fired:
         assert ctx.advance(10_000) == [WindowResult("k", wrong, wrong + 10_000, 1)]
     operator.snapshot_state(1)
     again = Clock(ctx, has_event_time=False, now_ms=60_000)
-    operator = await opened(TEN, again, aggregates.count())
+    operator = await opened(TEN, again, functions.count())
     operator.process_batch(untimed("k", 2, 3))
     (row,) = again.advance(10_000)
     assert (row.end - row.start, row.value) == (10_000, 2 if fired else 3)
@@ -195,14 +195,14 @@ async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_
     for key, groups, now in (("a", ranges[0], 5_000), ("b", ranges[1], 4_999)):
         assert key_group(key, 128) in groups
         ctx = Clock(has_event_time=False, groups=groups)
-        operator = await opened(SLIDING, ctx, aggregates.count())
+        operator = await opened(SLIDING, ctx, functions.count())
         operator.process_batch(untimed(key, 1))
         fired = ctx.advance(now)
         assert fired == ([WindowResult("a", -5_000, 5_000, 1)] if key == "a" else [])
         operator.snapshot_state(1)
         former.append(ctx)
     merged = Clock(*former, has_event_time=False, now_ms=5_000 + later)
-    operator = await opened(SLIDING, merged, aggregates.count())
+    operator = await opened(SLIDING, merged, functions.count())
     rows = [
         WindowResult("b", -5_000, 5_000, 1),
         WindowResult("a", 0, 10_000, 1),
@@ -213,7 +213,7 @@ async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_
 
 async def test_windows_that_are_open_at_the_end_fire_then() -> None:
     ctx = Clock(has_event_time=False)
-    operator = await opened(SLIDING, ctx, aggregates.count())
+    operator = await opened(SLIDING, ctx, functions.count())
     operator.process_batch(untimed("a", 1))
     operator.process_batch(untimed("b", 2))
     values = drained(operator, operator.finish())
@@ -227,7 +227,7 @@ async def test_windows_that_are_open_at_the_end_fire_then() -> None:
 async def test_a_window_fn_makes_the_rows_and_a_batch_without_keys_is_refused() -> None:
     ctx = Clock(has_event_time=False)
     operator = await opened(
-        TEN, ctx, aggregates.count(), window_fn=lambda key, window, n: (key, window.end, n)
+        TEN, ctx, functions.count(), window_fn=lambda key, window, n: (key, window.end, n)
     )
     operator.process_batch(untimed("k", 1, 2))
     assert ctx.advance(10_000) == [("k", 10_000, 2)]

@@ -16,9 +16,9 @@ from aioflow.columns import hash_join
 from aioflow.core.column_batch import CodedColumn
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
-from aioflow.operators.joins import COLUMNS
-from aioflow.operators.window_join import WindowJoinOperator
-from aioflow.operators.windowing import SlidingWindows, TumblingWindows
+from aioflow.operators.join.joins import COLUMNS
+from aioflow.operators.join.window_join import WindowJoinOperator
+from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows
 
 from .context import drive_inputs, opened
 from .test_column_joins import as_columns
@@ -243,7 +243,7 @@ async def test_a_row_far_ahead_is_named_once(
     found = [
         record.getMessage()
         for record in caplog.records
-        if record.name == "aioflow.operators.window_join"
+        if record.name == "aioflow.operators.join.window_join"
     ]
     assert len(found) == warnings
     assert all(

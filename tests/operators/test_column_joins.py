@@ -19,9 +19,9 @@ from aioflow.core.errors import StateError
 from aioflow.core.functions import Pair
 from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.core.wire.serializers import Codec
-from aioflow.operators.joins import COLUMNS, CoGroupOperator
-from aioflow.operators.window_join import WindowJoinOperator
-from aioflow.operators.windowing import SessionWindows, SlidingWindows, TumblingWindows
+from aioflow.operators.join.joins import COLUMNS, CoGroupOperator
+from aioflow.operators.join.window_join import WindowJoinOperator
+from aioflow.operators.window.assigners import SessionWindows, SlidingWindows, TumblingWindows
 from aioflow.state.backend import INTERNAL_PREFIX
 from tests.columns.batches import batch_of_rows
 
@@ -407,7 +407,7 @@ async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.Mon
     first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     drive_inputs(first, [(0, as_columns(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
     first.snapshot_state(1)
-    monkeypatch.setattr("aioflow.operators.joins.find_spec", lambda name: None)
+    monkeypatch.setattr("aioflow.operators.join.joins.find_spec", lambda name: None)
 
     with pytest.raises(
         StateError,

@@ -19,8 +19,8 @@ from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn
 from aioflow.core.elements import RecordBatch
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.core.wire.columns import GrowingList
-from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.windowing import SlidingWindows, TumblingWindows
+from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows
+from aioflow.operators.window.slices import SliceWindowOperator
 from tests.columns.test_aggregates import ROWS, TIMES, Held
 
 from .context import Context, drive, opened

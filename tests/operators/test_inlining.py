@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.elements import RecordBatch
-from aioflow.operators.aggregates import agg, count
-from aioflow.operators.aggregates import sum as total
+from aioflow.operators.aggregate.functions import agg, count
+from aioflow.operators.aggregate.functions import sum as total
 from aioflow.operators.inlining import as_getter, body_of
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import GraphError, StateError
 from aioflow.core.functions import OutputTag
-from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
-from aioflow.operators.window_join import WindowJoinOperator
-from aioflow.operators.windowing import SlidingWindows, TumblingWindows, session, tumbling
+from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.join.window_join import WindowJoinOperator
+from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows, session, tumbling
 
 from .context import Context, drive_inputs, opened, values_of
 from .reference import Sided, co_groups, interval_pairs

@@ -13,7 +13,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import StateError
 from aioflow.core.functions import FilterFunction, FlatMapFunction, MapFunction, RuntimeContext
 from aioflow.core.states import ValueStateDescriptor
-from aioflow.operators.keyed_rows import KeyedRowsOperator
+from aioflow.operators.stateless import KeyedRowsOperator
 
 from .process_context import Context, keyed_batch, opened
 

@@ -16,12 +16,11 @@ import aioflow as af
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
-from aioflow.operators import local_aggregate as module
-from aioflow.operators.aggregates import resolve_aggregate
-from aioflow.operators.local_aggregate import local_aggregate
-from aioflow.operators.slice_grid import SliceGrid
-from aioflow.operators.slice_window import SliceWindowOperator, window_grid
-from aioflow.operators.windowing import sliding, tumbling
+from aioflow.operators.aggregate import local as module
+from aioflow.operators.aggregate.functions import resolve_aggregate
+from aioflow.operators.aggregate.local import local_aggregate
+from aioflow.operators.window.assigners import SliceGrid, sliding, tumbling
+from aioflow.operators.window.slices import SliceWindowOperator, window_grid
 from aioflow.task.partitioners import Partitioner, create_partitioner
 
 from . import context

@@ -26,8 +26,8 @@ from aioflow.core.functions import (
 )
 from aioflow.core.injection import resource, use
 from aioflow.core.states import MapStateDescriptor, ValueStateDescriptor
-from aioflow.operators.async_process import AsyncProcessOperator
-from aioflow.operators.process import (
+from aioflow.operators.process.async_functions import AsyncProcessOperator
+from aioflow.operators.process.functions import (
     BroadcastProcessOperator,
     CoProcessOperator,
     KeyedProcessOperator,

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import StateError
+from aioflow.operators.aggregate.running import (
+    RUNNING,
+    RunningAggregateOperator,
+    RunningReduceOperator,
+)
 from aioflow.operators.key_spelling import KeySpelling
-from aioflow.operators.running import RUNNING, RunningAggregateOperator, RunningReduceOperator
 
 from .process_context import Context, keyed_batch, opened
 

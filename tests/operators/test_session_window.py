@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.functions import OutputTag, WindowResult
-from aioflow.operators import aggregates
-from aioflow.operators.session_window import SessionWindowOperator
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.window_plan import ReduceAggregate
-from aioflow.operators.windowing import SessionWindows, session
+from aioflow.operators.aggregate import functions
+from aioflow.operators.window.assigners import SessionWindows, session
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.plan import ReduceAggregate
+from aioflow.operators.window.sessions import SessionWindowOperator
 
 from . import context
 from .compared import Compared
@@ -130,8 +130,8 @@ async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(
 @pytest.mark.parametrize(
     ("aggregate", "result"),
     [
-        (aggregates.agg(n=aggregates.count(), mean=aggregates.mean()), {"n": 3, "mean": 2.0}),
-        (aggregates.distinct(), 3),
+        (functions.agg(n=functions.count(), mean=functions.mean()), {"n": 3, "mean": 2.0}),
+        (functions.distinct(), 3),
         (ReduceAggregate(lambda a, b: a * 10 + b), 132),
         (Collect, [1, 3, 2]),
     ],
@@ -163,7 +163,7 @@ async def test_element_too_late_for_its_own_session_still_joins_an_open_one() ->
 
 
 async def test_among_many_open_sessions_of_a_key_one_is_found_by_few_comparisons() -> None:
-    operator, count = await opened(5, aggregates.count()), 2_000
+    operator, count = await opened(5, functions.count()), 2_000
     records = [("k", i, Compared(10 * (i * 7 % count)), START) for i in range(count)]
     with Compared.counting() as compared:
         drive(operator, cut(records, START, [1]))
@@ -187,7 +187,7 @@ async def test_open_sessions_that_state_of_before_holds_in_any_order_go_on() -> 
 
 
 async def test_queries_show_the_open_sessions_of_a_key() -> None:
-    operator = await opened(5, aggregates.count())
+    operator = await opened(5, functions.count())
     drive(
         operator, cut([("k", "a", 0, START), ("k", "b", 20, START), ("k", "c", 21, START)], 0, [3])
     )
@@ -219,18 +219,18 @@ async def test_a_long_firing_is_resumed_in_pieces_of_the_asked_size() -> None:
 
 async def test_an_error_of_user_code_names_the_record_or_the_window() -> None:
     operator = await opened(
-        10, aggregates.sum(lambda v: 1 // v), window_fn=lambda key, window, total: 1 // total
+        10, functions.sum(lambda v: 1 // v), window_fn=lambda key, window, total: 1 // total
     )
     with pytest.raises(ZeroDivisionError) as adding:
         drive(operator, cut([("k", 1, 1, START), ("j", 0, 2, START)], 0, [2]))
     assert adding.value.__notes__[0].endswith("at record 0 of key 'j'")
-    operator = await opened(10, aggregates.sum(), window_fn=lambda key, window, total: 1 // total)
+    operator = await opened(10, functions.sum(), window_fn=lambda key, window, total: 1 // total)
     with pytest.raises(ZeroDivisionError) as firing:
         drive(operator, cut([("j", 0, 1, START)], MAX_WATERMARK, [1]))
     assert firing.value.__notes__[0].endswith("window (1, 11) of key 'j'")
 
 
 async def test_a_stream_without_timestamps_is_refused_with_the_remedy() -> None:
-    operator = await context.opened(SessionWindowOperator(session("5ms"), aggregates.count()))
+    operator = await context.opened(SessionWindowOperator(session("5ms"), functions.count()))
     with pytest.raises(Exception, match="watermark strategy upstream"):
         operator.process_batch(context.untimed("k", 1))

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.operators import aggregates
-from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.aggregate import functions
+from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
 from aioflow.operators.operator import Operator
-from aioflow.operators.resumable import RESULTS_MAX
-from aioflow.operators.session_window import SessionWindowOperator
-from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.windowing import session, sliding, tumbling
+from aioflow.operators.results import RESULTS_MAX
+from aioflow.operators.window.assigners import session, sliding, tumbling
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.sessions import SessionWindowOperator
+from aioflow.operators.window.slices import SliceWindowOperator
 
 from .context import opened
 
@@ -32,10 +32,10 @@ SILENT: dict[str, Callable[[], Operator]] = {
     "process": lambda: WindowOperator(tumbling("10ms"), process=nothing),
     "process of sessions": lambda: WindowOperator(session("10ms"), process=nothing),
     "window function of slices": lambda: SliceWindowOperator(
-        tumbling("10ms"), aggregates.count(), window_fn=nothing
+        tumbling("10ms"), functions.count(), window_fn=nothing
     ),
     "window function of sessions": lambda: SessionWindowOperator(
-        session("10ms"), aggregates.count(), window_fn=nothing
+        session("10ms"), functions.count(), window_fn=nothing
     ),
     "co-group": lambda: CoGroupOperator(tumbling("10ms"), nothing),
     "interval join": lambda: IntervalJoinOperator(nothing, -10, 10),
@@ -86,7 +86,7 @@ async def test_pairs_without_a_result_are_tried_in_pieces() -> None:
 
 async def test_a_window_of_many_slices_is_as_much_work_as_it_merges() -> None:
     slices = 1_000
-    operator = await opened(SliceWindowOperator(sliding(f"{slices}ms", "1ms"), aggregates.count()))
+    operator = await opened(SliceWindowOperator(sliding(f"{slices}ms", "1ms"), functions.count()))
     times = list(range(slices))
     pushed(operator, RecordBatch(times, times, ["k"] * slices, [MIN_WATERMARK] * slices))
     # Each of 1,999 windows gives one result, and most are merged from several runs of slices.

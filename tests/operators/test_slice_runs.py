@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aioflow.operators import aggregates as af
-from aioflow.operators.slice_runs import (
+from aioflow.operators.aggregate import functions as af
+from aioflow.operators.window.slice_store import (
     COPIED_AT_ONCE,
     LOOP_MERGES_AT_ONCE,
     MERGES_AT_ONCE,

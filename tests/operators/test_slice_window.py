@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.functions import AggregateFunction, OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
-from aioflow.operators import aggregates
-from aioflow.operators.resumable import RESULTS_FIRST
-from aioflow.operators.slice_grid import SliceGrid
-from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.windowing import SlidingWindows, TumblingWindows, sliding, tumbling
+from aioflow.operators.aggregate import functions
+from aioflow.operators.results import RESULTS_FIRST
+from aioflow.operators.window.assigners import (
+    SliceGrid,
+    SlidingWindows,
+    TumblingWindows,
+    sliding,
+    tumbling,
+)
+from aioflow.operators.window.slices import SliceWindowOperator
 
 from . import context
 from .context import Context, cut, drive, values_of
@@ -190,7 +195,7 @@ async def test_slices_survive_a_merge_that_gives_back_what_it_was_given() -> Non
 async def test_slices_survive_merges_of_accumulators_that_change_in_place(
     shape: tuple[int, int],
 ) -> None:
-    aggregate = aggregates.agg(n=aggregates.count(), mean=aggregates.mean())
+    aggregate = functions.agg(n=functions.count(), mean=functions.mean())
     operator = await context.opened(SliceWindowOperator(SlidingWindows(*shape), aggregate))
     records = [Record("k", t % 7, t, t - 1) for t in range(0, 700, 5)]
     rows = [(*row, t, w) for row, t, w in drive(operator, cut(records, MAX_WATERMARK, [9]))]
@@ -322,7 +327,7 @@ async def test_counts_of_windows_of_few_slices_are_those_of_the_textbook_for_eve
 ) -> None:
     records, _ = out_of_order(steps, delay, origin)
     operator = await context.opened(
-        SliceWindowOperator(SlidingWindows(*shape), aggregates.count(), lateness_ms=lateness)
+        SliceWindowOperator(SlidingWindows(*shape), functions.count(), lateness_ms=lateness)
     )
 
     rows = values_of(drive(operator, cut(records, MAX_WATERMARK, sizes)))
@@ -334,7 +339,7 @@ async def test_counts_of_windows_of_few_slices_are_those_of_the_textbook_for_eve
     assert operator._slices.runs._runs == {}
 
 
-class CountingMerges(aggregates.Count):
+class CountingMerges(functions.Count):
     """Says how many accumulators were merged into others."""
 
     merges = 0
@@ -370,13 +375,11 @@ async def test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_s
 
 
 def test_only_what_does_not_round_says_that_any_grouping_gives_the_same() -> None:
-    parts = {"n": aggregates.count(), "first": aggregates.first(), "last": aggregates.last()}
-    assert aggregates.resolve_aggregate(aggregates.agg(**parts)).regroups
-    assert not aggregates.resolve_aggregate(
-        aggregates.agg(**parts, mean=aggregates.mean())
-    ).regroups
-    assert not aggregates.resolve_aggregate(aggregates.sum()).regroups
-    assert not aggregates.resolve_aggregate(Collect()).regroups
+    parts = {"n": functions.count(), "first": functions.first(), "last": functions.last()}
+    assert functions.resolve_aggregate(functions.agg(**parts)).regroups
+    assert not functions.resolve_aggregate(functions.agg(**parts, mean=functions.mean())).regroups
+    assert not functions.resolve_aggregate(functions.sum()).regroups
+    assert not functions.resolve_aggregate(Collect()).regroups
 
 
 SHAPES = st.sampled_from([(10, 10), (10, 5), (6, 4)])
@@ -478,7 +481,7 @@ def test_the_grid_agrees_with_windows_found_one_by_one(
 
 async def test_an_error_of_the_aggregate_names_the_record_that_caused_it() -> None:
     operator = await context.opened(
-        SliceWindowOperator(tumbling("10ms"), aggregates.sum(lambda v: 1 // v))
+        SliceWindowOperator(tumbling("10ms"), functions.sum(lambda v: 1 // v))
     )
     with pytest.raises(ZeroDivisionError) as caught:
         drive(operator, cut([("k", 1, 1, MIN_WATERMARK), ("j", 0, 2, MIN_WATERMARK)], 0, [2]))
@@ -488,7 +491,7 @@ async def test_an_error_of_the_aggregate_names_the_record_that_caused_it() -> No
 
 async def test_an_error_of_the_window_function_names_the_window_and_its_key() -> None:
     by_total = SliceWindowOperator(
-        tumbling("10ms"), aggregates.sum(), window_fn=lambda key, window, total: 1 // total
+        tumbling("10ms"), functions.sum(), window_fn=lambda key, window, total: 1 // total
     )
     operator = await context.opened(by_total)
     with pytest.raises(ZeroDivisionError) as caught:

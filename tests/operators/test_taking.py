@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.functions import OutputTag
-from aioflow.operators.aggregates import resolve_aggregate
-from aioflow.operators.running import RunningAggregateOperator
-from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.taking import of_taken, taken_by
-from aioflow.operators.windowing import tumbling
+from aioflow.operators.aggregate.functions import resolve_aggregate
+from aioflow.operators.aggregate.projection import of_taken, taken_by
+from aioflow.operators.aggregate.running import RunningAggregateOperator
+from aioflow.operators.window.assigners import tumbling
+from aioflow.operators.window.slices import SliceWindowOperator
 
 from . import context
 

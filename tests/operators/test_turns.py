@@ -13,15 +13,15 @@ import pytest
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.functions import ProcessWindowFunction
 from aioflow.core.states import ValueStateDescriptor
-from aioflow.operators import aggregates
-from aioflow.operators.clock_window import ClockWindowOperator
-from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.aggregate import functions
+from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.join.window_join import WindowJoinOperator
 from aioflow.operators.operator import Operator
-from aioflow.operators.resumable import RESULTS_FIRST
-from aioflow.operators.triggers import on_count, purging
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.window_join import WindowJoinOperator
-from aioflow.operators.windowing import global_window, keep_last, session, tumbling
+from aioflow.operators.results import RESULTS_FIRST
+from aioflow.operators.window.assigners import global_window, keep_last, session, tumbling
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.slices import ClockWindowOperator
+from aioflow.operators.window.triggers import on_count, purging
 
 from .context import Context, cut, opened, untimed
 
@@ -123,7 +123,7 @@ async def test_a_mail_that_leaves_windows_to_fire_has_the_chain_go_on(silent: bo
         WindowOperator(tumbling("10s", time="processing"), process=nothing if silent else Called()),
         ClockWindowOperator(
             tumbling("10s", time="processing"),
-            aggregates.count(),
+            functions.count(),
             window_fn=nothing if silent else None,
         ),
     ]

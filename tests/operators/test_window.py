@@ -24,18 +24,7 @@ from aioflow.core.states import ValueStateDescriptor
 from aioflow.expressions.roots import col
 from aioflow.operators import key_spelling
 from aioflow.operators.key_spelling import KeySpelling
-from aioflow.operators.session_window import SessionWindowOperator
-from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.triggers import (
-    Trigger,
-    continuous,
-    early,
-    on_count,
-    on_processing_time,
-    purging,
-)
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.windowing import (
+from aioflow.operators.window.assigners import (
     Evictor,
     SessionWindows,
     SlidingWindows,
@@ -46,6 +35,17 @@ from aioflow.operators.windowing import (
     session,
     sliding,
     tumbling,
+)
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.sessions import SessionWindowOperator
+from aioflow.operators.window.slices import SliceWindowOperator
+from aioflow.operators.window.triggers import (
+    Trigger,
+    continuous,
+    early,
+    on_count,
+    on_processing_time,
+    purging,
 )
 
 from .context import Context, cut, drive, opened, untimed, values_of

@@ -16,28 +16,8 @@ import aioflow as af
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import AggregateFunction, ProcessWindowFunction, TriggerResult
-from aioflow.operators import aggregates
-from aioflow.operators.merging import MergingWindowSet
-from aioflow.operators.session_window import SessionWindowOperator
-from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.triggers import (
-    Trigger,
-    continuous,
-    early,
-    on_count,
-    on_processing_time,
-    on_watermark,
-    purging,
-)
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.window_plan import (
-    ReduceAggregate,
-    WindowSpec,
-    check_window,
-    count_window,
-    plan_window,
-)
-from aioflow.operators.windowing import (
+from aioflow.operators.aggregate import functions
+from aioflow.operators.window.assigners import (
     GLOBAL,
     SessionWindows,
     SlidingWindows,
@@ -49,6 +29,26 @@ from aioflow.operators.windowing import (
     session,
     sliding,
     tumbling,
+)
+from aioflow.operators.window.context import MergingWindowSet
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.plan import (
+    ReduceAggregate,
+    WindowSpec,
+    check_window,
+    count_window,
+    plan_window,
+)
+from aioflow.operators.window.sessions import SessionWindowOperator
+from aioflow.operators.window.slices import SliceWindowOperator
+from aioflow.operators.window.triggers import (
+    Trigger,
+    continuous,
+    early,
+    on_count,
+    on_processing_time,
+    on_watermark,
+    purging,
 )
 
 from .compared import Compared
@@ -238,31 +238,31 @@ def plan(assigner: Any, aggregate: Any = None, **options: Any) -> Any:
     ("made", "reason"),
     [
         (
-            plan(tumbling("10s"), aggregates.count()),
+            plan(tumbling("10s"), functions.count()),
             "slices of 10000 ms, tumbling(10000 ms): each record is added once",
         ),
         (plan(tumbling("10s"), NoMerge), "slices of 10000 ms"),
-        (plan(tumbling("10s"), aggregates.last()), "slices of 10000 ms"),
-        (plan(sliding("10s", "4s"), aggregates.agg(n=aggregates.count())), "slices of 2000 ms"),
+        (plan(tumbling("10s"), functions.last()), "slices of 10000 ms"),
+        (plan(sliding("10s", "4s"), functions.agg(n=functions.count())), "slices of 2000 ms"),
         (plan(sliding("10s", "4s"), ReduceAggregate(max)), "slices of 2000 ms"),
         (
-            plan(sliding("10s", "2s"), aggregates.count(), trigger=on_watermark()),
+            plan(sliding("10s", "2s"), functions.count(), trigger=on_watermark()),
             "slices of 2000 ms",
         ),
         (
-            plan(tumbling("1s"), aggregates.count(), window_fn=lambda k, w, v: v),
+            plan(tumbling("1s"), functions.count(), window_fn=lambda k, w, v: v),
             "slices of 1000 ms",
         ),
         (
-            plan(tumbling("10s", time="processing"), aggregates.count()),
+            plan(tumbling("10s", time="processing"), functions.count()),
             "slices of 10000 ms, tumbling(10000 ms, processing time)",
         ),
         (
-            plan(sliding("10s", "2s", time="processing"), aggregates.agg(x=aggregates.first())),
+            plan(sliding("10s", "2s", time="processing"), functions.agg(x=functions.first())),
             "slices of 2000 ms",
         ),
         (
-            plan(session("10s"), aggregates.count()),
+            plan(session("10s"), functions.count()),
             "sessions by key, session(10000 ms): each record is added once",
         ),
     ],
@@ -276,27 +276,27 @@ def test_a_batch_is_taken_at_once_where_that_gives_the_same_answer(made: Any, re
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (plan(tumbling("10s"), aggregates.count(), trigger=on_count(3)), "a trigger of its own"),
+        (plan(tumbling("10s"), functions.count(), trigger=on_count(3)), "a trigger of its own"),
         (
-            plan(tumbling("10s"), aggregates.count(), evictor=keep_last(3)),
+            plan(tumbling("10s"), functions.count(), evictor=keep_last(3)),
             "an evictor needs the elements",
         ),
         (plan(tumbling("10s"), process=Contents()), "the function needs the elements"),
-        (plan(tumbling("10s"), aggregates.count(), window_fn=Contents), "state per window"),
+        (plan(tumbling("10s"), functions.count(), window_fn=Contents), "state per window"),
         (plan(sliding("10s", "2s"), NoMerge()), "cannot be merged"),
-        (plan(sliding("10s", "2s"), aggregates.agg(x=aggregates.first())), "order of arrival"),
-        (plan(sliding("1s", "2s"), aggregates.count()), "do not overlap"),
+        (plan(sliding("10s", "2s"), functions.agg(x=functions.first())), "order of arrival"),
+        (plan(sliding("1s", "2s"), functions.count()), "do not overlap"),
         (
-            plan(session("10s", time="processing"), aggregates.count()),
+            plan(session("10s", time="processing"), functions.count()),
             "its sessions are of processing time",
         ),
         (
-            plan(session("10s"), aggregates.count(), lateness_ms=1),
+            plan(session("10s"), functions.count(), lateness_ms=1),
             "late elements may open a session again",
         ),
-        (plan(session(lambda v: v), aggregates.count()), "its gap depends on the element"),
+        (plan(session(lambda v: v), functions.count()), "its gap depends on the element"),
         (plan(session("10s"), process=Contents()), "the function needs the elements"),
-        (plan(global_window(), aggregates.count()), "only tumbling, sliding and session windows"),
+        (plan(global_window(), functions.count()), "only tumbling, sliding and session windows"),
     ],
 )
 def test_everything_else_runs_per_window_and_says_why(made: Any, reason: str) -> None:
@@ -315,15 +315,15 @@ def test_a_trigger_without_on_merge_on_session_windows_is_a_build_error(
     trigger: Trigger[Any],
 ) -> None:
     with pytest.raises(GraphError, match=r"(OwnTrigger|_Purging) does not define on_merge"):
-        plan(session("5s"), aggregates.count(), trigger=trigger)
-    assert plan(tumbling("5s"), aggregates.count(), trigger=trigger)
+        plan(session("5s"), functions.count(), trigger=trigger)
+    assert plan(tumbling("5s"), functions.count(), trigger=trigger)
 
 
 @pytest.mark.parametrize(
     "trigger", [on_watermark(), on_count(2), early("1s"), continuous("1s"), purging(on_count(2))]
 )
 def test_the_triggers_of_the_engine_can_merge(trigger: Trigger[Any]) -> None:
-    assert plan(session("5s"), aggregates.count(), trigger=trigger)
+    assert plan(session("5s"), functions.count(), trigger=trigger)
 
 
 def test_an_aggregate_without_merge_on_session_windows_is_a_build_error() -> None:

@@ -27,7 +27,7 @@ NOT_FOUND = 2
 WORLD_MUTANTS: list[Mutant] = [
     Mutant(
         "calls that are under way are not in the checkpoint",
-        "aioflow/operators/async_wait.py",
+        "aioflow/operators/async_io.py",
         "get_list_state(IN_FLIGHT).update(in_flight)",
         "get_list_state(IN_FLIGHT).update([])",
         (),

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.operators import async_wait
-from aioflow.operators.async_queue import UnorderedQueue
+from aioflow.operators import async_io
+from aioflow.operators.async_io import UnorderedQueue
 from aioflow.testing import (
     Faults,
     SimDeadlock,
@@ -165,7 +165,7 @@ def test_a_planted_bug_in_the_order_of_results_is_found(monkeypatch: pytest.Monk
 
     Seeds find it, a run in which calls take equally long does not.
     """
-    monkeypatch.setattr(async_wait, "OrderedQueue", UnorderedQueue)
+    monkeypatch.setattr(async_io, "OrderedQueue", UnorderedQueue)
     expected = [2 * x for x in range(60)]
     assert run(blocking_map, 0, perturb=False).outputs == (expected,)
     found = [seed for seed in range(10) if run(blocking_map, seed).outputs != (expected,)]

@@ -15,7 +15,7 @@ from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import Closed, GraphError, RestoreError, StateError
 from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.core.wire.serializers import Codec
-from aioflow.operators.process import KeyedProcessOperator
+from aioflow.operators.process.functions import KeyedProcessOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
 from aioflow.testing import HarnessSnapshot, ManualClock, OperatorHarness
 

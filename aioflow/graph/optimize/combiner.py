@@ -13,7 +13,7 @@ from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamGraph, 
 
 if TYPE_CHECKING:
     from aioflow.core.ids import TapPlace
-    from aioflow.operators.local_aggregate import LocalAggregate
+    from aioflow.operators.aggregate.local import LocalAggregate
 
 __all__ = ["is_taken_apart", "with_combiner"]
 

@@ -2,10 +2,10 @@
 
 Making a NamedTuple from a line of JSON costs several times what it takes to read the line. A
 stand-in is possible if the records go straight into a keyed exchange that sends only keys, or one
-field (`operators.taking`). Functions with known bodies (`operators.inlining`) must read the times,
-the keys and that field. Then no user code sees the stand-in. Stand-ins are only used with worker
-processes: subscriptions and in-flight data there encode the record itself. Within one process a
-subscriber would see the stand-in.
+field (`operators.aggregate.projection`). Functions with known bodies (`operators.inlining`) must
+read the times, the keys and that field. Then no user code sees the stand-in. Stand-ins are only
+used with worker processes: subscriptions and in-flight data there encode the record itself. Within
+one process a subscriber would see the stand-in.
 """
 
 from __future__ import annotations

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
-from aioflow.operators.aggregates import explain_failure
-from aioflow.operators.column_aggregates import plan_columns, why_rows
-from aioflow.operators.folding import FoldingAggregate
+from aioflow.operators.aggregate.folding import FoldingAggregate
+from aioflow.operators.aggregate.functions import explain_failure
+from aioflow.operators.aggregate.projection import (
+    at_record,
+    between_records,
+    of_taken,
+    plan_columns,
+    why_rows,
+)
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.operator import Operator
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.taking import at_record, between_records, of_taken
 from aioflow.operators.userfunction import UserFunction
 from aioflow.state.backend import require_keyed
 

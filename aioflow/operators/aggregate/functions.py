@@ -28,7 +28,7 @@ from aioflow.core.errors import GraphError, with_article
 from aioflow.core.functions import AggregateFunction
 from aioflow.core.states import OrNone
 from aioflow.expressions.nodes import is_expression
-from aioflow.operators.folding import (
+from aioflow.operators.aggregate.folding import (
     FoldingAggregate,
     LoopWriter,
     Selector,

@@ -26,7 +26,8 @@ from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import Function
 from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import check_own_task
-from aioflow.operators.process import (
+from aioflow.operators.process.context import note_no_time
+from aioflow.operators.process.functions import (
     DRAIN_NS,
     DRAIN_RECORDS_MAX,
     BroadcastProcessOperator,
@@ -34,7 +35,6 @@ from aioflow.operators.process import (
     ProcessOperator,
     Rows,
 )
-from aioflow.operators.process_context import note_no_time
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.valve import mark_after_restore

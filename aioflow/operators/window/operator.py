@@ -28,18 +28,14 @@ from aioflow.core.functions import (
     TriggerResult,
     WindowResult,
 )
-from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.aggregate.functions import resolve_aggregate
 from aioflow.operators.key_spelling import KeySpelling
-from aioflow.operators.merging import MergingWindowSet
 from aioflow.operators.operator import Operator
-from aioflow.operators.results import elements_of
-from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.results import ResumableOutput, elements_of
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.triggers import Trigger, fires_by_clock_alone
 from aioflow.operators.userfunction import UserFunction, all_of
-from aioflow.operators.window_context import BoundTriggerContext, BoundWindowContext
-from aioflow.operators.windowing import (
+from aioflow.operators.window.assigners import (
     GLOBAL,
     Evictor,
     TimestampedValue,
@@ -48,6 +44,12 @@ from aioflow.operators.windowing import (
     WindowAssigner,
     window_fn_results,
 )
+from aioflow.operators.window.context import (
+    BoundTriggerContext,
+    BoundWindowContext,
+    MergingWindowSet,
+)
+from aioflow.operators.window.triggers import Trigger, fires_by_clock_alone
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:

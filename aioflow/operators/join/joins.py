@@ -21,21 +21,19 @@ from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, StateError, describe_record, note_once
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.operator import Operator
-from aioflow.operators.process_context import OperatorProcessContext
-from aioflow.operators.results import elements_of
-from aioflow.operators.resumable import ResumableOutput
-from aioflow.operators.slice_grid import SliceGrid
+from aioflow.operators.process.context import OperatorProcessContext
+from aioflow.operators.results import ResumableOutput, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.windowing import SessionWindows, TimeWindow, WindowAssigner
+from aioflow.operators.window.assigners import SessionWindows, SliceGrid, TimeWindow, WindowAssigner
+from aioflow.operators.window.operator import WindowOperator
 from aioflow.state.backend import INTERNAL_PREFIX, require_keyed
 
 if TYPE_CHECKING:
     from aioflow.columns.hash_join import Row
     from aioflow.core.states import ListState
-    from aioflow.operators.triggers import Trigger
-    from aioflow.operators.windowing import Evictor
+    from aioflow.operators.window.assigners import Evictor
+    from aioflow.operators.window.triggers import Trigger
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 

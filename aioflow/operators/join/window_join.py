@@ -26,20 +26,25 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.column_batch import ColumnBatch, first_not_below, highest
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
-from aioflow.operators.joins import CoGroupOperator
-from aioflow.operators.settling import settled_by_turns
-from aioflow.operators.slice_grid import SliceGrid, last_instant
-from aioflow.operators.slice_store import by_slice
-from aioflow.operators.window import CONTENTS
-from aioflow.operators.windowing import SlidingWindows, TumblingWindows, WindowAssigner
+from aioflow.operators.join.joins import CoGroupOperator
+from aioflow.operators.results import flush_in_slices
+from aioflow.operators.window.assigners import (
+    SliceGrid,
+    SlidingWindows,
+    TumblingWindows,
+    WindowAssigner,
+    last_instant,
+)
+from aioflow.operators.window.operator import CONTENTS
+from aioflow.operators.window.slice_store import by_slice
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from aioflow.columns.hash_join import JoinSides, Row
     from aioflow.core.keygroups import KeyGroupRange
-    from aioflow.operators.triggers import Trigger
-    from aioflow.operators.windowing import Evictor
+    from aioflow.operators.window.assigners import Evictor
+    from aioflow.operators.window.triggers import Trigger
 
 __all__ = ["WindowJoinOperator", "why_rows"]
 
@@ -94,7 +99,7 @@ class WindowJoinOperator(CoGroupOperator):
             groups = self._state.key_group_range
             self._progress.update([(groups.start, groups.end, self._until, self._arrived)])
             if self._sides is not None:
-                return settled_by_turns(self._sides.settle(), written)
+                return flush_in_slices(self._sides.settle(), written)
         return written
 
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:

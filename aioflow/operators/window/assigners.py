@@ -2,11 +2,14 @@
 keeps.
 
 The classes follow Flink's `api.windowing`; triggers have a module of their own. Nothing here
-touches a stream: the operators of `window` and `slice_window` call these objects. Every object is
+touches a stream: the operators of windows call these objects. Every object is
 immutable and shared by all subtasks.
 
 Times are int ms and may be negative; a window [start, end) holds its `max_timestamp`, `end - 1`, as
 its last instant.
+
+The arithmetic over int milliseconds is here too: the bounds of slices and windows, the next time at
+which work is due, and lateness.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from types import GeneratorType
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -24,9 +28,8 @@ from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_row
-from aioflow.operators.arguments import is_event_time, positive_ms, signed_ms
-from aioflow.operators.slice_grid import last_instant
-from aioflow.operators.triggers import Trigger, default_trigger, global_trigger
+from aioflow.operators.window.arguments import is_event_time, positive_ms, signed_ms
+from aioflow.operators.window.triggers import Trigger, default_trigger, global_trigger
 
 __all__ = [
     "TimeWindow",
@@ -48,7 +51,87 @@ __all__ = [
     "keep_last",
     "keep_within",
     "window_fn_results",
+    "SliceGrid",
+    "last_instant",
 ]
+
+
+def last_instant(end: int) -> int:
+    """Returns the last instant of a window that ends at `end`.
+
+    The window fires at this instant. Event time itself ends at MAX_WATERMARK.
+    """
+    return min(end - 1, MAX_WATERMARK)
+
+
+class SliceGrid:
+    """The arithmetic of slices and windows. It has no state, and works for times of any sign.
+
+    All divisions floor, so negative times need no special case.
+    """
+
+    __slots__ = ("lateness", "offset", "size", "slide", "width")
+
+    def __init__(self, size: int, slide: int, offset: int = 0, lateness: int = 0) -> None:
+        self.size = size
+        self.slide = slide
+        self.width = gcd(size, slide)
+        self.offset = offset % slide
+        self.lateness = lateness
+
+    def slice_start(self, timestamp: int) -> int:
+        return timestamp - (timestamp - self.offset) % self.width
+
+    def first_end(self, slice_start: int) -> int:
+        """Returns the end of the earliest window that contains the slice that starts at
+        `slice_start`.
+        """
+        return self.next_end(slice_start + self.width - 2)
+
+    def last_end(self, slice_start: int) -> int:
+        """Returns the end of the latest window that contains the slice that starts at
+        `slice_start`.
+        """
+        return slice_start - (slice_start - self.offset) % self.slide + self.size
+
+    def next_end(self, watermark: int) -> int:
+        """Returns the first end of a window that the watermark has not passed.
+
+        That is the least end with `end - 1 > watermark`.
+        """
+        origin = self.offset + self.size
+        return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide
+
+    def deadline(self, watermark: int) -> int:
+        """Returns the next watermark at which a window fires or is dropped.
+
+        After the end of time it is above MAX_WATERMARK.
+        """
+        if watermark < MAX_WATERMARK:
+            return min(self._deadline(watermark), MAX_WATERMARK)
+        return self._deadline(watermark)
+
+    def _deadline(self, watermark: int) -> int:
+        fires = self.next_end(watermark) - 1
+        if not self.lateness:
+            return fires
+        return min(fires, self.next_end(watermark - self.lateness) - 1 + self.lateness)
+
+    def live_from(self, watermark: int) -> int:
+        """Returns the timestamp from which on records are only added to their slice.
+
+        Earlier records fire windows again or are dropped.
+        """
+        if self.lateness:
+            # No window of the slice may have fired, so the slice begins at or after the last end
+            # that was passed.
+            return self.next_end(watermark) - self.slide
+        return self.late_below(watermark)
+
+    def late_below(self, watermark: int) -> int:
+        """Returns the timestamp below which records are late for all windows, lateness included."""
+        return self.next_end(watermark - self.lateness) - self.size
+
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from aioflow.core.functions import (
     has_operator_state,
 )
 from aioflow.operators import traits
-from aioflow.operators.aggregates import (
+from aioflow.operators.aggregate.folding import FoldingAggregate, UserAggregate
+from aioflow.operators.aggregate.functions import (
     Agg,
     Collect,
     First,
@@ -34,15 +35,9 @@ from aioflow.operators.aggregates import (
     Top,
     resolve_aggregate,
 )
-from aioflow.operators.clock_window import ClockWindowOperator
-from aioflow.operators.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.operator import Operator
-from aioflow.operators.session_window import SessionWindowOperator
-from aioflow.operators.slice_window import SliceWindowOperator, window_grid
 from aioflow.operators.traits import OperatorTraits
-from aioflow.operators.triggers import Trigger, on_count, purging
-from aioflow.operators.window import WindowOperator
-from aioflow.operators.windowing import (
+from aioflow.operators.window.assigners import (
     Evictor,
     GlobalWindows,
     SessionWindows,
@@ -52,6 +47,10 @@ from aioflow.operators.windowing import (
     global_window,
     keep_last,
 )
+from aioflow.operators.window.operator import WindowOperator
+from aioflow.operators.window.sessions import SessionWindowOperator
+from aioflow.operators.window.slices import ClockWindowOperator, SliceWindowOperator, window_grid
+from aioflow.operators.window.triggers import Trigger, on_count, purging
 
 __all__ = [
     "ReduceAggregate",

@@ -17,7 +17,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import TriggerResult
 from aioflow.core.states import ReducingStateDescriptor, StateDescriptor
 from aioflow.core.timeunits import Duration
-from aioflow.operators.arguments import is_event_time, positive_ms
+from aioflow.operators.window.arguments import is_event_time, positive_ms
 
 __all__ = [
     "Trigger",

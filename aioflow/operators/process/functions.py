@@ -20,7 +20,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import Function
 from aioflow.operators.operator import CHEAPER_OR_ASYNC, Operator
-from aioflow.operators.process_context import OperatorProcessContext, note_no_time
+from aioflow.operators.process.context import OperatorProcessContext, note_no_time
 from aioflow.operators.results import PLAIN_RESULTS, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, with_resources

@@ -32,10 +32,9 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import OutputTag, WindowResult
-from aioflow.operators.adding_window import AddingWindowOperator
-from aioflow.operators.slice_grid import last_instant
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.windowing import SessionWindows, TimeWindow
+from aioflow.operators.window.aggregating import AddingWindowOperator
+from aioflow.operators.window.assigners import SessionWindows, TimeWindow, last_instant
 
 if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction

@@ -35,9 +35,9 @@ from typing import Any
 from aioflow.core.column_batch import highest, lowest
 from aioflow.core.elements import RecordBatch
 from aioflow.expressions.nodes import is_expression
-from aioflow.operators.aggregates import BuiltIn, First, Last, Max, MaxBy, Min, MinBy
+from aioflow.operators.aggregate.functions import BuiltIn, First, Last, Max, MaxBy, Min, MinBy
 from aioflow.operators.inlining import body_of
-from aioflow.operators.slice_grid import SliceGrid
+from aioflow.operators.window.assigners import SliceGrid
 
 __all__ = ["LocalAggregate", "local_aggregate"]
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import StateError, describe_record, note_once
 from aioflow.core.functions import OutputTag
-from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.aggregate.functions import resolve_aggregate
+from aioflow.operators.aggregate.projection import of_taken
 from aioflow.operators.operator import Operator
-from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.results import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.taking import of_taken
 from aioflow.operators.userfunction import UserFunction
-from aioflow.operators.windowing import TimeWindow, window_fn_results
+from aioflow.operators.window.assigners import TimeWindow, window_fn_results
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
     from aioflow.core.elements import RecordBatch
     from aioflow.core.functions import AggregateFunction
-    from aioflow.operators.folding import FoldingAggregate
+    from aioflow.operators.aggregate.folding import FoldingAggregate
     from aioflow.state.backend import KeyedStateBackend
 
 __all__ = ["AddingWindowOperator"]

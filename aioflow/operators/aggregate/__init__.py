@@ -1,0 +1,1 @@
+"""Aggregates: the built-in functions, their bulk form, and running results."""

@@ -1,0 +1,1 @@
+"""Process functions, plain and `async def`, and their contexts."""
