@@ -16,7 +16,7 @@ from aioflow.io.column_files import ColumnFiles
 from aioflow.io.column_reader import Pages, named
 from aioflow.io.columns_extra import require_columns
 from aioflow.io.parts import RollPolicy, checked_roll
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:
     from aioflow.columns.arrow import ArrowPages
@@ -105,7 +105,7 @@ class ArrowTable:
         return _TableReader(self._table)
 
 
-class _TableReader:
+class _TableReader(BaseReader[Any]):
     """A reader that divides the table into batches of columns. Each batch costs at most one
     copy.
     """

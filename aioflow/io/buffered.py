@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.user_code import check_own_task, close_user_code, user_error
+from aioflow.operators.source import BaseReader
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, Split
@@ -27,7 +28,7 @@ other is processed.
 """
 
 
-class BufferedReader:
+class BufferedReader(BaseReader[Any]):
     """A reader of one split. A subclass defines `run`, which reads until the stream ends and awaits
     `put` for each element.
 

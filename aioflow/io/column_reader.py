@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from aioflow.core.errors import MalformedInput, RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.read_ahead import ReadAhead
+from aioflow.operators.source import BaseReader
 
 if TYPE_CHECKING:
     from aioflow.columns.arrow import ArrowPages
@@ -115,7 +116,7 @@ def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
     return mark
 
 
-class ColumnReader:
+class ColumnReader(BaseReader[Any]):
     """A reader that reads each split to its end, one after the other."""
 
     columnar = True

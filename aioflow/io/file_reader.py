@@ -25,6 +25,7 @@ from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, mark_of
 from aioflow.io.malformed import Malformed
 from aioflow.io.paths import FilePart
 from aioflow.io.read_ahead import ReadAhead
+from aioflow.operators.source import BaseReader
 
 if TYPE_CHECKING:
     from aioflow.io.blocks import Block, Mark
@@ -117,7 +118,7 @@ class _Page:
         )
 
 
-class FileReader:
+class FileReader(BaseReader[Any]):
     """A reader that reads each split to its end, one after the other."""
 
     one_at_a_time = True

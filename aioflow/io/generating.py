@@ -15,7 +15,7 @@ from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes
 from aioflow.io.checks import checked_whole
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, SourceReader
@@ -174,7 +174,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         )
 
 
-class _DatagenReader:
+class _DatagenReader(BaseReader[Any]):
     def __init__(
         self,
         make: Callable[[range], Any],

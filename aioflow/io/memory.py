@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aioflow.advice.functions import check_without_state
 from aioflow.core.errors import GraphError
 from aioflow.io.iterating import FunctionReader
-from aioflow.operators.source import Source, Split
+from aioflow.operators.source import BaseReader, Source, Split
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, SourceReader
@@ -137,7 +137,7 @@ class IterableSource(Generic[T]):
         return FunctionReader(ctx, self._items.__iter__, indexed=True)
 
 
-class _SliceReader(Generic[T]):
+class _SliceReader(BaseReader[T]):
     """A reader of a sequence in memory. Each batch is a slice."""
 
     def __init__(self, items: Sequence[T]) -> None:

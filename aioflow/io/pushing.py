@@ -25,7 +25,7 @@ from aioflow.advice.calls import explained
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.io.checks import checked_whole
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -469,7 +469,7 @@ def _without_reached(
     return still
 
 
-class _PushReader:
+class _PushReader(BaseReader[Any]):
     def __init__(self, inlet: PushInlet[Any], ctx: SourceContext) -> None:
         self._inlet = inlet
         self._host = ctx.host
@@ -495,6 +495,8 @@ class _PushReader:
     def pending_records(self) -> int:
         """Number of elements that wait to be polled."""
         return self._inlet.waiting if self._open else 0
+
+    drains = True
 
     def stop(self) -> None:
         """Closes the inlet, because the job stops. Accepted elements are still read."""

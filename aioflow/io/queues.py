@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.buffered import say_at_most_once
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
@@ -77,7 +77,9 @@ class QueueConnector(Generic[T]):
         return None
 
 
-class _QueueReader:
+class _QueueReader(BaseReader[Any]):
+    finished: bool
+
     def __init__(self, ctx: SourceContext, source: asyncio.Queue[Any], end: Any) -> None:
         self._ctx = ctx
         self._queue = source

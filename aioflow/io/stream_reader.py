@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioflow.io.buffered import BUFFER_RECORDS
 from aioflow.io.malformed import MALFORMED, Malformed
 from aioflow.io.read_ahead import ReadAhead
+from aioflow.operators.source import BaseReader
 
 if TYPE_CHECKING:
     from aioflow.io.malformed import OnError
@@ -55,7 +56,7 @@ class _Chunk:
     next: int = 0
 
 
-class StreamReader:
+class StreamReader(BaseReader[Any]):
     """A reader of several splits of a log, side by side.
 
     `timestamps` of a batch are the timestamps of its messages in the log.

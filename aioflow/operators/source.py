@@ -10,7 +10,7 @@ splits, `finished` becomes True and `poll_batch` always returns None. An unbound
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.injection import Resource
 
-__all__ = ["Source", "SourceContext", "SourceReader", "Split", "discover_splits"]
+__all__ = [
+    "BaseReader",
+    "Source",
+    "SourceContext",
+    "SourceReader",
+    "Split",
+    "as_reader",
+    "discover_splits",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -88,21 +96,7 @@ class SourceContext(Protocol):
 class SourceReader(Protocol[T_co]):
     """The interface of an object that reads the splits of one subtask.
 
-    These members are optional:
-
-    * `timestamps`: the timestamps of the last batch polled, parallel to it, or None;
-    * for several splits: `current_split`, the id of the split of the last batch polled;
-      `finished_splits`, the ids of the splits that were read to their end; and `one_at_a_time`,
-      true if splits are read one after the other, so that a split without records is not idle;
-    * `pending_records`: the number of known records that were not read yet, for a metric;
-    * `stop()`: for a reader that has promised to deliver the elements it accepted. It accepts no
-      more elements, and is read until `finished` although the job stops;
-    * `checkpoint(checkpoint_id)` and `checkpoint_completed(checkpoint_id)`: for a reader that holds
-      elements until a checkpoint covers them, because it acknowledges messages or answers their
-      senders. The first is called between two polls, when the positions for that checkpoint have
-      been determined. The second is called once that checkpoint is durable. It covers every earlier
-      checkpoint; it is not called for an aborted checkpoint, and may come after later calls of the
-      first. Neither may block.
+    The members of `BaseReader` beyond these are optional.
     """
 
     async def open(self, splits: Sequence[Split]) -> None:
@@ -133,6 +127,133 @@ class SourceReader(Protocol[T_co]):
 
     async def close(self) -> None:
         """Releases all resources. Called once, also after a failure."""
+
+
+class BaseReader(SourceReader[T_co]):
+    """A reader with a default for everything that the engine asks of one."""
+
+    columnar: bool = False
+    """Whether batches are columns."""
+    timestamps: list[int] | None = None
+    """The timestamps of the last batch polled, parallel to it."""
+    current_split: str | None = None
+    """The split of the last batch polled; None: the reader has one split."""
+    finished_splits: Collection[str] = ()
+    """The splits that were read to their end."""
+    one_at_a_time: bool = False
+    """Whether splits are read one after the other, so that a split without records is not idle."""
+    drains: bool = False
+    """Whether the reader has promised to deliver the elements that it accepted."""
+
+    if TYPE_CHECKING:  # An attribute, or a property of a subclass.
+
+        @property
+        def finished(self) -> bool: ...
+        @property
+        def pending_records(self) -> int | None:
+            """The number of known records that were not read yet, for a metric."""
+    else:
+        finished = False
+        pending_records = None
+
+    def stop(self) -> None:
+        """Accepts no more elements. A reader that `drains` is then read until `finished`."""
+
+    def checkpoint(self, checkpoint_id: int, /) -> None:
+        """Handles that the positions for a checkpoint have been determined, between two polls.
+
+        For a reader that holds elements until a checkpoint covers them, because it acknowledges
+        messages or answers their senders. Never blocks.
+        """
+
+    def checkpoint_completed(self, checkpoint_id: int, /) -> None:
+        """Handles that a checkpoint, and every earlier one, is durable.
+
+        Not called for an aborted checkpoint. Later calls of `checkpoint` may come first.
+        """
+
+
+def as_reader(reader: SourceReader[Any], *, unbounded: bool) -> BaseReader[Any]:
+    """Returns `reader` with the defaults of `BaseReader`.
+
+    Raises TypeError if a reader that must say when it has `finished` does not.
+    """
+    if isinstance(reader, BaseReader):
+        return reader
+    # Looked up without a call, since the reader is not open yet. A reader with `__getattr__`
+    # delegates to another one, which has the attribute.
+    may_end = inspect.getattr_static(reader, "finished", None) is not None or hasattr(
+        type(reader), "__getattr__"
+    )
+    if not may_end and (not unbounded or hasattr(reader, "stop")):
+        what = (
+            "has `stop`, after which it is read to its end,"
+            if unbounded
+            else "reads a bounded source"
+        )
+        raise TypeError(
+            f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True "
+            "once all splits are read"
+        )
+    return _CompletedReader(reader, may_end)
+
+
+class _CompletedReader(BaseReader[Any]):
+    """A reader of an application, which may lack what is optional."""
+
+    def __init__(self, reader: Any, may_end: bool) -> None:
+        self._reader = reader
+        self._may_end = may_end
+        self.columnar = bool(getattr(reader, "columnar", False))
+        self.one_at_a_time = bool(getattr(reader, "one_at_a_time", False))
+        self.drains = hasattr(reader, "stop")
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        await self._reader.open(splits)
+
+    def poll_batch(self, max_records: int) -> Sequence[Any] | None:
+        return self._reader.poll_batch(max_records)  # type: ignore[no-any-return]
+
+    async def wait(self) -> None:
+        await self._reader.wait()
+
+    def position(self, split_id: str, /) -> Any:
+        return self._reader.position(split_id)
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    @property
+    def finished(self) -> bool:
+        return self._may_end and bool(self._reader.finished)
+
+    @property
+    def timestamps(self) -> list[int] | None:  # type: ignore[override]
+        return getattr(self._reader, "timestamps", None)
+
+    @property
+    def current_split(self) -> str | None:  # type: ignore[override]
+        return getattr(self._reader, "current_split", None)
+
+    @property
+    def finished_splits(self) -> Collection[str]:  # type: ignore[override]
+        return getattr(self._reader, "finished_splits", ())
+
+    @property
+    def pending_records(self) -> int | None:
+        return getattr(self._reader, "pending_records", None)
+
+    def stop(self) -> None:
+        if self.drains:
+            self._reader.stop()
+
+    def checkpoint(self, checkpoint_id: int, /) -> None:
+        if (hook := getattr(self._reader, "checkpoint", None)) is not None:
+            hook(checkpoint_id)
+
+    def checkpoint_completed(self, checkpoint_id: int, /) -> None:
+        if (hook := getattr(self._reader, "checkpoint_completed", None)) is not None:
+            hook(checkpoint_id)
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,9 @@ class FrameRows:
         return _RowReader(self._make, batches=self._batches)
 
 
-class _RowReader:
+class _RowReader(BaseReader[Any]):
+    finished: bool
+
     def __init__(self, make: Callable[[dict[str, Any]], Any] | None, *, batches: bool) -> None:
         self._make = make
         self._whole = batches

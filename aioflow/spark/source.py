@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.errors import RestoreError
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 from aioflow.spark.inbound import Arrival, Progress
 from aioflow.spark.reading import FrameReading
 
@@ -96,7 +96,9 @@ class FrameSource(Generic[T]):
             raise
 
 
-class _FrameReader:
+class _FrameReader(BaseReader[Any]):
+    finished: bool
+
     def __init__(self, ctx: SourceContext, source: FrameSource[Any]) -> None:
         self._ctx = ctx
         self._source = source
@@ -172,7 +174,7 @@ class _FrameReader:
             self.finished = self._reading.finished
 
     @property
-    def finished_splits(self) -> set[str]:
+    def finished_splits(self) -> set[str]:  # type: ignore[override]
         """Returns the partitions that were read to their end."""
         reading = self._reading
         if reading is None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import Closed
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 from aioflow.spark.channels import ChannelListener
 from aioflow.spark.executor import RESULT_SCHEMA, PushRows
 from aioflow.spark.failures import SparkError, SparkGone
@@ -95,12 +95,14 @@ class StreamSource(Generic[T]):
         return _StreamReader(ctx, self)
 
 
-class _StreamReader:
+class _StreamReader(BaseReader[Any]):
     """Reads the batches of a streaming query.
 
     The position is the number of the batch, the number of the Arrow batch in it, and how many rows
     of the Arrow batch were read.
     """
+
+    finished: bool
 
     def __init__(self, ctx: SourceContext, source: StreamSource[Any]) -> None:
         self._ctx = ctx

@@ -16,7 +16,6 @@ A poll takes as many records as fit into the slice, by the cost measured here.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from aioflow.core.availability import Availability
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.core.user_code import check_own_task
+from aioflow.operators.source import as_reader
 from aioflow.operators.watermarks import IdlenessTimer
 from aioflow.task.handover import HandOver
 from aioflow.task.input import InputStatus
@@ -60,8 +60,7 @@ class SourceInput:
 
         `unbounded`: some splits may be silent for long. `discovers`: more splits may come.
         """
-        self._reader = reader
-        self._may_end = _may_end(reader, unbounded=unbounded)
+        self._reader = as_reader(reader, unbounded=unbounded)
         self._splits = [split for split in splits if not split.finished]
         self._finished_before = [split for split in splits if split.finished]
         self._finished = FinishedSplits(
@@ -78,7 +77,7 @@ class SourceInput:
         self._now_ms = now_ms
         self._perf_ns = perf_ns
         self._slice_ns = slice_ns
-        self._columnar = bool(getattr(reader, "columnar", False))
+        self._columnar = self._reader.columnar
         self._ns_per_record = float(slice_ns)  # One record at a time until the cost is known.
         self._over: dict[str, None] = {}
         """Splits that were read to their end when no other data was left.
@@ -87,7 +86,7 @@ class SourceInput:
         """
         self._unbounded = unbounded
         self._discovers = discovers
-        self._times = SplitWatermarks(strategy, reader, now_ms)
+        self._times = SplitWatermarks(strategy, self._reader, now_ms)
         # The restored watermark, not sent downstream yet: late records are late again from the
         # start.
         self._owed = MIN_WATERMARK
@@ -117,9 +116,7 @@ class SourceInput:
         self._finished_before = []
         self._owed = self._times.current
         idle_after_ms = None if self._strategy is None else self._strategy.idle_after_ms
-        side_by_side = hasattr(self._reader, "current_split") and not getattr(
-            self._reader, "one_at_a_time", False
-        )
+        side_by_side = self._reader.current_split is not None and not self._reader.one_at_a_time
         if idle_after_ms is not None and self._unbounded and side_by_side:
             self._quiet = QuietSplits(
                 idle_after_ms, [split.id for split in self._splits], self._now_ms()
@@ -169,7 +166,7 @@ class SourceInput:
     def pending(self) -> Callable[[], float] | None:
         """Returns the number of records that wait to be read, if the reader knows it."""
         reader = self._reader
-        return (lambda: reader.pending_records) if hasattr(reader, "pending_records") else None
+        return None if reader.pending_records is None else lambda: reader.pending_records or 0
 
     @property
     def idle_ms(self) -> int:
@@ -185,10 +182,8 @@ class SourceInput:
         more, and is read to its end.
         """
         self._stopped = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
-        stop_reader = getattr(self._reader, "stop", None)
-        self._drains_reader = stop_reader is not None
-        if stop_reader is not None:
-            stop_reader()
+        self._drains_reader = self._reader.drains
+        self._reader.stop()
         self.availability.set_available()
 
     def emit_next(self, max_records: int, max_columns: int = COLUMN_RECORDS_MAX) -> InputStatus:
@@ -215,8 +210,8 @@ class SourceInput:
             values = values if type(values) is list or self._columnar else list(values)
             self._emitted_ms = self._now_ms()
             if self._quiet is not None:
-                # Only readers with `current_split` get here.
-                self._note_poll(self._quiet, reader.current_split)  # type: ignore[attr-defined]
+                assert reader.current_split is not None, "only splits side by side are watched"
+                self._note_poll(self._quiet, reader.current_split)
             try:
                 batch = self._times.stamp(values, () if self._quiet is None else self._quiet.idle)
             except BaseException:
@@ -242,8 +237,8 @@ class SourceInput:
 
     @property
     def _is_finished(self) -> bool:
-        """Whether the reader has read all its splits. An endless reader need not answer."""
-        return self._may_end and self._reader.finished
+        """Whether the reader has read all its splits."""
+        return self._reader.finished
 
     def checkpoint(self, checkpoint_id: int) -> SourceState:
         """Returns the position of every split after the last emitted record. Between two polls."""
@@ -251,7 +246,7 @@ class SourceInput:
         # A reader that ended because the job is stopped has not really ended: it continues after a
         # restore.
         ended = self._is_finished and self._stopped is None
-        finished = getattr(reader, "finished_splits", ())
+        finished = reader.finished_splits
         state, left = [], []
         for split in self._splits:
             if ended or split.id in self._over or split.id in finished:
@@ -265,16 +260,12 @@ class SourceInput:
                 )
         self._splits = left
         self._over.clear()
-        hook = getattr(reader, "checkpoint", None)
-        if hook is not None:
-            hook(checkpoint_id)
+        reader.checkpoint(checkpoint_id)
         return SourceState(state, self._finished.view(), self._times.current)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """Notes that data before the checkpoint will not be read again."""
-        hook = getattr(self._reader, "checkpoint_completed", None)
-        if hook is not None:
-            hook(checkpoint_id)
+        self._reader.checkpoint_completed(checkpoint_id)
 
     def close(self) -> None:
         if self._waiting is not None:
@@ -379,27 +370,3 @@ class SourceInput:
         timer, self._idle_timer = self._idle_timer, None
         if timer is not None:
             timer.cancel()
-
-
-def _may_end(reader: SourceReader[Any], *, unbounded: bool) -> bool:
-    """Returns whether the reader has `finished`.
-
-    Raises TypeError if it does not and must.
-    """
-    # Looked up without a call, since the reader is not open yet. A reader with `__getattr__`
-    # delegates to another one, which has the attribute.
-    if inspect.getattr_static(reader, "finished", None) is not None or hasattr(
-        type(reader), "__getattr__"
-    ):
-        return True
-    if not unbounded or hasattr(reader, "stop"):
-        what = (
-            "has `stop`, after which it is read to its end,"
-            if unbounded
-            else "reads a bounded source"
-        )
-        raise TypeError(
-            f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True "
-            "once all splits are read"
-        )
-    return False

@@ -20,7 +20,7 @@ from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import describe_record
 
 if TYPE_CHECKING:
-    from aioflow.operators.source import SourceReader, Split
+    from aioflow.operators.source import BaseReader, Split
     from aioflow.operators.watermark_generators import WatermarkGenerator
     from aioflow.operators.watermarks import WatermarkStrategy
 
@@ -36,7 +36,7 @@ class SplitWatermarks:
     def __init__(
         self,
         strategy: WatermarkStrategy[Any] | None,
-        reader: SourceReader[Any],
+        reader: BaseReader[Any],
         now_ms: Callable[[], int],
     ) -> None:
         self._strategy = strategy
@@ -109,7 +109,7 @@ class SplitWatermarks:
         return batch
 
     def _stamped(self, values: Any, idle: Collection[str]) -> RecordBatch:
-        timestamps: list[int] | None = getattr(self._reader, "timestamps", None)
+        timestamps = self._reader.timestamps
         if self._strategy is None:
             return RecordBatch(values, timestamps)
         generators = self._generators
@@ -119,7 +119,8 @@ class SplitWatermarks:
             self.current = max(self.current, after)
             return RecordBatch(values, timestamps, None, watermarks, after)
         # Several splits: the reader must name the current one.
-        split_id = self._reader.current_split  # type: ignore[attr-defined]
+        split_id = self._reader.current_split
+        assert split_id is not None, "a reader of several splits tells which one"
         self._forget_finished(split_id)
         others = self._least(idle, split_id)
         generator = generators[split_id]
@@ -197,13 +198,13 @@ class SplitWatermarks:
         return least
 
     def _is_finished(self, split_id: str) -> bool:
-        return split_id in getattr(self._reader, "finished_splits", ())
+        return split_id in self._reader.finished_splits
 
     def _forget_finished(self, but: str) -> None:
         """Drops the generators of finished splits: a source may see very many splits in its
         life.
         """
-        finished = getattr(self._reader, "finished_splits", ())
+        finished = self._reader.finished_splits
         if len(finished) > self._forgotten:
             # Iterates over the smaller set: finished splits, or splits with a generator.
             for split_id in (

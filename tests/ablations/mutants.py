@@ -1238,12 +1238,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a split that waits for its turn is taken for idle",
         "aioflow/task/source_input.py",
-        (
-            '        side_by_side = hasattr(self._reader, "current_split") and not getattr(\n'
-            '            self._reader, "one_at_a_time", False\n'
-            "        )\n"
-        ),
-        '        side_by_side = hasattr(self._reader, "current_split")\n',
+        "is not None and not self._reader.one_at_a_time\n",
+        "is not None\n",
         ("tests/task/test_source_input.py::test_a_split_that_waits_for_its_turn_is_not_idle",),
     ),
     Mutant(

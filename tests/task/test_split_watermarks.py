@@ -11,12 +11,12 @@ import pytest
 
 import aioflow as af
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseReader, Split
 from aioflow.operators.watermark_generators import BoundedGenerator
 from aioflow.task.split_watermarks import SplitWatermarks
 
 
-class Reader:
+class Reader(BaseReader[Any]):
     """A reader whose records belong to `current_split`."""
 
     def __init__(self) -> None:
