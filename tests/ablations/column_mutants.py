@@ -50,7 +50,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what columns have added is not in the snapshot of a window",
         "aioflow/operators/window/slices.py",
-        "        return settled_by_turns(self._slices.settle())\n",
+        "        return flush_in_slices(self._slices.settle())\n",
         "        return None\n",
         (f"{_AGGREGATES}::test_a_savepoint_of_either_goes_on_as_the_other",),
     ),
@@ -177,10 +177,9 @@ COLUMN_MUTANTS: list[Mutant] = [
         (
             "        if (\n"
             "            self._late_tag is not None and self._folding is self._aggregate\n"
-            "        ):  # Late elements have no reader where no whole ones are sent.\n"
+            "        ):  # Late elements have no reader if only extracted values are sent.\n"
         ),
-        "        if self._late_tag is not None:  # They have no reader where no whole ones are "
-        "sent.\n",
+        "        if self._late_tag is not None:\n",
         (
             "tests/operators/test_taking.py::"
             "test_a_window_adds_up_both_kinds_of_batches_and_gives_out_no_part_as_late",
@@ -355,7 +354,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "entries of a batch that did not leave count as sent",
         "aioflow/core/wire/batch.py",
-        "        tables.forget()  # What a batch before could not take along.\n",
+        "        tables.forget()  # Discards entries of an earlier batch that was not sent.\n",
         "        tables.commit()\n",
         (
             "tests/core/test_entry_tables.py::test_data_that_could_not_be_encoded_counts_as_not_sent",
@@ -447,7 +446,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what is pending in a join is not in its snapshot",
         _WINDOW_JOIN,
-        "                return settled_by_turns(self._sides.settle(), written)\n",
+        "                return flush_in_slices(self._sides.settle(), written)\n",
         "                return written\n",
         (
             f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",

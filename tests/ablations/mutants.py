@@ -658,11 +658,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "notes are freed that a later checkpoint writes",
         "aioflow/state/heap.py",
-        (
-            "        # None is being written that looks at them: one that began meanwhile, or an "
-            "older savepoint.\n"
-            "        if not self._log.guarded:\n"
-        ),
+        "        if not self._log.guarded:\n",
         "        if True:\n",
         (
             "tests/state/test_retired.py::test_notes_that_a_later_checkpoint_writes_are_left_alone",

@@ -145,8 +145,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "put waits for checkpoints that are never taken",
         "aioflow/io/pushing.py",
-        "        if not self._checkpointing:  # Nothing",
-        "        if False:  # Nothing",
+        "        if not self._checkpointing:  # There are no checkpoints",
+        "        if False:  # There are no checkpoints",
         (
             "tests/io/test_memory_streams.py::"
             "test_without_a_checkpoint_to_wait_for_put_waits_for_the_source_alone",
@@ -312,7 +312,7 @@ STATE_MUTANTS: list[Mutant] = [
             "                some = list(islice(reversed(self._taken), len(self._taken) - "
             "before))[\n"
             "                    ::-1\n"
-            "                ]  # What is new came last.\n"
+            "                ]  # New keys came last.\n"
         ),
         "                before = before and 0\n",
         (f"{ARCHIVE}test_no_checkpoint_writes_more_than_a_few_times_what_has_changed",),
