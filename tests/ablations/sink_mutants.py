@@ -494,7 +494,8 @@ SINK_MUTANTS: list[Mutant] = [
         (
             "    if not all(\n"
             "        one in answer for one in partitions\n"
-            '    ):  # aiokafka returns -1 for "no offset", and {} for an answer that is an error.\n'
+            '    ):  # aiokafka returns -1 for "no offset", and {} for an answer that is '
+            "an error.\n"
         ),
         "    if False:\n",
         (f"{_KAFKA}test_a_coordinator_that_does_not_tell_is_asked_again",),
