@@ -71,9 +71,9 @@ _HOMES = {
         "tumbling"
     ),
     "spark.failures": "SparkError",
-    "spark.runner": "Spark",
-    "spark.session": "SparkBridge",
-    "spark.workers": "SparkWorkers",
+    "spark.runner.runner": "Spark",
+    "spark.bridge.session": "SparkBridge",
+    "spark.workers.runner": "SparkWorkers",
 }
 """Module -> the public names that live there."""
 

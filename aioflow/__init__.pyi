@@ -129,10 +129,10 @@ from aioflow.operators.window.triggers import on_count as on_count
 from aioflow.operators.window.triggers import on_processing_time as on_processing_time
 from aioflow.operators.window.triggers import on_watermark as on_watermark
 from aioflow.operators.window.triggers import purging as purging
+from aioflow.spark.bridge.session import SparkBridge as SparkBridge
 from aioflow.spark.failures import SparkError as SparkError
-from aioflow.spark.runner import Spark as Spark
-from aioflow.spark.session import SparkBridge as SparkBridge
-from aioflow.spark.workers import SparkWorkers as SparkWorkers
+from aioflow.spark.runner.runner import Spark as Spark
+from aioflow.spark.workers.runner import SparkWorkers as SparkWorkers
 
 __version__: str
 __all__: list[str]

@@ -37,10 +37,9 @@ import pyarrow as pa
 
 import aioflow as af
 from aioflow.core.system_host import SystemHost
-from aioflow.spark.reading import FrameReading
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.sink import FrameCommitter
-from aioflow.spark.spool import Spool
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.bridge.sink import FrameCommitter, Spool
+from aioflow.spark.bridge.source import FrameReading
 
 GOALS = {"in": 0.8, "out": 2.0}
 """Our rows a second over PySpark's."""

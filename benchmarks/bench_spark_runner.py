@@ -38,7 +38,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 import aioflow as af
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 from benchmarks.engines import PEERS, ROOT, Missing
 from benchmarks.workloads import make_words
 

@@ -56,7 +56,7 @@ HASH_ALLOWED: dict[str, str] = {}
 CIRCLES = """
 io.csv_columns io.csv_files io.json_files io.kafka_reader io.kafka_topics io.nats_sink
 io.nats_streams io.record_columns io.redis_sink io.redis_streams
-spark.connector spark.runner spark.session
+spark.bridge.connector spark.bridge.session
 """
 """Modules that import each other, at start-up or inside functions. Only strike names out."""
 
@@ -66,10 +66,8 @@ io.kafka_partitions io.kafka_reader io.kafka_sink io.kafka_topics io.nats_sink i
 io.paths io.record_columns io.redis_entries io.redis_sink io.redis_streams
 monitoring.calls monitoring.monitor monitoring.prometheus monitoring.rest_cluster
 monitoring.rest_metrics monitoring.sampling
-spark.connector spark.reading spark.runner spark.runner_columns spark.runner_home
-spark.runner_program spark.runner_rdds spark.runner_subtask spark.runner_tasks spark.session
-spark.sink spark.source spark.stream_frames spark.stream_keys spark.stream_plan
-spark.stream_processor spark.stream_program spark.stream_run spark.streaming spark.translate
+spark.bridge.connector spark.bridge.session spark.bridge.sink spark.bridge.source
+spark.streaming.source
 state.backend state.timers
 """
 """Modules that import each other if imports for type checkers count too. Only strike names out."""

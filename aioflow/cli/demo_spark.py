@@ -21,8 +21,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from aioflow.spark.bridge.jvm import Java, find_java
 from aioflow.spark.failures import SparkError
-from aioflow.spark.java import Java, find_java
 
 __all__ = ["main", "what_comes", "without_java"]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aioflow.io.sqlite_tables import sqlite
     from aioflow.io.webhooks import webhook
     from aioflow.io.websockets import websocket
-    from aioflow.spark.connector import spark
+    from aioflow.spark.bridge.connector import spark
 
 __all__ = [
     "RollPolicy",
@@ -75,7 +75,7 @@ _MODULES = {
     "queue": "queues",
     "redis": "redis_streams",
     "socket": "sockets",
-    "spark": "aioflow.spark.connector",
+    "spark": "aioflow.spark.bridge.connector",
     "sqlite": "sqlite_tables",
     "sse": "event_streams",
     "stdout": "printing",

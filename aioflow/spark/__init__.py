@@ -15,12 +15,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aioflow.spark.bridge.session import SparkBridge
     from aioflow.spark.failures import SparkError
-    from aioflow.spark.session import SparkBridge
 
 __all__ = ["SparkBridge", "SparkError"]
 
-_MODULES = {"SparkBridge": "session", "SparkError": "failures"}
+_MODULES = {"SparkBridge": "bridge.session", "SparkError": "failures"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The operators of one subtask with their contexts and their chain: the part that all tasks share.
 
 Three tasks run operators: the engine's own (`task.stream_task`), a subtask of a stage on Spark
-(`spark.runner_subtask`), and the test harness (`testing.harness_task`). Each of them has its own
+(`spark.runner.subtask`), and the test harness (`testing.harness_task`). Each of them has its own
 input, output and pace. The operators are set up, opened, finished, snapshot and closed here.
 
 Opening goes tail first: an operator may emit once it is open, so the next one must be open.

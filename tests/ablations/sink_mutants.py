@@ -125,7 +125,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "staged rows are read wherever the checkpoint says",
-        "aioflow/spark/spool.py",
+        "aioflow/spark/bridge/sink.py",
         "                and is_here\n",
         "",
         ("tests/spark/test_spool.py::test_staged_rows_outside_of_the_spool_are_refused",),

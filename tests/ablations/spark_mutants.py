@@ -13,7 +13,7 @@ BLOCKS = "tests/spark/test_runner_blocks.py::"
 SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "records on Spark carry the watermark of their batch",
-        "aioflow/spark/runner_blocks.py",
+        "aioflow/spark/runner/blocks.py",
         "        block.marks += [told] * count if part.watermarks is None else part.watermarks\n",
         "        block.marks += [told if part.watermarks is None else part.watermarks[-1]] * "
         "count\n",
@@ -24,21 +24,21 @@ SPARK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a block is taken whole although another channel is before its next record",
-        "aioflow/spark/runner_blocks.py",
+        "aioflow/spark/runner/blocks.py",
         "    stop = len(marks)\n    if limit is not None:\n",
         "    stop = len(marks)\n    if limit is not None and not marks:\n",
         (f"{BLOCKS}test_channels_merge_by_watermark_wherever_blocks_are_cut",),
     ),
     Mutant(
         "a piece tells the watermark before the next record of its channel",
-        "aioflow/spark/runner_blocks.py",
+        "aioflow/spark/runner/blocks.py",
         "    part.watermark = marks[stop - 1]\n",
         "    part.watermark = marks[min(stop, len(marks) - 1)]\n",
         (f"{BLOCKS}test_channels_merge_by_watermark_wherever_blocks_are_cut",),
     ),
     Mutant(
         "a block does not say that it holds what an aggregate takes of records",
-        "aioflow/spark/runner_blocks.py",
+        "aioflow/spark/runner/blocks.py",
         (
             "        batch = RecordBatch(\n"
             "            block.values, block.stamps, keys, block.marks, block.marks[-1], "
@@ -55,14 +55,14 @@ SPARK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "timers of processing time go by the clock of the executor",
-        "aioflow/spark/runner_tasks.py",
+        "aioflow/spark/runner/tasks.py",
         "                context.replays = timers.register\n",
         "                context.replays = None\n",
         (f"{ANSWERS}test_time_to_live_and_timers_of_processing_time_go_by_arrival",),
     ),
     Mutant(
         "what an operator has beside the state of a key is forgotten between batches of Spark",
-        "aioflow/spark/stream_keys.py",
+        "aioflow/spark/streaming/keys.py",
         (
             "                contexts[0].operator_state.restore(\n"
             "                    decode_operator_state(kept.operator, self._codec, "
@@ -74,14 +74,14 @@ SPARK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a key gets its records as the shuffle of a query brings them",
-        "aioflow/spark/stream_keys.py",
+        "aioflow/spark/streaming/keys.py",
         "        given.sort(key=_place)\n",
         "        given.sort(key=lambda block: 0)\n",
         (f"{STREAM}test_answers_are_those_of_the_engine",),
     ),
     Mutant(
         "a sink of the program commits before the others have written",
-        "aioflow/spark/runner_home.py",
+        "aioflow/spark/runner/home.py",
         "                    [stage.end() for stage in self._home], self._tasks, strict=True\n",
         (
             "                    [stage.commit() or stage.end() for stage in self._home],\n"
@@ -92,7 +92,7 @@ SPARK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a worker in Spark whose loop is held outlives its driver",
-        "aioflow/spark/worker.py",
+        "aioflow/spark/workers/worker.py",
         "        if is_silent or os.getppid() != parent:\n",
         "        if os.getppid() != parent:\n",
         (
@@ -102,14 +102,14 @@ SPARK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an attempt that Spark makes by itself serves beside the replacement",
-        "aioflow/spark/worker.py",
+        "aioflow/spark/workers/worker.py",
         "        elif context.attemptNumber():\n",
         "        elif context.attemptNumber() > 1:\n",
         ("tests/spark/test_worker_process.py::test_a_second_attempt_of_spark_goes_home",),
     ),
     Mutant(
         "a worker that is given up keeps its core in Spark",
-        "aioflow/spark/provider.py",
+        "aioflow/spark/workers/provider.py",
         "        if worker is not None and not worker.left.done():\n            "
         "worker.left.set_result(None)\n",
         "        if worker is not None and worker.left.done():\n            "

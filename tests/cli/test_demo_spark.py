@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from aioflow.cli import demo_spark
+from aioflow.spark.bridge.jvm import Java
 from aioflow.spark.failures import SparkError
-from aioflow.spark.java import Java
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def run_seed(seed: int, ways: Sequence[str], spark: bool) -> tuple[int, int, lis
 @cache
 def spark_bridge() -> Any:
     """One session for all programs of a process, until its end."""
-    from aioflow.spark.session import SparkBridge
+    from aioflow.spark.bridge.session import SparkBridge
 
     bridge = SparkBridge("local[2]", app="programs")
     with asyncio.Runner() as runner:

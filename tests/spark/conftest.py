@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from aioflow.spark.bridge.jvm import find_java
+from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
-from aioflow.spark.java import find_java
-from aioflow.spark.session import SparkBridge
 from tests import needs
 from tests.conftest import AsyncioErrors, left_threads, new_descriptors, open_descriptors
 from tests.spark.brief import BRIEF

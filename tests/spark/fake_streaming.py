@@ -23,11 +23,11 @@ import pytest
 
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
-from aioflow.spark import executor
+from aioflow.spark.bridge import executor
+from aioflow.spark.bridge.settings import Reach
+from aioflow.spark.bridge.transfers import WINDOW
 from aioflow.spark.failures import SparkError, SparkGone
-from aioflow.spark.inbound import WINDOW
-from aioflow.spark.settings import Reach
-from aioflow.spark.streaming import StreamSource
+from aioflow.spark.streaming.source import StreamSource
 
 __all__ = ["FAULTS", "ROWS", "FakeSpark", "Log"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import aioflow as af
 from aioflow.api.runner import new_event_loop
 from aioflow.core.system_host import SystemHost
-from aioflow.spark import runner
-from aioflow.spark.runner_blocks import COMMITTABLES, BlockRow
-from aioflow.spark.runner_program import StageProgram
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.translate import SparkPlan
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.runner.blocks import COMMITTABLES, BlockRow
+from aioflow.spark.runner.program import StageProgram
+from aioflow.spark.runner.runner import runner
+from aioflow.spark.runner.translate import SparkPlan
 
 __all__ = ["shuffled"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aioflow as af
-from aioflow.spark.handover import Handover, Taken
+from aioflow.spark.streaming.source import Handover, Taken
 from tests.spark.brief import BRIEF
 
 ROWS = 3000

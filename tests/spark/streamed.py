@@ -17,18 +17,16 @@ import pyarrow as pa
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.system_host import SystemHost
-from aioflow.spark import stream_frames
 from aioflow.spark.failures import SparkError
-from aioflow.spark.runner import Spark
-from aioflow.spark.runner_blocks import BlockRow
-from aioflow.spark.runner_program import StageProgram
-from aioflow.spark.stream_keys import KeyedStage, timer_of
-from aioflow.spark.stream_plan import delay_ms_of
-from aioflow.spark.stream_program import SourceProgram
-from aioflow.spark.stream_rows import TIME, KeyedRow
-from aioflow.spark.stream_run import TOO_LATE
-from aioflow.spark.streaming import ONCE, StreamSource
-from aioflow.spark.translate import SparkPlan
+from aioflow.spark.runner.blocks import BlockRow
+from aioflow.spark.runner.program import StageProgram
+from aioflow.spark.runner.runner import Spark
+from aioflow.spark.runner.translate import SparkPlan
+from aioflow.spark.streaming.keys import KeyedStage, timer_of
+from aioflow.spark.streaming.plan import delay_ms_of
+from aioflow.spark.streaming.rows import TIME, KeyedRow, SourceProgram
+from aioflow.spark.streaming.run import TOO_LATE
+from aioflow.spark.streaming.source import ONCE, StreamSource, frames
 from tests.spark.shuffled import Bridge
 
 __all__ = ["Given", "streamed"]
@@ -168,7 +166,7 @@ async def streamed(
     """
     query: Query | None = None
     bridge = Bridge()
-    real = stream_frames.start_query, stream_frames.rows_of
+    real = frames.start_query, frames.rows_of
 
     def start(
         session: Any,
@@ -183,7 +181,7 @@ async def streamed(
         query.start(on_batch)
         return query
 
-    stream_frames.start_query, stream_frames.rows_of = start, list
+    frames.start_query, frames.rows_of = start, list
     try:
         source = StreamSource(
             bridge, given, make, batches=False, checkpoint=str(directory), trigger=ONCE
@@ -193,5 +191,5 @@ async def streamed(
             *streams, on=Spark("local[2]", bridge=bridge, streaming="experimental")
         )
     finally:
-        stream_frames.start_query, stream_frames.rows_of = real
+        frames.start_query, frames.rows_of = real
         await bridge.close()

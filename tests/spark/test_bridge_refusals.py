@@ -18,11 +18,11 @@ from py4j.protocol import Py4JNetworkError
 from aioflow.core.errors import Closed
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
-from aioflow.spark.calls import Call, CallThreads
+from aioflow.spark.bridge.calls import Call, CallThreads
+from aioflow.spark.bridge.jvm import SparkProcess
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.bridge.settings import session_config
 from aioflow.spark.failures import SparkError
-from aioflow.spark.jvm import SparkProcess
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.settings import session_config
 from tests.integration.clusters import ROOT
 
 WITHIN_S = 30.0
@@ -276,7 +276,7 @@ async def test_calls_that_wait_when_the_bridge_closes_are_told(host: Host) -> No
 LOADED = """
 import asyncio, sys, threading
 import aioflow as af
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 
 on_the_loop = []
 

@@ -19,12 +19,18 @@ from aioflow.core.errors import Broken, NotAuthenticated, RemoteProtocolError, R
 from aioflow.core.system_host import SystemHost
 from aioflow.network.security import TlsFiles
 from aioflow.protocol.handshake import ClientHandshake, PeerRole
-from aioflow.spark.channels import ChannelListener
-from aioflow.spark.executor import ServiceAddress, TaskChannel
-from aioflow.spark.frames import FrameKind, Hello, Sealer, decode_words, encode_words, parse_header
-from aioflow.spark.inbound import WINDOW, Arrival, InboundStream, Progress
-from aioflow.spark.outbound import OutboundStream
-from aioflow.spark.settings import Reach
+from aioflow.spark.bridge.channels import ChannelListener
+from aioflow.spark.bridge.executor import ServiceAddress, TaskChannel
+from aioflow.spark.bridge.frames import (
+    FrameKind,
+    Hello,
+    Sealer,
+    decode_words,
+    encode_words,
+    parse_header,
+)
+from aioflow.spark.bridge.settings import Reach
+from aioflow.spark.bridge.transfers import WINDOW, Arrival, InboundStream, OutboundStream, Progress
 from tests.network.certificates import Authority
 
 WITHIN_S = 60.0
@@ -172,7 +178,7 @@ async def test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do()
 async def test_a_large_batch_comes_in_pieces_and_a_later_attempt_cuts_it_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aioflow.spark.executor.PIECE_BYTES", 80)  # Ten rows.
+    monkeypatch.setattr("aioflow.spark.bridge.executor.PIECE_BYTES", 80)  # Ten rows.
     async with listening() as listener:
         stream = InboundStream()
         name = listener.add(stream)

@@ -25,7 +25,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 import aioflow as af
 from aioflow.core.errors import Broken
-from aioflow.spark.spool import StagedReader
+from aioflow.spark.bridge.sink import StagedReader
 from tests.spark.brief import BRIEF
 
 killed = []

@@ -7,7 +7,7 @@ import sys
 
 import pyarrow as pa
 
-from aioflow.spark.executor import result_of
+from aioflow.spark.bridge.executor import result_of
 
 
 def test_a_task_tells_its_rows_in_exactly_the_types_of_the_schema() -> None:
@@ -20,7 +20,7 @@ def test_a_task_tells_its_rows_in_exactly_the_types_of_the_schema() -> None:
 
 
 def test_a_task_that_pushes_loads_no_pandas() -> None:
-    code = "import sys\nfrom aioflow.spark.executor import result_of\nresult_of(0, 1, 2)\n"
+    code = "import sys\nfrom aioflow.spark.bridge.executor import result_of\nresult_of(0, 1, 2)\n"
     code += "print('pandas' in sys.modules, 'pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 

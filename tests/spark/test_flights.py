@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from aioflow.cli.demo_data import find_data
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 
 YEAR = """
     with flown as (

@@ -14,7 +14,7 @@ import pytest
 from aioflow.core.errors import RestoreError, StateError
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
-from aioflow.spark.handover import Handover
+from aioflow.spark.streaming.source import Handover
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from aioflow.spark import java
+from aioflow.spark.bridge import jvm
+from aioflow.spark.bridge.jvm import find_java
 from aioflow.spark.failures import SparkError
-from aioflow.spark.java import find_java
 
 
 def runtime(place: Path, release: str | None) -> str:
@@ -29,7 +29,7 @@ def test_java_home_wins_over_the_path(tmp_path: Path) -> None:
     home = runtime(tmp_path / "a", 'IMPLEMENTOR="X"\nJAVA_VERSION="21.0.2"\n')
     other = runtime(tmp_path / "b", 'JAVA_VERSION="17.0.15"\n')
 
-    assert find_java({"JAVA_HOME": home, "PATH": f"{other}/bin"}, str(tmp_path)) == java.Java(
+    assert find_java({"JAVA_HOME": home, "PATH": f"{other}/bin"}, str(tmp_path)) == jvm.Java(
         home, 21
     )
 
@@ -39,7 +39,7 @@ def test_java_on_the_path_is_followed_to_where_it_really_is(tmp_path: Path) -> N
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(Path(home, "bin", "java"))
 
-    assert find_java({"PATH": str(tmp_path / "bin")}, str(tmp_path)) == java.Java(home, 17)
+    assert find_java({"PATH": str(tmp_path / "bin")}, str(tmp_path)) == jvm.Java(home, 17)
 
 
 @pytest.mark.parametrize(("version", "number"), [("11.0.2", 11), ("1.8.0_402", 8), ("16", 16)])
@@ -100,7 +100,7 @@ def test_the_launcher_of_the_wheels_runtime_drops_the_one_option_and_keeps_the_r
     real.write_text('#!/bin/sh\nfor a in "$@"; do echo "<$a>"; done\n')
     real.chmod(0o755)
     launcher = tmp_path / "java"
-    launcher.write_text(java._LAUNCHER.format(java=real))
+    launcher.write_text(jvm._LAUNCHER.format(java=real))
     launcher.chmod(0o755)
 
     options = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "Main"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aioflow.spark import jvm
+from aioflow.spark.bridge import jvm
 from aioflow.spark.failures import SparkError
 
 

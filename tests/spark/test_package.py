@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aioflow.spark.package import ship_aioflow, write_package
+from aioflow.spark.workers.provider import ship_aioflow, write_package
 
 FIRST = """
 import sys
-import aioflow.spark.worker as worker
+import aioflow.spark.workers.worker as worker
 print(worker.__file__)
 print([name for name in worker.NEEDED if name in sys.modules])
 import aioflow.cluster.taskmanager, aioflow.cluster.shipping
@@ -37,7 +37,7 @@ def test_a_worker_imports_from_it_what_it_runs(tmp_path: Path) -> None:
     )
 
     assert said.stdout.splitlines() == [
-        f"{package}/aioflow/spark/worker.pyc",
+        f"{package}/aioflow/spark/workers/worker.pyc",
         "[]",
         f"{{'{tmp_path}/aioflow'}}",
     ], said.stderr

@@ -13,7 +13,7 @@ import pytest
 import aioflow as af
 from aioflow.api import flow as flow_module
 from aioflow.api.options import RunOptions, parse_options
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 
 
 @pytest.mark.parametrize(

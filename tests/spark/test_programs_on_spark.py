@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 from tests.programs.draw import draw
 from tests.programs.run import check
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from aioflow.spark import provider as provider_module
+from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
-from aioflow.spark.provider import SparkProvider
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.worker import LACKS, RETRIED, SERVED, WorkerTask
+from aioflow.spark.workers.provider import SparkProvider
+from aioflow.spark.workers.runner import provider as provider_module
+from aioflow.spark.workers.worker import LACKS, RETRIED, SERVED, WorkerTask
 
 
 class Session:

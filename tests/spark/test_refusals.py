@@ -18,10 +18,10 @@ from aioflow.cluster.restart import no_restart
 from aioflow.cluster.scheduler import SlotScheduler
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.spark.connector import spark as frames
+from aioflow.spark.bridge.connector import spark as frames
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.bridge.source import frame_of
 from aioflow.spark.failures import _of_java, _of_text
-from aioflow.spark.reading import frame_of
-from aioflow.spark.session import SparkBridge
 from aioflow.task.environment import TaskOptions
 
 SCHEMA = "id bigint"

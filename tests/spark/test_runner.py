@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.expressions.rows import compile_predicate
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.spark import runner_rdds
-from aioflow.spark.runner_blocks import BlockRow
-from aioflow.spark.runner_columns import narrowed, predicate_of
-from aioflow.spark.runner_rdds import StageRdds
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.translate import plan_flow
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.runner.blocks import BlockRow
+from aioflow.spark.runner.rdds import StageRdds, narrowed, predicate_of
+from aioflow.spark.runner.runner import rdds
+from aioflow.spark.runner.translate import plan_flow
 from tests.spark.answers import ANSWERS, Event
 
 pytestmark = pytest.mark.timeout(
@@ -88,8 +87,8 @@ async def test_much_output_comes_partition_by_partition(
     on: af.Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However small Spark could make it: the program gets it as it is."""
-    monkeypatch.setattr(runner_rdds, "TAKEN_AT_ONCE_BYTES", 1 << 20)
-    monkeypatch.setattr(runner_rdds, "ROWS_AT_A_TIME", 1)
+    monkeypatch.setattr(rdds, "TAKEN_AT_ONCE_BYTES", 1 << 20)
+    monkeypatch.setattr(rdds, "ROWS_AT_A_TIME", 1)
     taken: list[int] = []
     some = StageRdds.take_some
 

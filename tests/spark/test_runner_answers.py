@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aioflow as af
-from aioflow.spark import runner_blocks
+from aioflow.spark.runner.runner import blocks
 from tests.spark.answers import ANSWERS, DELAY_MS, Event, silent_keys
 from tests.spark.shuffled import shuffled
 
@@ -81,8 +81,8 @@ def test_one_path_keeps_its_order(events: list[Event]) -> None:
 def test_answers_do_not_depend_on_where_blocks_are_cut(
     records: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_blocks, "BLOCK_RECORDS_FIRST", records)
-    monkeypatch.setattr(runner_blocks, "BLOCK_RECORDS_MAX", records)
+    monkeypatch.setattr(blocks, "BLOCK_RECORDS_FIRST", records)
+    monkeypatch.setattr(blocks, "BLOCK_RECORDS_MAX", records)
     events = [Event("abcd"[i * 7 % 4], i * 3 + (i * 37 % 11) * 10, i % 10) for i in range(200)]
 
     for name in ANSWERS:

@@ -16,8 +16,7 @@ from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, emp
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
-from aioflow.spark import runner_blocks
-from aioflow.spark.runner_blocks import (
+from aioflow.spark.runner.blocks import (
     ARRIVAL_GRAIN_MS,
     BlockRow,
     BlockWriter,
@@ -25,6 +24,7 @@ from aioflow.spark.runner_blocks import (
     decode_block,
     merged,
 )
+from aioflow.spark.runner.runner import blocks
 from aioflow.task.partitioners import create_partitioner
 
 CODEC = Codec()
@@ -182,8 +182,8 @@ def test_channels_merge_by_watermark_wherever_blocks_are_cut(data: st.DataObject
         for edge in range(data.draw(st.integers(1, 2))):
             for producer in range(data.draw(st.integers(1, 3))):
                 limit = data.draw(st.integers(1, 4))
-                patch.setattr(runner_blocks, "BLOCK_RECORDS_FIRST", limit)
-                patch.setattr(runner_blocks, "BLOCK_RECORDS_MAX", limit)
+                patch.setattr(blocks, "BLOCK_RECORDS_FIRST", limit)
+                patch.setattr(blocks, "BLOCK_RECORDS_MAX", limit)
                 channel = Channel(edge, producer)
                 marks = sorted(data.draw(st.lists(st.integers(0, 5), max_size=8)))
                 for index, mark in enumerate(marks):

@@ -11,8 +11,8 @@ import pytest
 from aioflow.cluster.job_session import pack_error
 from aioflow.core.wire.serializers import Codec
 from aioflow.spark.failures import SparkError, _of_python
-from aioflow.spark.runner import original_error
-from aioflow.spark.runner_program import ERROR_MARK
+from aioflow.spark.runner.program import ERROR_MARK
+from aioflow.spark.runner.runner import original_error
 
 FORGED = base64.b64encode(pack_error(KeyError("forged"), Codec())).decode()
 
@@ -25,7 +25,7 @@ def told(error: Exception) -> SparkError:
         "exception was the direct cause of it:\n"
     )
     words = (
-        f"aioflow.spark.runner_program.SubtaskFailed: {type(error).__name__}: {error} "
+        f"aioflow.spark.runner.program.SubtaskFailed: {type(error).__name__}: {error} "
         f"{ERROR_MARK}{packed}{ERROR_MARK}"
     )
     return _of_python(f"Traceback (most recent call last):\n{cause}\n{words}\n", "", "")

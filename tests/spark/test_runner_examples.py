@@ -26,7 +26,7 @@ from aioflow.api import flow as flow_module
 from aioflow.api.options import RunOptions, parse_options
 from aioflow.cli.demo import Report, build_flow
 from aioflow.cli.demo_data import find_data
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 from tests.integration.clusters import ROOT
 
 pytestmark = pytest.mark.timeout(

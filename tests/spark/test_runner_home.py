@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from aioflow.spark.runner_home import Feeding, HomeStage
+from aioflow.spark.runner.home import Feeding, HomeStage
 
 
 class Stage:

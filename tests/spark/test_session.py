@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
-from aioflow.spark.session import SparkBridge
 
 WITHIN_S = 60.0
 

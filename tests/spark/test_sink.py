@@ -12,10 +12,10 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, StateError
-from aioflow.spark.connector import spark as frames
+from aioflow.spark.bridge.connector import spark as frames
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.bridge.sink import BATCH_ROWS, FrameCommitter, FrameSink, FrameWriter
 from aioflow.spark.failures import SparkError
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.sink import BATCH_ROWS, FrameCommitter, FrameSink, FrameWriter
 from tests.io.driver import Runtime, SinkContext, system_context
 
 SCHEMA = "id bigint, name string"
@@ -225,7 +225,7 @@ async def test_a_commit_that_died_after_its_write_writes_nothing_twice(
 async def test_a_commit_that_died_between_two_files_completes_them(
     spark: SparkBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aioflow.spark.sink.TASK_BYTES", 1)  # A file for each Arrow batch.
+    monkeypatch.setattr("aioflow.spark.bridge.sink.TASK_BYTES", 1)  # A file for each Arrow batch.
     sink = frames(spark, into=tmp_path / "out", schema=SCHEMA)
     dying = frames(spark, into=tmp_path / "out", schema=SCHEMA)
     dying.target = DiesWhileRenaming(sink)  # type: ignore[assignment]

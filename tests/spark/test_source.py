@@ -13,9 +13,9 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, RestoreError
-from aioflow.spark.connector import spark as frames
+from aioflow.spark.bridge.connector import spark as frames
+from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
-from aioflow.spark.session import SparkBridge
 
 NUMBERS = "SELECT id FROM range(0, 20000, 1, 3)"
 # Partitions that no stop drains to their end: it would be behind one, not in the middle of it.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from aioflow.core.errors import RestoreError
-from aioflow.spark.spool import MARKS_KEPT, Spool, Staged, StagedReader, staged_of
+from aioflow.spark.bridge.sink import MARKS_KEPT, Spool, Staged, StagedReader, staged_of
 from tests.io.driver import Context, SinkContext, system_context
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 from tests.spark.answers import DELAY_MS, Event
 from tests.spark.stream_answers import STREAM_ANSWERS, batch_time
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aioflow as af
-from aioflow.spark.stream_run import STARTS_MAX
+from aioflow.spark.streaming.run import STARTS_MAX
 from tests.spark.answers import DELAY_MS, Event
 from tests.spark.stream_answers import STREAM_ANSWERS, batch_time
 from tests.spark.streamed import streamed

@@ -13,8 +13,8 @@ from aioflow.api.runner import new_event_loop
 from aioflow.cluster.restart import no_restart
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.stream_plan import plan_stream
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.streaming.plan import plan_stream
 from aioflow.task.environment import TaskOptions
 
 new_event_loop().close()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.spark.connector import spark as frames
+from aioflow.spark.bridge.connector import spark as frames
+from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
-from aioflow.spark.session import SparkBridge
 
 ROWS = 500
 FIRST_FILE_S = 1_700_000_000

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.spark.handover import Handover
+from aioflow.spark.streaming.source import Handover
 from tests.spark.fake_streaming import FAULTS, ROWS, FakeSpark, Log
 
 BATCHES = 8

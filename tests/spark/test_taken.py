@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aioflow as af
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.bridge.session import SparkBridge
 from tests.spark.shuffled import shuffled
 
 pytestmark = pytest.mark.timeout(300)

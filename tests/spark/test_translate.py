@@ -14,8 +14,8 @@ import aioflow as af
 from aioflow.cli.command import main
 from aioflow.core.errors import CheckpointError
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.translate import SparkPlan, plan_flow
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.runner.translate import SparkPlan, plan_flow
 from tests.spark.shuffled import shuffled
 
 

@@ -23,7 +23,7 @@ from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.network.security import Security, TlsFiles
 from aioflow.spark.headquarters import Headquarters
-from aioflow.spark.worker import LOST_DRIVER, RETRIED, WorkerTask
+from aioflow.spark.workers.worker import LOST_DRIVER, RETRIED, WorkerTask
 from aioflow.task.environment import TaskOptions
 from tests.integration.clusters import ROOT
 from tests.integration.processes import eventually

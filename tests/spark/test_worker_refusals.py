@@ -13,10 +13,9 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import NotAuthenticated
-from aioflow.spark.session import SparkBridge
-from aioflow.spark.worker import NEEDED, WorkerTask
-from aioflow.spark.worker_settings import check_cores, check_secrecy, worker_config
-from aioflow.spark.workers import SparkWorkersRun
+from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.workers.runner import SparkWorkersRun, check_cores, check_secrecy, worker_config
+from aioflow.spark.workers.worker import NEEDED, WorkerTask
 
 
 def flow() -> af.DataStream[int]:

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import aioflow as af
 from aioflow.api.job import Job
-from aioflow.spark.worker import SILENCE_S
-from aioflow.spark.workers import SparkWorkersRun
+from aioflow.spark.workers.runner import SparkWorkersRun
+from aioflow.spark.workers.worker import SILENCE_S
 from tests.integration.exactly_once_flows import committed, key, mistakes, numbers
 from tests.integration.processes import alive, eventually
 from tests.spark.brief import BRIEF

@@ -1,0 +1,1 @@
+"""The session of Spark in a service, and its channels to the tasks of Spark."""

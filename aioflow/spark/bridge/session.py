@@ -1,0 +1,419 @@
+"""The bridge: a Spark session of this service, behind threads. The event loop never waits for Java.
+
+    async with SparkBridge("local[4]") as spark:
+        frame = await spark.sql("SELECT * FROM range(10)")
+        count = await spark.call(frame.count, timeout="30s")
+
+PySpark blocks: every call goes through a socket to the Java process, and an action returns when its
+job has ended. So each call runs in one of a bounded number of threads. Its thread in the JVM has
+the session as its active one, and the call's own job group.
+
+Invariants: at most `capacity` awaited calls run at a time. A caller that is cancelled or out of
+time stops waiting at once. The jobs of its call are cancelled, including those that it has not
+submitted yet. A call that still does not return is given up after `ABANDON_AFTER_S` and counted in
+`abandoned`; it takes no place. A Java process that died fails the calls under way; the next call
+starts another.
+
+The bridge is for control. Rows use separate connections (`channels`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from aioflow.core.aio import close_within
+from aioflow.core.errors import Closed
+from aioflow.core.system_host import SystemHost
+from aioflow.core.timeunits import to_seconds
+from aioflow.spark.bridge.calls import Call, CallThreads
+from aioflow.spark.bridge.jvm import SparkProcess, gone
+from aioflow.spark.bridge.settings import Reach, check_master, standalone_masters
+from aioflow.spark.failures import SparkError, SparkGone, translated
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.network.security import TlsFiles
+
+__all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge", "check_bridge"]
+
+T = TypeVar("T")
+
+CAPACITY = 4
+"""Default number of concurrent calls. Spark runs the jobs of several threads side by side; more
+would only wait for the same cores.
+"""
+
+ABANDON_AFTER_S = 10.0
+"""How long a cancelled call may take to return before its thread is given up.
+
+Spark interrupts tasks within a second or two.
+"""
+
+CONNECT_TIMEOUT_S = 5.0
+"""Maximum time for a master to answer before it counts as unreachable."""
+
+CLOSE_TIMEOUT_S = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+def _load_flows() -> None:
+    """Imports the modules that flows need to read and write here.
+
+    It runs in a thread, because it would block the loop for half a second.
+    """
+    import aioflow.api.calls
+    import aioflow.api.flow
+    import aioflow.operators.sink
+
+    with contextlib.suppress(
+        ModuleNotFoundError
+    ):  # `af.io.spark` names what lacks, and how to get it.
+        import aioflow.spark.bridge.connector
+        import aioflow.spark.bridge.sink
+        import aioflow.spark.bridge.source
+        import aioflow.spark.bridge.targets  # noqa: F401
+
+
+def check_bridge(bridge: object, name: str) -> None:
+    """Raises TypeError if `bridge`, given as the argument `name`, is no SparkBridge."""
+    if not isinstance(bridge, SparkBridge):
+        raise TypeError(
+            f"{name} is {bridge!r} of type {type(bridge).__name__}, expected an af.SparkBridge: "
+            'async with af.SparkBridge("local[4]") as bridge'
+        )
+
+
+class SparkBridge:
+    """One Spark session, started by the first call.
+
+    It can be used from several loops, one after the other.
+    """
+
+    def __init__(
+        self,
+        master: str = "local[*]",
+        *,
+        app: str = "aioflow",
+        config: Mapping[str, str] | None = None,
+        capacity: int = CAPACITY,
+        tls: TlsFiles | None = None,
+        allow_plaintext: bool = False,
+        host: Host | None = None,
+    ) -> None:
+        """Makes the bridge; the first call starts the session. `config` overrides the default
+        settings, which are quiet and on loopback.
+
+        With `tls`, rows from and to executors on other machines go over TLS, with files at the same
+        paths there. With `allow_plaintext` they may go unprotected. Raises SparkError for an
+        invalid master URL.
+        """
+        check_master(master)
+        if type(capacity) is not int or capacity < 1:
+            raise ValueError(f"capacity is {capacity!r}, expected a number of calls of at least 1")
+        self.master = master
+        self._app = app
+        self._config = dict(config or {})
+        self._tls = tls
+        self._allow_plaintext = allow_plaintext
+        self._host: Host = SystemHost(close_timeout_s=CLOSE_TIMEOUT_S) if host is None else host
+        self._owns_host = host is None
+        self._threads = CallThreads(self._host, capacity, self._run, "aioflow-spark")
+        self._starting = threading.Lock()
+        """Lock while the session is started or ended, so that there is only one."""
+        self._process: SparkProcess | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"SparkBridge({self.master!r})"
+
+    async def __aenter__(self) -> Self:
+        await self._host.blocking(_load_flows)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await close_within(self.close(), 2 * CLOSE_TIMEOUT_S, what="the Spark bridge")
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a session now."""
+        return self._process is not None
+
+    @property
+    def owns_session(self) -> bool:
+        """Whether this bridge started the session. A context that the program made is shared with
+        others.
+        """
+        return self._process is not None and self._process.is_ours
+
+    @property
+    def running(self) -> int:
+        """Number of unfinished calls, without those that were given up."""
+        return self._threads.running
+
+    @property
+    def abandoned(self) -> int:
+        """Number of calls that were cancelled and still have not returned."""
+        return self._threads.abandoned
+
+    @property
+    def host(self) -> Host:
+        """The host, which provides clock, files and network of the machine. It is open as long as
+        the bridge is.
+        """
+        return self._host
+
+    @property
+    def address(self) -> str:
+        """Address of this process for Spark's tasks, which is the driver's address."""
+        return (
+            "127.0.0.1"
+            if self.master.startswith("local")
+            else self._config.get("spark.driver.host", "127.0.0.1")
+        )
+
+    @property
+    def reach(self) -> Reach:
+        """The address of this process for Spark's tasks, and how connections to it are
+        protected.
+        """
+        return Reach(self.address, self._tls, self._allow_plaintext)
+
+    async def session(self) -> Any:
+        """Returns PySpark's SparkSession. Its methods block: use them in functions given to
+        `call`.
+        """
+        return await self.call(self._current_session)
+
+    async def sql(
+        self,
+        query: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        timeout: str | timedelta | None = None,
+    ) -> Any:
+        """Returns the DataFrame of `query`; `args` are the values of its named parameters
+        (":name").
+
+        The DataFrame is computed when an action asks for it.
+        """
+
+        def run() -> Any:
+            return self._current_session().sql(query, args=None if args is None else dict(args))
+
+        return await self.call(run, timeout=timeout)
+
+    async def call(
+        self,
+        fn: Callable[..., T],
+        /,
+        *args: Any,
+        timeout: str | timedelta | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Calls `fn(*args, **kwargs)` in a thread in which it may use Spark, and returns the
+        result.
+
+        Raises TimeoutError after `timeout`, which counts from now, and SparkError for failures in
+        Spark; other errors of `fn` are raised as they are. After a timeout or a cancellation the
+        jobs of the call are cancelled too.
+        """
+        return await self._call(
+            partial(fn, *args, **kwargs),
+            getattr(fn, "__qualname__", repr(fn)),
+            timeout,
+            apart=False,
+        )
+
+    async def job(self, fn: Callable[[], T]) -> T:
+        """The same as `call`, for a function that lasts as long as a stream. Its thread does not
+        count towards the capacity.
+        """
+        return await self._call(fn, getattr(fn, "__qualname__", repr(fn)), None, apart=True)
+
+    async def _call(
+        self, fn: Callable[[], T], what: str, timeout: str | timedelta | None, *, apart: bool
+    ) -> T:
+        timeout_s = None if timeout is None else to_seconds(timeout)
+        if self._closed:
+            raise Closed("the Spark bridge is closed: call before leaving it")
+        call = Call(fn, f"aioflow-{self._host.ids.new('spark call')}", apart=apart)
+        submitted = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._check_reachable()
+                self._threads.submit(call)
+                submitted = True
+                result: T = await call.future
+                return result
+        except TimeoutError as error:
+            if call.future.done() and not call.future.cancelled():
+                raise  # The error of the function itself.
+            raise TimeoutError(
+                f"the Spark call {what} took longer than {timeout}, its jobs are cancelled"
+            ) from error
+        finally:
+            if submitted and not call.ended and (not call.future.done() or call.future.cancelled()):
+                self._give_up(call)
+
+    async def close(self) -> None:
+        """Ends the session, and the Java process if the bridge started it.
+
+        Unfinished calls are cancelled. Closing again has no effect.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._threads.close()
+        await self._host.blocking(self._end, dedicated=True, name="aioflow-spark-close")
+        if self._owns_host:
+            await self._host.close()
+
+    # In the threads.
+
+    def _run(self, call: Call) -> Any:
+        process = self._ensure()
+        context = process.session.sparkContext
+        try:
+            process.activate()
+            context.setJobGroup(call.group, "aioflow", interruptOnCancel=True)
+            try:
+                return call.fn()
+            finally:
+                if context._jsc is not None and not process.has_ended:
+                    context._jsc.clearJobGroup()
+        except Exception as error:
+            better = translated(error)
+            if process.has_ended or (
+                isinstance(better, (SparkGone, ConnectionError)) and process.ends_soon()
+            ):
+                self._forget(process)
+                raise gone(process) from None
+            if better is error:
+                raise
+            raise better from None
+        finally:
+            del call.fn  # Frames that it refers to must not live as long as the thread.
+
+    def _ensure(self) -> SparkProcess:
+        """Returns the session, and starts it if there is none. Other threads wait until it is
+        started.
+        """
+        with self._starting:
+            if self._closed:
+                raise Closed("the Spark bridge was closed before the call began")
+            process = self._process
+            if process is not None and process.has_ended:
+                process.stop()
+                process = self._process = None
+            if process is None:
+                _load_flows()
+                try:
+                    process = self._process = SparkProcess.start(
+                        self.master, self._app, self._config
+                    )
+                except (SparkError, ModuleNotFoundError):
+                    raise
+                except Exception as error:  # Any error of Java becomes one sentence.
+                    better = translated(error)
+                    if isinstance(better, SparkGone) and standalone_masters(self.master):
+                        better = SparkError(
+                            f"Spark ended while it registered at {self.master}: what listens "
+                            "there does not answer as a master of the same "
+                            "version of Spark does (it tries for a minute); is the address right?"
+                        )
+                    if better is error:
+                        raise
+                    raise better from None
+                logger.info("Spark session on %s started", self.master)
+            return process
+
+    def _forget(self, process: SparkProcess) -> None:
+        with self._starting:
+            if self._process is process:
+                self._process = None
+                process.stop()
+                logger.warning("the Java process of Spark on %s is gone", self.master)
+
+    def _current_session(self) -> Any:
+        process = self._process
+        assert process is not None, "only called from within a call"
+        return process.session
+
+    def _end(self) -> None:
+        with self._starting:
+            process, self._process = self._process, None
+            if process is not None:
+                if not process.is_ours:
+                    process.session.sparkContext.cancelAllJobs()
+                process.stop()
+
+    # On the loop.
+
+    async def _check_reachable(self) -> None:
+        """Raises SparkError if no standalone master answers.
+
+        Spark itself would try for a minute, and then stop from within.
+        """
+        if self._process is not None:
+            return
+        masters = standalone_masters(self.master)
+        reasons = []
+        for host, port in masters:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    transport, _ = await self._host.net.connect(asyncio.Protocol, host, port)
+            except (OSError, TimeoutError) as error:
+                reasons.append(f"{host}:{port}: {error or 'no answer'}")
+                continue
+            transport.abort()
+            return
+        if masters:
+            raise SparkError(
+                f"no Spark master answers at {self.master} ({'; '.join(reasons)}): is it running, "
+                "and is the address right?"
+            )
+
+    def _give_up(self, call: Call) -> None:
+        """Cancels `call`, whose caller no longer waits."""
+        if self._threads.withdraw(call):
+            return
+        _ = self._host.blocking(
+            self._cancel_jobs, call.group, dedicated=True, name="aioflow-spark-cancel"
+        )
+        asyncio.get_running_loop().call_later(ABANDON_AFTER_S, self._abandon, call)
+
+    def _abandon(self, call: Call) -> None:
+        if self._threads.abandon(call):
+            logger.warning(
+                "a cancelled Spark call did not return within %g s and is given up, with its "
+                "thread",
+                ABANDON_AFTER_S,
+            )
+
+    def _cancel_jobs(self, group: str) -> None:
+        """Cancels the jobs of a group, in an extra thread, because all threads for calls may be in
+        use.
+        """
+        process = self._process
+        if process is None or process.has_ended:
+            return
+        try:
+            # Also cancels later jobs of the call, which may be between two jobs now.
+            process.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
+        # The process may be ending; then its jobs end too.
+        except Exception as error:  # noqa: BLE001
+            logger.debug("jobs of a Spark call could not be cancelled: %r", error)

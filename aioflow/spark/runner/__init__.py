@@ -1,0 +1,1 @@
+"""Bounded flows as Spark jobs."""

@@ -1,0 +1,240 @@
+"""Builds the tasks of one subtask of a stage, and connects them.
+
+Each task is a chain of the engine's own operators with their contexts and state. `subtask`
+runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.core.availability import AVAILABLE
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.metrics import MetricGroup
+from aioflow.core.scope import Scope
+from aioflow.core.wire.serializers import Codec
+from aioflow.spark.runner.time import StageContext
+from aioflow.task.chain import OperatorChain
+from aioflow.task.metrics import unique_names
+from aioflow.task.runtime import OperatorRuntime, SubtaskSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflow.cluster.shipping import ShippedJob
+    from aioflow.core.functions import OutputTag
+    from aioflow.graph.job_graph import JobEdge, JobVertex
+    from aioflow.graph.stream_graph import StreamNode
+    from aioflow.mailbox.processor import MailboxProcessor
+    from aioflow.operators.operator import Operator
+    from aioflow.spark.runner.time import ReplayedTimers
+    from aioflow.spark.runner.translate import Stage
+    from aioflow.state.snapshot import OperatorSnapshot
+    from aioflow.task.context import TaskOperatorContext
+    from aioflow.task.runtime import RuntimeOwner
+
+__all__ = ["Outlet", "StageTask", "StageTasks", "SubtaskId"]
+
+ALONE = (20_000_000, 4096)
+"""Slice in ns, and records in a batch, if the loop runs only this subtask and its own calls: fewer,
+longer turns.
+"""
+
+
+class Outlet(Protocol):
+    """The interface of an exchange for its producer, which emits records to it."""
+
+    def emit(self, batch: RecordBatch) -> None: ...
+    def flush(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskId:
+    """The identity of a subtask of a stage, with its attempt."""
+
+    job_id: str
+    index: int
+    parallelism: int
+    attempt: int = 0
+
+
+class StageTask:
+    """One task of the stage: its operators, and the targets of their output.
+
+    Implements `OperatorOutput`.
+    """
+
+    def __init__(
+        self,
+        owner: RuntimeOwner,
+        vertex: JobVertex,
+        settings: SubtaskSettings,
+        processor: MailboxProcessor,
+        scope: Scope,
+        priority: int,
+        timers: ReplayedTimers | None,
+        limits: tuple[int, int],
+    ) -> None:
+        """`priority`: of the first operator's mail. `limits`: slice in ns, and records at a time.
+
+        `timers`: keys have their timers there instead of at the clock.
+        """
+        self.vertex = vertex
+        self.main: list[Callable[[RecordBatch], None]] = []
+        self.side: dict[tuple[int, OutputTag[Any]], list[Callable[[RecordBatch], None]]] = {}
+        slice_ns, batch_records_max = limits
+        chain = OperatorChain(
+            (),
+            self.emit,
+            AVAILABLE,
+            owner.host.clock.perf_ns,
+            slice_ns=slice_ns,
+            batch_records_max=batch_records_max,
+            scope=scope,
+        )
+        # A stream has no end; that of a bounded job begins with `finish`.
+        chain.holds_end = False
+
+        def create_context(*args: Any, **options: Any) -> StageContext:
+            context = StageContext(*args, **options)
+            if timers is not None:
+                context.replays = timers.register
+            return context
+
+        self.runtime = OperatorRuntime(
+            owner,
+            settings,
+            processor,
+            chain,
+            self,
+            scope,
+            has_source=vertex.head.source is not None,
+            priority=priority,
+            context_type=create_context,
+        )
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Passes a batch of the last operator to every main exchange."""
+        for outlet in self.main:
+            outlet(batch)
+        if self.side and batch.watermark != MIN_WATERMARK:
+            news = empty_batch(batch.watermark)
+            for outlets in self.side.values():
+                for outlet in outlets:
+                    outlet(news)
+
+    def emit_side(
+        self,
+        node_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
+        """Sends one record to the side output `tag` of one operator; dropped without a reader."""
+        outlets = self.side.get((node_index, tag))
+        if outlets is not None:
+            batch = RecordBatch(
+                [value], None if timestamp is None else [timestamp], None, [watermark], watermark
+            )
+            for outlet in outlets:
+                outlet(batch)
+
+    def emit_status(self, idle: bool) -> None:
+        """Does nothing: records are in order of their watermarks, so an idle input holds back no
+        watermark.
+        """
+
+    def nodes(self) -> Iterator[tuple[StreamNode, TaskOperatorContext, Operator]]:
+        """Yields the nodes that have an operator, each with its context and operator."""
+        runtime = self.runtime
+        first = runtime.node_index(0)
+        return zip(
+            self.vertex.nodes[first:], runtime.contexts[first:], runtime.operators, strict=True
+        )
+
+
+class StageTasks:
+    """All tasks of subtask `id` of `stage`, connected with each other.
+
+    `owner` is the subtask, and `outlets` makes the outlets of exchanges. `timers` is where timers
+    of keys are registered, by default the clock. `restored` is the operator state for a stage with
+    a single operator. `shares_loop` tells whether other code runs on the same event loop.
+    """
+
+    def __init__(
+        self,
+        owner: RuntimeOwner,
+        job: ShippedJob,
+        stage: Stage,
+        id: SubtaskId,
+        outlets: Callable[[JobEdge, str], Outlet],
+        processor: MailboxProcessor,
+        timers: ReplayedTimers | None,
+        restored: OperatorSnapshot | None,
+        *,
+        shares_loop: bool,
+    ) -> None:
+        self.scope = Scope(job.graph.name)
+        self.tasks: list[StageTask] = []
+        """Tasks of the stage. The first one gets the input."""
+        self._outlets: list[Outlet] = []
+        options, priority = job.options, 0
+        limits = (options.slice_ns, options.batch_records_max) if shares_loop else ALONE
+        self.slice_ns = limits[0]
+        metrics, codec = MetricGroup(owner.host.clock.monotonic), Codec(job.types)
+        for vertex in stage.vertices:
+            settings = SubtaskSettings(
+                job_name=job.graph.name,
+                task_name=f"{vertex.name} ({id.index + 1}/{id.parallelism})",
+                index=id.index,
+                parallelism=id.parallelism,
+                max_parallelism=vertex.max_parallelism,
+                now_ms=owner.host.clock.wall_ms,
+                attempt=id.attempt,
+                job_id=id.job_id,
+                state_backend=options.state_backend,
+                codec=codec,
+                # The end of the job is its only checkpoint, on which sinks commit.
+                checkpointing=True,
+            )
+            task = StageTask(
+                owner, vertex, settings, processor, self.scope, priority, timers, limits
+            )
+            self.tasks.append(task)
+            group = metrics.add_group(vertex.name)
+            names = unique_names([node.name for node in vertex.nodes])
+            for node, uid, name in zip(vertex.nodes, vertex.uids, names, strict=True):
+                task.runtime.add(node, uid, group.add_group(name))
+            priority += len(vertex.nodes)
+        self.contexts = [context for task in self.tasks for context in task.runtime.contexts]
+        """Contexts of all operators, in order."""
+        if restored is not None:
+            for context in self.contexts:
+                context.operator_state.restore(restored)
+        self._connect(stage, id, outlets)
+
+    def _connect(
+        self, stage: Stage, id: SubtaskId, outlets: Callable[[JobEdge, str], Outlet]
+    ) -> None:
+        tasks = {task.vertex.id: task for task in self.tasks}
+        for edge in (*stage.inner, *stage.outputs):
+            task = tasks[edge.source]
+            if edge.target in tasks:
+                outlet: Callable[[RecordBatch], None] = tasks[edge.target].runtime.chain.push
+            else:
+                name = task.vertex.nodes[edge.operator_index].name
+                made = outlets(edge, f"operator {name!r}, subtask {id.index + 1}/{id.parallelism}")
+                self._outlets.append(made)
+                outlet = made.emit
+            if edge.side is None:
+                task.main.append(outlet)
+            else:
+                task.side.setdefault((edge.operator_index, edge.side), []).append(outlet)
+
+    def flush(self) -> None:
+        """Writes the records that wait in the outlets."""
+        for outlet in self._outlets:
+            outlet.flush()

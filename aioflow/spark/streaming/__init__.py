@@ -1,0 +1,1 @@
+"""Unbounded flows as queries of Spark, and queries as sources."""

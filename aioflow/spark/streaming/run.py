@@ -1,0 +1,171 @@
+"""Runs an unbounded flow as a streaming query of Spark, and passes each batch to the sinks.
+
+    batch n of Spark   its rows go through the sinks
+                       they commit, as at a checkpoint
+                       only now Spark goes on to batch n + 1
+
+A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at
+least once. The state of keys is exact nevertheless: Spark keeps it with the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import cancel_and_wait, wait_first
+from aioflow.core.errors import Closed
+from aioflow.spark.failures import SparkError
+from aioflow.spark.runner.home import Feeding
+
+if TYPE_CHECKING:
+    from aioflow.spark.bridge.session import SparkBridge
+    from aioflow.spark.runner.blocks import BlockRow
+    from aioflow.spark.runner.home import HomeStage
+    from aioflow.spark.runner.program import StageProgram
+    from aioflow.spark.runner.translate import SparkPlan
+    from aioflow.spark.streaming.source import StreamSource
+
+__all__ = ["StreamRun"]
+
+STOP_TIMEOUT = "20s"
+
+TOO_LATE = "Timed out while waiting for the Python worker to connect back"
+"""What Spark says when one of its Python processes takes ten seconds to begin, as on a busy
+machine; it has no setting for that.
+"""
+
+STARTS_MAX = 20
+"""Number of starts of the query without a completed batch after which it fails."""
+
+logger = logging.getLogger(__name__)
+
+
+class StreamRun:
+    """The run of a flow as one streaming query. `home` are the stages that run in this program."""
+
+    def __init__(
+        self,
+        bridge: SparkBridge,
+        plan: SparkPlan,
+        programs: Mapping[int, StageProgram],
+        sources: Mapping[int, StreamSource[Any]],
+        home: Sequence[HomeStage],
+    ) -> None:
+        self._bridge = bridge
+        self._plan = plan
+        self._programs = programs
+        self._sources = sources
+        self._feeding = Feeding(home)
+        self._loop = asyncio.get_running_loop()
+        self._asked: set[asyncio.Task[Any]] = set()
+        self._error: BaseException | None = None
+        self._closing = False
+        self._query: Any = None
+        self._starts = 0
+        """Number of starts since the last completed batch, including the current one."""
+        self.stopping = asyncio.Event()
+
+    async def run(self, on_started: Callable[[], None]) -> None:
+        """Runs the query until it ends, or `stopping` is set. Raises the error of the query or of a
+        sink.
+        """
+        try:
+            async with self._feeding as feeding:
+                try:
+                    await self._start()
+                    on_started()
+                    await self._go_on(feeding)
+                finally:
+                    await self._close()
+        except Exception:
+            if self._error is None:
+                raise
+            raise self._error from None  # The error of the sink, not Spark's report of it.
+
+    async def _go_on(self, feeding: Feeding) -> None:
+        """Waits until the query ends for good.
+
+        A query that ended because its Python process started too late is started again where it
+        was.
+        """
+        while True:
+            try:
+                await self._watch(feeding)
+                return
+            except SparkError as error:
+                if TOO_LATE not in str(error) or self._starts >= STARTS_MAX:
+                    raise
+                logger.warning(
+                    "a Python process of the query took longer than Spark waits for one: it "
+                    "begins again where it was"
+                )
+            await self._bridge.call(self._query.stop, timeout=STOP_TIMEOUT)
+            await self._start()
+
+    async def _watch(self, feeding: Feeding) -> None:
+        watching = self._loop.create_task(
+            self._bridge.job(self._query.awaitTermination), name="spark query"
+        )
+        stopping = self._loop.create_task(self.stopping.wait(), name="spark query stop")
+        try:
+            await wait_first([watching, stopping, *feeding.tasks])
+            for task in feeding.tasks:
+                if task.done():
+                    task.result()
+            if not watching.done():
+                await self._bridge.call(self._query.stop, timeout=STOP_TIMEOUT)
+            await wait_first([watching])
+            watching.result()
+        finally:
+            await cancel_and_wait([stopping, watching])
+
+    async def _start(self) -> None:
+        from aioflow.spark.streaming.frames import rows_of, start_query
+
+        session = await self._bridge.session()
+        source = next(iter(self._sources.values()))
+        directory = posixpath.join(source.checkpoint, "flow")
+        self._starts += 1
+
+        def on_batch(frame: Any, number: int) -> None:
+            """Passes a batch to the loop, and waits until it is committed. Called in a thread of
+            Py4J.
+            """
+            rows = rows_of(frame)
+            if self._closing:
+                raise Closed("the flow that takes this query's rows is over")
+            asyncio.run_coroutine_threadsafe(self._noted(rows, number), self._loop).result()
+
+        self._query = await self._bridge.call(
+            start_query, session, self._plan, self._programs, self._sources, directory, on_batch
+        )
+
+    async def _noted(self, rows: Sequence[BlockRow], number: int) -> None:
+        """Processes a batch, and remembers the asyncio task, so that `_close` can cancel it and
+        free the waiting thread.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked.add(task)
+        try:
+            if self._closing:
+                raise Closed("the flow that takes this query's rows is over")
+            await self._feeding.give(rows, commits=number + 1)
+            self._starts = 1
+        except Exception as error:
+            self._error = self._error or error
+            raise
+        finally:
+            self._asked.discard(task)
+
+    async def _close(self) -> None:
+        """Stops the query. Spark will repeat an unfinished batch in the next run."""
+        self._closing = True
+        await cancel_and_wait(list(self._asked))
+        query, self._query = self._query, None
+        if query is not None:
+            await self._bridge.call(query.stop, timeout=STOP_TIMEOUT)

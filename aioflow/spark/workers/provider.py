@@ -1,0 +1,307 @@
+"""Starts workers in Spark's executors for a ResourceManager.
+
+Each worker is one Spark job with one task, in a separate thread and job group.
+
+    requested --Spark starts the task, it registers--> present
+              --the job fails, or no worker registers in time--> reported as failed
+    present   --it is released, it dies, it is given up--> its job has ended
+
+The ResourceManager alone decides which worker is started again, and when. Spark does not retry
+these tasks, and an attempt that it starts anyway ends at once. A worker that is given up is ended
+by cancelling its job group, so that it does not hold its core for ever.
+
+aioflow is shipped to Spark's executors as one file, so that they need only its dependencies. The
+file holds bytecode, because each process would compile the modules of a zip file again. Executors
+run the same minor version of Python as the driver: Spark itself insists on that. Making the file
+blocks: it is called in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import logging
+import marshal
+import os
+import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import cancel_and_wait, wait_all, wait_first
+from aioflow.spark.failures import SparkError
+from aioflow.spark.workers.worker import LACKS, SERVED
+
+if TYPE_CHECKING:
+    from aioflow.spark.bridge.session import SparkBridge
+    from aioflow.spark.workers.worker import WorkerTask
+
+__all__ = [
+    "EXIT_S",
+    "START_TIMEOUT_S",
+    "START_TRIES",
+    "SparkProvider",
+    "ship_aioflow",
+    "write_package",
+]
+
+_UNCHECKED = 1
+"""Flags in the header of a pyc file: there is no source to compare it with."""
+
+_SHIPPING = threading.Lock()
+
+
+def ship_aioflow(context: Any) -> None:
+    """Gives the package to the executors of this SparkContext, once.
+
+    Spark never forgets a file, and asks for it as long as the context lives.
+    """
+    with _SHIPPING:
+        path = Path(context._temp_dir, "aioflow.zip")
+        if not path.exists():
+            whole = path.with_suffix(".part")
+            write_package(whole)
+            whole.replace(path)
+            context.addPyFile(str(path))
+            # PySpark puts the file on our own path too. A search for the metadata of packages would
+            # open it there, and keep it open.
+            sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != path.name]
+
+
+def write_package(target: Path) -> None:
+    """Writes the modules of the running aioflow to the zip file `target`.
+
+    Raises SparkError if the modules are not in files.
+    """
+    root = Path(__file__).parents[1]
+    if not root.is_dir():
+        raise SparkError(
+            f"aioflow is loaded from {root}, and only a directory of its modules can be shipped "
+            "to Spark: pip install aioflow"
+        )
+    with zipfile.ZipFile(target, "w") as package:
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    source = Path(folder, name)
+                    inside = source.relative_to(root.parent)
+                    package.writestr(
+                        inside.with_suffix(".pyc").as_posix(),
+                        _compiled(source, ".".join(inside.with_suffix("").parts)),
+                    )
+
+
+def _compiled(source: Path, module: str) -> bytes:
+    """Returns a module as the content of a pyc file, from the cache beside the source if
+    possible.
+    """
+    code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(
+        module.removesuffix(".__init__")
+    )
+    return (
+        importlib.util.MAGIC_NUMBER
+        + _UNCHECKED.to_bytes(4, "little")
+        + bytes(8)
+        + marshal.dumps(code)
+    )
+
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+"""Maximum time from the submission of a worker's Spark job to its registration. A cluster may
+have to start an executor first.
+"""
+
+START_TRIES = 3
+"""Number of failed starts in a row after which the cluster counts as unable to start a worker."""
+
+EXIT_S = 5.0
+"""Maximum time for a worker to end by itself before its Spark job is cancelled."""
+
+
+class CannotStart(SparkError):
+    """The error when no worker can start on these executors, so that a retry is useless."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    id: str
+    failed: Callable[[], object]
+    came: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    left: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class SparkProvider:
+    """A `WorkerProvider` that starts workers as Spark jobs.
+
+    It is made, started and closed on the program's loop. The ResourceManager calls it from its own
+    loop. `make(worker_id)` makes the task of a worker. `ready` is done once all `workers` have
+    registered, or it is clear that they will not.
+    """
+
+    def __init__(
+        self, bridge: SparkBridge, make: Callable[[str], WorkerTask], *, workers: int, slots: int
+    ) -> None:
+        self.workers = workers
+        self.slots = slots
+        self._bridge = bridge
+        self._make = make
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._workers: dict[str, _Worker] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._failures = 0
+        self._closing = False
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.last_error: Exception | None = None
+        """The error of the last worker that did not start; None after one that did."""
+
+    @property
+    def present(self) -> list[str]:
+        """Returns the ids of the workers that are registered."""
+        return [
+            worker.id
+            for worker in self._workers.values()
+            if worker.came.done() and not worker.left.done()
+        ]
+
+    # Called by the ResourceManager, on its loop.
+
+    def start_workers(self, count: int, failed: Callable[[], object]) -> None:
+        self._here(self._start, count, failed)
+
+    def registered(self, worker_id: str) -> None:
+        self._here(self._on_registered, worker_id)
+
+    def lost(self, worker_id: str) -> None:
+        self._here(self._on_lost, worker_id)
+
+    def _here(self, call: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # The program's loop is closed, because it ended without closing the provider.
+            self._loop.call_soon_threadsafe(call, *args)
+
+    # On the loop of the program.
+
+    def begin_closing(self) -> None:
+        """Starts no more workers, and treats workers that end from now on as released."""
+        self._closing = True
+
+    async def close(self) -> None:
+        """Waits for the workers, which were released, and ends those that remain."""
+        self.begin_closing()
+        for worker in self._workers.values():
+            if not worker.left.done():
+                worker.left.set_result(None)
+        await wait_all(list(self._tasks), timeout_s=2 * EXIT_S)
+        await cancel_and_wait(list(self._tasks))
+        if not self.ready.done():
+            self.ready.cancel()
+
+    def _start(self, count: int, failed: Callable[[], object]) -> None:
+        for _ in range(0 if self._closing else count):
+            worker = _Worker(f"spark-{next(self._numbers)}", failed)
+            self._workers[worker.id] = worker
+            task = self._loop.create_task(self._follow(worker), name=f"worker {worker.id}")
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+
+    def _on_registered(self, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.came.done():
+            return
+        worker.came.set_result(None)
+        self._failures, self.last_error = 0, None
+        if len(self.present) >= self.workers and not self.ready.done():
+            self.ready.set_result(None)
+
+    def _on_lost(self, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None and not worker.left.done():
+            worker.left.set_result(None)
+
+    async def _follow(self, worker: _Worker) -> None:
+        """Follows one worker from the start of its Spark job to its end."""
+        job = self._loop.create_task(self._hold(worker), name=f"spark job of {worker.id}")
+        try:
+            await wait_first([job, worker.came, worker.left], timeout_s=START_TIMEOUT_S)
+            if worker.came.done() and not job.done():
+                await wait_first([job, worker.left])
+            if worker.came.done() and not job.done():
+                await wait_first([job], timeout_s=EXIT_S)
+        finally:
+            del self._workers[worker.id]
+            ended = job.done()
+            if not ended:
+                await cancel_and_wait([job])
+        error = job.exception() if ended and not job.cancelled() else None
+        if worker.came.done():
+            logger.info(
+                "worker %s has ended%s", worker.id, f": {error}" if error is not None else ""
+            )
+        elif not self._closing:
+            self._did_not_start(worker, error or self._nobody_came(worker))
+
+    async def _hold(self, worker: _Worker) -> None:
+        """Runs the Spark job of one worker. Raises SparkError if it failed, or could not serve."""
+        session = await self._bridge.session()
+        outcome, details = await self._bridge.job(
+            partial(_hold_worker, session.sparkContext, self._make(worker.id))
+        )
+        if outcome == LACKS:
+            raise CannotStart(
+                f"a worker cannot start in Spark: {details}. aioflow itself is shipped; pip "
+                "install the others there, or set "
+                "PYSPARK_PYTHON to a Python that has them"
+            )
+        if outcome != SERVED:
+            raise SparkError(
+                f"Spark started the task of {worker.id} a second time by itself ({details}), and "
+                "it went home"
+            )
+
+    def _nobody_came(self, worker: _Worker) -> SparkError:
+        return SparkError(
+            f"Spark at {self._bridge.master} did not start {worker.id} within {START_TIMEOUT_S:g} "
+            f"s, {len(self.present)} of "
+            f"{self.workers} workers are there: each holds a core for as long as the flow runs; "
+            "are that many cores free, and do "
+            f"executors reach {self._bridge.address}?"
+        )
+
+    def _did_not_start(self, worker: _Worker, error: BaseException) -> None:
+        self._failures = START_TRIES if isinstance(error, CannotStart) else self._failures + 1
+        self.last_error = (
+            error
+            if isinstance(error, Exception)
+            else SparkError(f"{worker.id} did not start: {error!r}")
+        )
+        logger.warning("worker %s did not start: %s", worker.id, error)
+        if not self.ready.done() and self._failures >= START_TRIES:
+            self.ready.set_exception(self.last_error)
+            self.ready.exception()  # Retrieved even if there is no waiter yet.
+        with contextlib.suppress(RuntimeError):  # The ResourceManager's loop is closed.
+            worker.failed()
+
+
+def _hold_worker(context: Any, task: WorkerTask) -> tuple[str, str]:
+    """Runs the Spark job of one worker, in a thread of the bridge, for as long as the worker
+    lives.
+    """
+    ship_aioflow(context)
+    (result,) = context.parallelize([task.worker_id], 1).mapPartitions(task).collect()
+    return result  # type: ignore[no-any-return]  # PySpark's types say list[Any].
