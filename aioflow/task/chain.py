@@ -36,7 +36,7 @@ from aioflow.operators.stateless import StatelessOperator, describe_place
 if TYPE_CHECKING:
     from aioflow.core.availability import Availability
     from aioflow.core.scope import Scope
-    from aioflow.task.inflight import Waiting
+    from aioflow.task.channel_state import Waiting
 
 __all__ = ["SLICE_NS", "ChainStatus", "OperatorChain", "Tap"]
 

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.alignment import CaptureComplete
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.graph.deployment import ExecutionAttemptId
+    from aioflow.task.channel_state import ChannelStateCapture
     from aioflow.task.environment import TaskEnvironment
-    from aioflow.task.inflight import InFlightCapture
     from aioflow.task.output import TaskOutput
     from aioflow.task.runtime import OperatorRuntime
 
@@ -69,7 +69,7 @@ class _Taken:
 
     take: Take
     snapshot: SubtaskSnapshot
-    capture: InFlightCapture | None
+    capture: ChannelStateCapture | None
     """The data in flight, if any can be part of it."""
     finished: bool
     sync_ms: float

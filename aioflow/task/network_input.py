@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from aioflow.network.gate import InputChannel
     from aioflow.operators.operator import Operator
     from aioflow.task.barriers import BarrierListener
-    from aioflow.task.inflight import InFlightCapture, InFlightLog
-    from aioflow.task.inflight_restore import RestoredInFlight
+    from aioflow.task.channel_state import ChannelStateCapture, ChannelStateLog
+    from aioflow.task.channel_state_restore import RestoredChannelState
     from aioflow.task.input import InputConsumer
 
 __all__ = ["GateInput", "InputEdge", "NetworkInput"]
@@ -116,9 +116,9 @@ class NetworkInput:
         self._barriers: InputBarriers | None = None
         self._urgently: Callable[[Callable[[], None], str], None]
         self._priority_due = False
-        self._capture: InFlightCapture | None = None
+        self._capture: ChannelStateCapture | None = None
         self._capture_id = -1
-        self._capturing: dict[int, InFlightLog] = {}
+        self._capturing: dict[int, ChannelStateLog] = {}
         """Channels whose overtaken barrier has not come: their data is stored with the
         checkpoint.
         """
@@ -244,7 +244,7 @@ class NetworkInput:
 
     # Data in flight.
 
-    def restore(self, restored: RestoredInFlight) -> None:
+    def restore(self, restored: RestoredChannelState) -> None:
         """Continues at the event time behind restored data, which the chain processes first.
 
         A channel that was idle counts as active. Its producer has restarted, and reports when it is
@@ -260,7 +260,7 @@ class NetworkInput:
                 )
 
     def begin_capture(
-        self, capture: InFlightCapture, checkpoint_id: int, overtaken: Sequence[int]
+        self, capture: ChannelStateCapture, checkpoint_id: int, overtaken: Sequence[int]
     ) -> None:
         """Stores in `capture` the data that waits on this side.
 
@@ -310,7 +310,7 @@ class NetworkInput:
         if log is not None and self._capture is not None:
             self._capture.add(log, (element,))
 
-    def _log_of(self, capture: InFlightCapture, channel: int) -> InFlightLog:
+    def _log_of(self, capture: ChannelStateCapture, channel: int) -> ChannelStateLog:
         part = self._part_of(channel)
         return capture.log(part.edge_id, ChannelSide.INPUT, channel - part.first_channel)
 

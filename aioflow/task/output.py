@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aioflow.network.partition import ResultPartition
     from aioflow.network.subpartition import PipelinedSubpartition
     from aioflow.task.chain import Tap
-    from aioflow.task.inflight import InFlightCapture
+    from aioflow.task.channel_state import ChannelStateCapture
     from aioflow.task.partitioners import Partitioner
 
 __all__ = ["FLUSH_MAX_AGE_NS", "SIDES_MAX", "RecordWriter", "TaskOutput", "TravelCheck"]
@@ -434,7 +434,7 @@ class TaskOutput:
         for writer in self._all:
             writer.partition.broadcast_event(event, blocking)
 
-    def overtake(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
+    def overtake(self, barrier: CheckpointBarrier, capture: ChannelStateCapture) -> None:
         """Sends `barrier` ahead of all waiting data, and stores that data in `capture`.
 
         An edge that may not be overtaken gets the barrier in its turn.
@@ -446,7 +446,7 @@ class TaskOutput:
             else:
                 writer.partition.broadcast_event(barrier)
 
-    def await_passage(self, checkpoint_id: int, capture: InFlightCapture) -> None:
+    def await_passage(self, checkpoint_id: int, capture: ChannelStateCapture) -> None:
         """Keeps `capture` open until the barrier has left every queue where it may still
         overtake.
         """
@@ -459,7 +459,7 @@ class TaskOutput:
                             partial(_passed, subpartition, checkpoint_id, capture)
                         )
 
-    def hurry(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
+    def hurry(self, barrier: CheckpointBarrier, capture: ChannelStateCapture) -> None:
         """Lets `barrier` overtake where it still waits."""
         for writer in self._all:
             if writer.may_be_overtaken:
@@ -522,7 +522,10 @@ def _raised(watermarks: list[int], least: int) -> list[int]:
 
 
 def _passed(
-    subpartition: PipelinedSubpartition, checkpoint_id: int, capture: InFlightCapture, _index: int
+    subpartition: PipelinedSubpartition,
+    checkpoint_id: int,
+    capture: ChannelStateCapture,
+    _index: int,
 ) -> None:
     if not subpartition.holds(checkpoint_id):
         subpartition.tell_passed(None)

@@ -3,7 +3,7 @@
 A barrier that overtakes leaves at once, and data in the chain, the output and the input is
 captured. A barrier sent in its turn may have to overtake later, if it still waits in the output.
 Its checkpoint is not complete until it has left. Restored data that is not processed yet is part of
-every checkpoint. See `task.inflight` for the format.
+every checkpoint. See `task.channel_state` for the format.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.completed import ChannelSide
 from aioflow.operators.valve import ChannelTime
-from aioflow.task.inflight import InFlightCapture
+from aioflow.task.channel_state import ChannelStateCapture
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.alignment import CaptureComplete, Take
@@ -50,7 +50,7 @@ class Overtaking:
         self._chain = chain
         self._output = output
         self._network = network
-        self._captures: dict[int, InFlightCapture] = {}
+        self._captures: dict[int, ChannelStateCapture] = {}
         self._hurried: dict[int, CheckpointBarrier] = {}
         """Unaligned versions of barriers sent in their turn, for use after a timeout."""
 
@@ -59,26 +59,26 @@ class Overtaking:
         """Whether any capture is not written yet, and may need the running task."""
         return bool(self._captures)
 
-    def send_in_turn(self, barrier: CheckpointBarrier) -> InFlightCapture | None:
+    def send_in_turn(self, barrier: CheckpointBarrier) -> ChannelStateCapture | None:
         """Sends the barrier of an aligned checkpoint, which has no data in flight here."""
         checkpoint_id = barrier.checkpoint_id
         self._output.flush()
         self._output.broadcast_event(barrier, blocking=True)
         if not may_overtake_later(barrier):
             return None
-        capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
+        capture = self._captures[checkpoint_id] = ChannelStateCapture(self._codec, self._owner)
         self._keep_restored(capture)
         if may_overtake_later(barrier):
             self._hurried[checkpoint_id] = replace(barrier, unaligned=True)
             self._output.await_passage(checkpoint_id, capture)
         return capture
 
-    def overtake(self, take: Take) -> InFlightCapture:
+    def overtake(self, take: Take) -> ChannelStateCapture:
         """Sends the barrier of an unaligned checkpoint ahead of waiting data, and captures that
         data.
         """
         checkpoint_id = take.barrier.checkpoint_id
-        capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
+        capture = self._captures[checkpoint_id] = ChannelStateCapture(self._codec, self._owner)
         capture.overtook = True
         for first, watermark, waiting in self._chain.waiting():
             for batch, input_index in waiting:
@@ -95,7 +95,7 @@ class Overtaking:
             self._network.begin_capture(capture, checkpoint_id, take.overtaken)
         return capture
 
-    def _keep_restored(self, capture: InFlightCapture) -> None:
+    def _keep_restored(self, capture: ChannelStateCapture) -> None:
         """Stores unprocessed restored data, and the event time behind it.
 
         The event time is stored always, since other tasks may have data in flight.

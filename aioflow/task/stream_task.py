@@ -42,13 +42,13 @@ from aioflow.operators.stateless import describe_place
 from aioflow.state.backend import require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output, create_runtime
 from aioflow.task.blame import naming_source, source_place
+from aioflow.task.channel_state import Waiting
+from aioflow.task.channel_state_restore import read_channel_state
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_reader
 from aioflow.task.end_watch import EndWatch, end_source_code
 from aioflow.task.ending import TaskEnd
-from aioflow.task.inflight import Waiting
-from aioflow.task.inflight_restore import read_in_flight
 from aioflow.task.input import InputStatus
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
 from aioflow.task.network_input import NetworkInput
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from aioflow.operators.source import Split
     from aioflow.state.snapshot import StateInput
     from aioflow.task.chain import Tap
+    from aioflow.task.channel_state_restore import RestoredChannelState
     from aioflow.task.environment import TaskEnvironment
-    from aioflow.task.inflight_restore import RestoredInFlight
     from aioflow.task.metrics import TaskMetrics
     from aioflow.task.source_input import SourceInput
 
@@ -293,7 +293,7 @@ class StreamTask:
 
     async def _read_in_flight(
         self, restore: TaskRestore, task_input: NetworkInput | SourceInput
-    ) -> RestoredInFlight:
+    ) -> RestoredChannelState:
         vertex = self.descriptor.vertex
         own = range_for_subtask(
             self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
@@ -305,7 +305,7 @@ class StreamTask:
             if not isinstance(task_input, NetworkInput) and task_input.has_splits
             else MAX_WATERMARK
         )
-        return await read_in_flight(
+        return await read_channel_state(
             restore,
             self._state_input(),
             self._environment.codec,
@@ -317,7 +317,7 @@ class StreamTask:
         )
 
     def _continue_in_flight(
-        self, in_flight: RestoredInFlight, task_input: NetworkInput | SourceInput
+        self, in_flight: RestoredChannelState, task_input: NetworkInput | SourceInput
     ) -> None:
         """Queues restored data in flight, in front of all new input."""
         if isinstance(task_input, NetworkInput):

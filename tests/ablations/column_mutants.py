@@ -333,7 +333,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "data in flight is kept with references to the tables of its channel",
-        "aioflow/task/inflight.py",
+        "aioflow/task/channel_state.py",
         "element.standing_alone() if isinstance(element, TabledBytes) else element",
         "element",
         (

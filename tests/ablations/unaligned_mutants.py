@@ -89,7 +89,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a barrier overtakes in the output is not kept",
-        "aioflow/task/inflight.py",
+        "aioflow/task/channel_state.py",
         "        if overtaken:\n            self.add(self.log(edge_id, ChannelSide.OUTPUT, "
         "index), overtaken)\n",
         "",
@@ -97,7 +97,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a barrier overtakes in the output is kept twice",
-        "aioflow/task/inflight.py",
+        "aioflow/task/channel_state.py",
         "            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)\n",
         "            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), [*overtaken, "
         "*overtaken])\n",
@@ -140,14 +140,14 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "data in flight is not dealt out by key",
-        "aioflow/task/inflight_restore.py",
+        "aioflow/task/channel_state_restore.py",
         "chosen = [i for i, key in enumerate(batch.keys) if key_group(key, groups) in own]\n",
         "chosen = list(range(len(batch.keys)))\n",
         (RESCALED,),
     ),
     Mutant(
         "the watermark of a channel is not restored with its data in flight",
-        "aioflow/task/inflight_restore.py",
+        "aioflow/task/channel_state_restore.py",
         "            valve.restore(number, found.time)\n",
         "            valve.restore(number, BEGINNING)\n",
         (f"{HERE}test_a_channel_with_nothing_in_flight_holds_back_no_event_time_after_a_restore",),
@@ -242,11 +242,11 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "data in flight of former subtasks is processed by turns, not by event time",
-        "aioflow/task/inflight_restore.py",
+        "aioflow/task/channel_state_restore.py",
         "        until = ahead[1][0] if len(ahead) > 1 else MAX_WATERMARK\n",
         "        until = MAX_WATERMARK\n",
         (
-            "tests/task/test_inflight_restore.py::"
+            "tests/task/test_channel_state_restore.py::"
             "test_lines_of_former_subtasks_are_merged_in_the_order_of_their_watermarks",
         ),
     ),
@@ -262,11 +262,11 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a channel that has told nothing yet holds nothing back after a second restore",
-        "aioflow/task/inflight_restore.py",
+        "aioflow/task/channel_state_restore.py",
         "        valve = StatusWatermarkValve(max(len(channels), head.channels, 1))\n",
         "        valve = StatusWatermarkValve(max(len(channels), 1))\n",
         (
-            "tests/task/test_inflight_restore.py::"
+            "tests/task/test_channel_state_restore.py::"
             "test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing",
         ),
     ),
@@ -286,12 +286,12 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a line of data in flight that is through holds nothing back",
-        "aioflow/task/inflight_restore.py",
+        "aioflow/task/channel_state_restore.py",
         "            limit = min(limit, ended)\n            del waiting",
         "            del waiting",
         (
             "tests/task/"
-            "test_inflight_restore.py::test_a_line_that_is_through_holds_the_others_at_its_end",
+            "test_channel_state_restore.py::test_a_line_that_is_through_holds_the_others_at_its_end",
         ),
     ),
 ]

@@ -18,7 +18,7 @@ from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.batch import TabledBytes, decode_batch, encode_batch, standing_alone
 from aioflow.core.wire.columns import ENTRIES_PER_RECORD, TABLES_MAX, EntryTables, GrowingList
 from aioflow.core.wire.serializers import Codec, DecodeError
-from aioflow.task.inflight import InFlightLog
+from aioflow.task.channel_state import ChannelStateLog
 
 
 def batch(entries: list[Any], codes: list[int]) -> RecordBatch:
@@ -106,7 +106,7 @@ async def test_waiting_data_is_kept_so_that_it_can_be_read_without_its_channel()
     entries = GrowingList(["a", "b"])
     first, second = (channel.encode(batch(entries, codes)) for codes in ([0, 1], [1, 1]))
     assert isinstance(second, TabledBytes)
-    log = InFlightLog(Codec(), "source")
+    log = ChannelStateLog(Codec(), "source")
     log.add(second)
     kept = b"".join([chunk async for chunk in log.chunks()])
     head = kept.index(bytes([1, 64])) if bytes([1, 64]) in kept else -1

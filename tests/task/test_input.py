@@ -24,7 +24,7 @@ from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.operator import Operator
 from aioflow.operators.valve import ChannelTime
-from aioflow.task.inflight_restore import RestoredInFlight
+from aioflow.task.channel_state_restore import RestoredChannelState
 from aioflow.task.input import InputStatus
 from aioflow.task.network_input import InputEdge, NetworkInput
 
@@ -289,7 +289,7 @@ def test_an_input_continues_at_the_event_time_behind_what_was_in_flight() -> Non
     stood.
     """
     world = World((0, 2))
-    world.input.restore(RestoredInFlight([], 100))
+    world.input.restore(RestoredChannelState([], 100))
     world.send(0, empty_batch(150), channel=0)
     assert world.poll_all() is InputStatus.NOTHING_AVAILABLE
     assert (world.input.current_watermark, world.watermarks()) == (100, [])
@@ -298,7 +298,7 @@ def test_an_input_continues_at_the_event_time_behind_what_was_in_flight() -> Non
     assert world.watermarks() == [120]
     known = World((0, 2))
     known.input.restore(
-        RestoredInFlight([], 100, {(-1, 0): ChannelTime(100), (-1, 1): ChannelTime(170)}, 2)
+        RestoredChannelState([], 100, {(-1, 0): ChannelTime(100), (-1, 1): ChannelTime(170)}, 2)
     )
     known.send(0, empty_batch(150), channel=0)
     known.poll_all()

@@ -21,8 +21,8 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.wire.serializers import Codec
 from aioflow.operators.valve import BEGINNING, ChannelTime
 from aioflow.state.snapshot import StateFile
-from aioflow.task.inflight import InFlightLog
-from aioflow.task.inflight_restore import RestoredInFlight, read_in_flight
+from aioflow.task.channel_state import ChannelStateLog
+from aioflow.task.channel_state_restore import RestoredChannelState, read_channel_state
 
 CODEC = Codec()
 EDGE = 3
@@ -37,7 +37,7 @@ class Files:
 
 
 async def log(*elements: Any, time: ChannelTime = BEGINNING, channels: int = 0) -> StateFile:
-    made = InFlightLog(CODEC, "test", time, channels)
+    made = ChannelStateLog(CODEC, "test", time, channels)
     for element in elements:
         made.add(element)
     content = b"".join([chunk async for chunk in made.chunks()])
@@ -63,14 +63,14 @@ async def former(
 
 async def restored(
     *lines: InFlightRestore, limit: int = MAX_WATERMARK, **options: Any
-) -> RestoredInFlight:
+) -> RestoredChannelState:
     task = TaskRestore(1, in_flight=lines, **options)
-    return await read_in_flight(
+    return await read_channel_state(
         task, Files(), CODEC, KeyGroupRange(0, 127), 128, {EDGE: 0}, 9, limit
     )
 
 
-def told(found: RestoredInFlight) -> list[tuple[str, int]]:
+def told(found: RestoredChannelState) -> list[tuple[str, int]]:
     """Each record with the watermark that it sees."""
     records = []
     for _, _, batch, mark in found.waiting:

@@ -2,7 +2,7 @@
 
 Three places hold such data: the channels of the inputs, the subpartitions of the outputs, and the
 stages of the chain. A fourth is restored data that is not processed yet. The data of one place
-forms an `InFlightLog`. It is encoded at once, since a batch may change once it is passed on. The
+forms an `ChannelStateLog`. It is encoded at once, since a batch may change once it is passed on. The
 log starts with the event time in front of the data.
 
     file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
@@ -11,7 +11,7 @@ log starts with the event time in front of the data.
 Only what carries records or time is kept. Barriers are not: they belong to one checkpoint. The end
 of data is sent again.
 
-`task.inflight_restore` reads the logs. After Flink's ChannelStateWriter. Flink sends data of the
+`task.channel_state_restore` reads the logs. After Flink's ChannelStateWriter. Flink sends data of the
 output queues again; here the consumer takes it over directly.
 """
 
@@ -44,8 +44,8 @@ __all__ = [
     "EVENT",
     "HEAD",
     "VERSION",
-    "InFlightCapture",
-    "InFlightLog",
+    "ChannelStateCapture",
+    "ChannelStateLog",
     "Waiting",
 ]
 
@@ -68,7 +68,7 @@ class Waiting(NamedTuple):
     """The watermark in front of the batch."""
 
 
-class InFlightLog:
+class ChannelStateLog:
     """The data that waits in one place, oldest first."""
 
     __slots__ = ("_codec", "_owner", "_parts", "_tells_time")
@@ -116,7 +116,7 @@ class InFlightLog:
         yield b"".join(self._parts)
 
 
-class InFlightCapture:
+class ChannelStateCapture:
     """The in-flight data of one checkpoint. Complete once no awaited source can add to it.
 
     A value that cannot be encoded fails the checkpoint when it is written, not the task.
@@ -125,7 +125,7 @@ class InFlightCapture:
     def __init__(self, codec: Codec, owner: str) -> None:
         self._codec = codec
         self._owner = owner
-        self._logs: dict[tuple[int, ChannelSide, int], InFlightLog] = {}
+        self._logs: dict[tuple[int, ChannelSide, int], ChannelStateLog] = {}
         self._awaited: dict[object, None] = {}
         self._complete = asyncio.Event()
         self._complete.set()
@@ -143,17 +143,17 @@ class InFlightCapture:
         index: int,
         time: ChannelTime = BEGINNING,
         channels: int = 0,
-    ) -> InFlightLog:
+    ) -> ChannelStateLog:
         """Returns the log of this place; makes it if it is new."""
         place = edge_id, side, index
         found = self._logs.get(place)
         if found is None:
-            found = self._logs[place] = InFlightLog(self._codec, self._owner, time, channels)
+            found = self._logs[place] = ChannelStateLog(self._codec, self._owner, time, channels)
         return found
 
     def add(
         self,
-        log: InFlightLog,
+        log: ChannelStateLog,
         elements: Iterable[RecordBatch | bytes | Event],
         input_index: int = 0,
         stage: int = 0,

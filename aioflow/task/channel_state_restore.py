@@ -36,7 +36,7 @@ from aioflow.core.keygroups import key_group
 from aioflow.core.wire.batch import decode_batch, decode_event
 from aioflow.core.wire.serializers import DecodeError
 from aioflow.operators.valve import BEGINNING, ChannelTime, StatusWatermarkValve, clamped
-from aioflow.task.inflight import ELEMENT, EVENT, HEAD, VERSION, Waiting
+from aioflow.task.channel_state import ELEMENT, EVENT, HEAD, VERSION, Waiting
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import InFlightRestore, TaskRestore
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from aioflow.core.wire.serializers import Codec
     from aioflow.state.snapshot import StateFile, StateInput
 
-__all__ = ["RestoredInFlight", "read_in_flight"]
+__all__ = ["RestoredChannelState", "read_channel_state"]
 
 
 @dataclass(slots=True)
-class RestoredInFlight:
+class RestoredChannelState:
     """Restored data in flight of one subtask."""
 
     waiting: list[Waiting]
@@ -85,7 +85,7 @@ class _Line:
     channel_count: int
 
 
-async def read_in_flight(
+async def read_channel_state(
     restore: TaskRestore,
     source: StateInput,
     codec: Codec,
@@ -94,7 +94,7 @@ async def read_in_flight(
     inputs: Mapping[int, int],
     timed_stages: int,
     limit: int,
-) -> RestoredInFlight:
+) -> RestoredChannelState:
     """Reads the data that one subtask takes over. `inputs`: the logical input of each exchange.
 
     `timed_stages`: operators from this index on have an event time of their own making. `limit`:
@@ -117,7 +117,9 @@ async def read_in_flight(
                 if place[0] in restore.same_exchanges
             }
         )
-        return RestoredInFlight(list(line.waiting), _before_the_end(line), same, line.channel_count)
+        return RestoredChannelState(
+            list(line.waiting), _before_the_end(line), same, line.channel_count
+        )
     return _merged(lines, timed_stages, limit)
 
 
@@ -290,7 +292,7 @@ def _before_the_end(line: _Line) -> int:
     return max((max(one.mark, one.batch.watermark) for one in line.waiting), default=MIN_WATERMARK)
 
 
-def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredInFlight:
+def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredChannelState:
     """Merges lines in the order of the watermarks of their records, none of them above `limit`.
 
     A finished line keeps its last watermark: its subtask's records may come here later.
@@ -329,7 +331,7 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredIn
     reached = max(
         (one.batch.watermark for one in merged if one.stage <= timed_stages), default=MIN_WATERMARK
     )
-    return RestoredInFlight(merged, limit if limit < MAX_WATERMARK else reached)
+    return RestoredChannelState(merged, limit if limit < MAX_WATERMARK else reached)
 
 
 def _mark(one: Waiting) -> int:
