@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aioflow.checkpoint.alignment import (
     Abort,
@@ -26,7 +26,7 @@ from aioflow.checkpoint.alignment import (
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.instructions import CheckpointFailureReason
-    from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier
+    from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier, Event
     from aioflow.network.gate import InputGate
 
 __all__ = ["BarrierListener", "InputBarriers"]
@@ -37,6 +37,12 @@ class BarrierListener(Protocol):
 
     def due(self, take: Take) -> None:
         """Takes a checkpoint before the next poll; then `InputBarriers.taken` must be called."""
+
+    def time_out(self, at_ms: int) -> None:
+        """Calls `InputBarriers.tick` at this time of the wall clock."""
+
+    def overtaken(self, checkpoint_id: int, channel: int, elements: list[bytes | Event]) -> None:
+        """Stores elements that the barrier of `channel` overtook."""
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """This checkpoint will not be taken here, or not completed."""
@@ -63,10 +69,8 @@ class InputBarriers:
         listener: BarrierListener,
         records_in: Callable[[], int],
         now_ms: Callable[[], int],
-        schedule: Callable[[int, Callable[[int], None]], Any],
         never_overtaken: Collection[int] = (),
     ) -> None:
-        """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task."""
         self._places = [
             (gate, index) for gate, first in gates for index in range(gate.channel_count)
         ]
@@ -74,14 +78,18 @@ class InputBarriers:
         self._listener = listener
         self._records_in = records_in
         self._now_ms = now_ms
-        self._schedule = schedule
         self._verdicts: deque[Verdict] = deque()
         self._taking = False
         self._counted = 0
 
     # Input.
 
-    def barrier(self, channel: int, barrier: CheckpointBarrier) -> None:
+    def barrier(
+        self, channel: int, barrier: CheckpointBarrier, overtaken: list[bytes | Event]
+    ) -> None:
+        """Takes a barrier, which may have `overtaken` elements that wait on this side."""
+        if overtaken and not self._alignment.is_over(barrier.checkpoint_id):
+            self._listener.overtaken(barrier.checkpoint_id, channel, overtaken)
         self._count()
         self._carry_out(self._alignment.barrier(channel, barrier, self._now_ms()))
 
@@ -109,9 +117,10 @@ class InputBarriers:
         """The coordinator has aborted this checkpoint."""
         self._carry_out(self._alignment.abort(checkpoint_id))
 
-    def is_over(self, checkpoint_id: int) -> bool:
-        """Whether the checkpoint has begun here, and waits for no further barrier."""
-        return self._alignment.is_over(checkpoint_id)
+    def tick(self, timestamp_ms: int) -> None:
+        """Makes an alignment unaligned that has timed out."""
+        self._count()
+        self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))
 
     def taken(self) -> None:
         """The due checkpoint was taken, or never will be: continues with later verdicts."""
@@ -146,12 +155,8 @@ class InputBarriers:
                 case Abort(checkpoint_id, reason):
                     self._listener.abort(checkpoint_id, reason)
                 case WaitUntil(at_ms):
-                    self._schedule(at_ms, self._on_time)
+                    self._listener.time_out(at_ms)
                 case Captured(checkpoint_id, channel):
                     self._listener.captured(checkpoint_id, channel)
                 case CaptureComplete() as complete:
                     self._listener.capture_complete(complete)
-
-    def _on_time(self, timestamp_ms: int) -> None:
-        self._count()
-        self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))

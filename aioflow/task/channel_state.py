@@ -2,8 +2,8 @@
 
 Three places hold such data: the channels of the inputs, the subpartitions of the outputs, and the
 stages of the chain. A fourth is restored data that is not processed yet. The data of one place
-forms an `ChannelStateLog`. It is encoded at once, since a batch may change once it is passed on. The
-log starts with the event time in front of the data.
+forms a `ChannelStateLog`. It is encoded at once, since a batch may change once it is passed on.
+The log starts with the event time in front of the data.
 
     file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
             1 kind | 2 input | 2 stage | 4 length | content
@@ -11,8 +11,8 @@ log starts with the event time in front of the data.
 Only what carries records or time is kept. Barriers are not: they belong to one checkpoint. The end
 of data is sent again.
 
-`task.channel_state_restore` reads the logs. After Flink's ChannelStateWriter. Flink sends data of the
-output queues again; here the consumer takes it over directly.
+`task.channel_state_restore` reads the logs. After Flink's ChannelStateWriter. Flink sends data of
+the output queues again; here the consumer takes it over directly.
 """
 
 from __future__ import annotations
@@ -117,12 +117,16 @@ class ChannelStateLog:
 
 
 class ChannelStateCapture:
-    """The in-flight data of one checkpoint. Complete once no awaited source can add to it.
+    """The channel state of one checkpoint. Complete once no awaited source can add to it.
 
     A value that cannot be encoded fails the checkpoint when it is written, not the task.
     """
 
-    def __init__(self, codec: Codec, owner: str) -> None:
+    def __init__(self, checkpoint_id: int, codec: Codec, owner: str) -> None:
+        """`owner` is named if a value cannot be encoded."""
+        self.checkpoint_id = checkpoint_id
+        self.channels: dict[int, ChannelStateLog] = {}
+        """Input channels whose overtaken barrier has not come: their data is stored."""
         self._codec = codec
         self._owner = owner
         self._logs: dict[tuple[int, ChannelSide, int], ChannelStateLog] = {}
@@ -165,6 +169,12 @@ class ChannelStateCapture:
         # An error in the codec of a user's type: the job goes on without this checkpoint.
         except Exception as error:  # noqa: BLE001
             self._failure = self._failure or error
+
+    def keep_input(self, channel: int, elements: Iterable[RecordBatch | bytes | Event]) -> None:
+        """Stores elements of an input channel, if the overtaken barrier has not come there."""
+        log = self.channels.get(channel)
+        if log is not None:
+            self.add(log, elements)
 
     def keep_restored(
         self, waiting: Iterable[Waiting], watermark: int = MIN_WATERMARK, channels: int = 0

@@ -13,7 +13,7 @@ SubtaskCheckpointCoordinatorImpl):
     5  acknowledge, once everything is written
 
 An unaligned one waits for nothing: data in the chain, the output and the input is stored with it
-(`task.overtaking`), and the barrier overtakes that data. A checkpoint may be unaligned from the
+(`task.checkpoint`), and the barrier overtakes that data. A checkpoint may be unaligned from the
 start. An aligned one becomes unaligned if it takes too long, here or in the output.
 
 An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
@@ -28,7 +28,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,16 +38,16 @@ from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.aio import wait_all
 from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
 from aioflow.task.blame import naming
+from aioflow.task.channel_state import ChannelStateCapture
+from aioflow.task.checkpoint import TaskCheckpoint, may_overtake_later
 from aioflow.task.network_input import NetworkInput
-from aioflow.task.overtaking import Overtaking, may_overtake_later
 from aioflow.task.snapshot import CountedOutput, SubtaskSnapshot
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.alignment import CaptureComplete
-    from aioflow.core.elements import CheckpointBarrier
+    from aioflow.core.elements import CheckpointBarrier, Event
     from aioflow.graph.deployment import ExecutionAttemptId
-    from aioflow.task.channel_state import ChannelStateCapture
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.output import TaskOutput
     from aioflow.task.runtime import OperatorRuntime
@@ -61,20 +61,6 @@ ABORTED_MAX = 128
 
 Later triggers of older ones never come.
 """
-
-
-@dataclass(slots=True)
-class _Taken:
-    """A checkpoint whose views exist."""
-
-    take: Take
-    snapshot: SubtaskSnapshot
-    capture: ChannelStateCapture | None
-    """The data in flight, if any can be part of it."""
-    finished: bool
-    sync_ms: float
-    begun_ms: float
-    """When the asynchronous part began, on the monotonic clock."""
 
 
 class SubtaskCheckpoints:
@@ -102,17 +88,14 @@ class SubtaskCheckpoints:
         self._source = task_input if isinstance(task_input, SourceInput) else None
         self._schedule = schedule
         self._chain = runtime.chain
-        network = task_input if isinstance(task_input, NetworkInput) else None
-        self._overtaking = Overtaking(
-            environment.codec, str(attempt), runtime.chain, output, network
-        )
+        self._network = task_input if isinstance(task_input, NetworkInput) else None
         self.is_urgent = False
         """Whether to take a checkpoint at once, without waiting for the chain or the output."""
-        self._takes: deque[Take] = deque()
+        self._checkpoints: dict[int, TaskCheckpoint] = {}
+        """Checkpoints that are known here, until they are written or aborted."""
+        self._due: deque[TaskCheckpoint] = deque()
         self._prepared = 0
         self._last = self._completed = restored
-        self._aborted: dict[int, None] = {}
-        self._writing: dict[int, asyncio.Task[None]] = {}
         self._ended = self._drained = False
         self._first_after_end: int | None = None
         self.latest: CheckpointStats | None = None
@@ -123,16 +106,29 @@ class SubtaskCheckpoints:
     @property
     def is_due(self) -> bool:
         """Whether a checkpoint must be taken before any more input."""
-        return bool(self._takes)
+        return bool(self._due)
+
+    def _of(self, checkpoint_id: int) -> TaskCheckpoint:
+        """Returns the checkpoint of this id; makes it if it is new."""
+        found = self._checkpoints.get(checkpoint_id)
+        if found is None:
+            found = TaskCheckpoint(checkpoint_id)
+            if checkpoint_id > self._last:  # Otherwise it is ignored when it is due.
+                self._checkpoints[checkpoint_id] = found
+        return found
 
     def due(self, take: Take) -> None:
-        self._takes.append(take)
+        """Notes that a checkpoint is due, to be taken by the default action."""
         barrier = take.barrier
+        checkpoint = self._of(barrier.checkpoint_id)
+        if barrier.checkpoint_id > self._last:
+            checkpoint.take = take
+        self._due.append(checkpoint)
         if may_overtake_later(barrier):
             # The timestamp is from the clock of another process, which may have stepped.
             begun_ms = min(barrier.timestamp_ms, self._environment.processing_ms())
-            at_ms = begun_ms + (barrier.aligned_timeout_ms or 0) + 1
-            self._schedule(at_ms, partial(self._on_timeout, barrier.checkpoint_id))
+            checkpoint.timeout_ms = begun_ms + (barrier.aligned_timeout_ms or 0) + 1
+            self.time_out(checkpoint.timeout_ms)
         self._look()
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
@@ -142,34 +138,64 @@ class SubtaskCheckpoints:
 
     def _look(self) -> None:
         """Updates `is_urgent` after the first due checkpoint changed, or became urgent."""
-        first = self._takes[0] if self._takes else None
+        first = self._due[0] if self._due else None
         self.is_urgent = first is not None and (
-            first.unaligned or first.barrier.checkpoint_id in self._aborted
+            first.is_aborted or (first.take is not None and first.take.unaligned)
         )
         if first is not None:
             self._runtime.parking.resume()
 
-    def _on_timeout(self, checkpoint_id: int, _timestamp_ms: int) -> None:
-        """The timeout of an aligned checkpoint is over.
+    def time_out(self, at_ms: int) -> None:
+        """Switches checkpoints from aligned to unaligned at this time of the wall clock.
 
-        If it still waits, to be taken or in the output, it overtakes.
+        The only place that does so: whether a checkpoint is being aligned, is due, or its barrier
+        waits in the output.
         """
-        for place, take in enumerate(self._takes):
-            if take.barrier.checkpoint_id == checkpoint_id and not take.unaligned:
-                self._takes[place] = replace(
-                    take, barrier=replace(take.barrier, unaligned=True), unaligned=True
-                )
-                self._look()
-                return
-        self._overtaking.hurry(checkpoint_id)
+        self._schedule(at_ms, self._on_timeout)
+
+    def _on_timeout(self, timestamp_ms: int) -> None:
+        if self._network is not None:
+            self._network.barriers.tick(timestamp_ms)
+        for checkpoint in list(self._checkpoints.values()):
+            if checkpoint.timeout_ms is not None and checkpoint.timeout_ms <= timestamp_ms:
+                checkpoint.timeout_ms = None
+                if checkpoint.becomes_unaligned():
+                    self._look()
+                else:
+                    checkpoint.hurry(self._output)
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """Aborts a checkpoint by decision of the alignment."""
-        self._overtaking.forgo(checkpoint_id)
-        self._cancel_writing(checkpoint_id)
+        self._give_up(checkpoint_id)
         self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
         if reason is not CheckpointFailureReason.ABORT_NOTIFIED:
             self._decline(checkpoint_id, reason)
+
+    def _give_up(self, checkpoint_id: int) -> None:
+        """Releases the data of an aborted checkpoint, and stops writing it."""
+        checkpoint = self._checkpoints.get(checkpoint_id)
+        if checkpoint is not None:
+            checkpoint.left_behind = {}
+            if checkpoint.writing is not None:
+                checkpoint.writing.cancel()
+            elif checkpoint.take is None and not checkpoint.is_aborted:
+                del self._checkpoints[checkpoint_id]
+
+    def overtaken(self, checkpoint_id: int, channel: int, elements: list[bytes | Event]) -> None:
+        """Stores elements of a channel that the barrier of the checkpoint overtook."""
+        self._of(checkpoint_id).overtaken(channel, elements)
+
+    def captured(self, checkpoint_id: int, channel: int) -> None:
+        """Ends the capture of one channel."""
+        checkpoint = self._checkpoints.get(checkpoint_id)
+        if checkpoint is not None:
+            checkpoint.captured(channel)
+
+    def capture_complete(self, complete: CaptureComplete) -> None:
+        """Ends the capture of the input."""
+        checkpoint = self._checkpoints.get(complete.checkpoint_id)
+        if checkpoint is not None:
+            checkpoint.capture_complete(complete)
 
     # One checkpoint.
 
@@ -178,8 +204,8 @@ class SubtaskCheckpoints:
 
         Returns False if an operator emitted a batch, which has to leave the chain first.
         """
-        checkpoint_id = self._takes[0].barrier.checkpoint_id
-        if checkpoint_id <= self._last or checkpoint_id in self._aborted:
+        checkpoint_id = self._due[0].checkpoint_id
+        if checkpoint_id <= self._last or self._due[0].is_aborted:
             return True
         operators = self._runtime.operators
         while self._prepared < len(operators):
@@ -214,16 +240,16 @@ class SubtaskCheckpoints:
 
         If an operator raises, the checkpoint is declined, and the error is raised to fail the task.
         """
-        if self._takes[0].unaligned:
+        first = self._due[0].take
+        if first is not None and first.unaligned:
             await self._prepare_at_once()
-        take = self._takes.popleft()
+        checkpoint = self._due.popleft()
         self._prepared = 0
         self.is_urgent = False
-        if self._takes:
+        if self._due:
             self._look()
-        barrier = take.barrier
-        checkpoint_id = barrier.checkpoint_id
-        if checkpoint_id <= self._last:
+        take, checkpoint_id = checkpoint.take, checkpoint.checkpoint_id
+        if take is None or checkpoint_id <= self._last:
             logger.debug(
                 "%s: checkpoint %d comes after %d, ignored",
                 self._attempt,
@@ -231,20 +257,17 @@ class SubtaskCheckpoints:
                 self._last,
             )
             return
-        self._last = checkpoint_id
-        if checkpoint_id in self._aborted:
-            del self._aborted[checkpoint_id]
-            self._overtaking.forgo(checkpoint_id)
+        self._begin(checkpoint)
+        if checkpoint.is_aborted:
+            self._checkpoints.pop(checkpoint_id, None)
             self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
             return
         monotonic = self._environment.host.clock.monotonic
         begun = monotonic()
-        capture = (
-            self._overtaking.overtake(take)
-            if take.unaligned
-            else self._overtaking.send_in_turn(barrier)
-        )
-        snapshot = SubtaskSnapshot(barrier)
+        capture = ChannelStateCapture(checkpoint_id, self._environment.codec, str(self._attempt))
+        send = checkpoint.overtake if take.unaligned else checkpoint.send_in_turn
+        send(take, capture, self._chain, self._output, self._network)
+        checkpoint.snapshot = snapshot = SubtaskSnapshot(take.barrier)
         try:
             splits = (
                 None if self._source is None else partial(self._source.checkpoint, checkpoint_id)
@@ -254,25 +277,30 @@ class SubtaskCheckpoints:
             self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
             raise
         # A stopped task continues from the final checkpoint; earlier ones may complete without it.
-        if self._ended and self._first_after_end is None and (self._drained or barrier.final):
+        if self._ended and self._first_after_end is None and (self._drained or take.barrier.final):
             self._first_after_end = checkpoint_id
         now = monotonic()
-        taken = _Taken(take, snapshot, capture, self._drained, (now - begun) * 1000.0, now * 1000.0)
-        writing = self._runtime.group.create_task(
-            self._write(taken), name=f"checkpoint-{checkpoint_id}"
+        checkpoint.is_finished = self._drained
+        checkpoint.sync_ms, checkpoint.begun_ms = (now - begun) * 1000.0, now * 1000.0
+        checkpoint.writing = self._runtime.group.create_task(
+            self._write(checkpoint, take, snapshot), name=f"checkpoint-{checkpoint_id}"
         )
-        self._writing[checkpoint_id] = writing
-        writing.add_done_callback(partial(self._written, taken))
+        checkpoint.writing.add_done_callback(partial(self._written, checkpoint))
 
-    def captured(self, checkpoint_id: int, channel: int) -> None:
-        self._overtaking.captured(checkpoint_id, channel)
+    def _begin(self, checkpoint: TaskCheckpoint) -> None:
+        """Makes `checkpoint` the last one. Older ones will not begin any more."""
+        self._last = checkpoint.checkpoint_id
+        self._checkpoints = {
+            id_: known
+            for id_, known in self._checkpoints.items()
+            if id_ >= self._last or known.is_aborted or known.snapshot is not None
+        }
 
-    def capture_complete(self, complete: CaptureComplete) -> None:
-        self._overtaking.capture_complete(complete)
-
-    async def _write(self, taken: _Taken) -> None:
+    async def _write(
+        self, checkpoint: TaskCheckpoint, take: Take, snapshot: SubtaskSnapshot
+    ) -> None:
         """Does step 4. Raises only CancelledError."""
-        barrier = taken.take.barrier
+        barrier = take.barrier
         environment = self._environment
         assert environment.store is not None and environment.responder is not None, (
             "checkpoints are taken only where they can be kept"
@@ -285,10 +313,10 @@ class SubtaskCheckpoints:
                 else environment.local_state.copies(environment.store.output())
             )
             output = CountedOutput(copies or environment.store.output(barrier.directory))
-            state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)
+            state = await snapshot.write(output, environment.codec, finished=checkpoint.is_finished)
             in_flight = 0
-            if taken.capture is not None:
-                state = replace(state, channels=await taken.capture.write(output))
+            if checkpoint.capture is not None:
+                state = replace(state, channels=await checkpoint.capture.write(output))
                 in_flight = sum(channel.file.size for channel in state.channels if channel.is_data)
         except Exception as error:  # noqa: BLE001  # The coordinator decides about it.
             logger.warning(
@@ -301,27 +329,31 @@ class SubtaskCheckpoints:
             return
         if copies is not None:
             environment.local_state.keep(barrier.checkpoint_id, state, copies)
-        self.latest = stats = self._stats(taken, state, output.size, in_flight)
+        self.latest = stats = self._stats(checkpoint, take, state, output.size, in_flight)
         environment.responder.acknowledge_checkpoint(
             self._attempt, barrier.checkpoint_id, state, stats
         )
 
-    def _written(self, taken: _Taken, writing: asyncio.Task[None]) -> None:
+    def _written(self, checkpoint: TaskCheckpoint, _writing: asyncio.Task[None]) -> None:
         """Cleans up after a write.
 
         Done here because a child that is cancelled before its first step cannot do it.
         """
-        checkpoint_id = taken.take.barrier.checkpoint_id
-        if self._writing.get(checkpoint_id) is writing:
-            del self._writing[checkpoint_id]
-        taken.snapshot.cancel()
-        if self._overtaking.forget(checkpoint_id):
+        if self._checkpoints.get(checkpoint.checkpoint_id) is checkpoint:
+            del self._checkpoints[checkpoint.checkpoint_id]
+        checkpoint.end()
+        if checkpoint.capture is not None:
             self._runtime.parking.resume()
 
     def _stats(
-        self, taken: _Taken, state: SubtaskState, written: int, in_flight: int
+        self,
+        checkpoint: TaskCheckpoint,
+        take: Take,
+        state: SubtaskState,
+        written: int,
+        in_flight: int,
     ) -> CheckpointStats:
-        take, capture = taken.take, taken.capture
+        capture = checkpoint.capture
         alignment_ms, processed = take.alignment_ms, take.alignment_processed
         if (
             capture is not None and capture.alignment_ms is not None
@@ -332,8 +364,8 @@ class SubtaskCheckpoints:
             alignment_ms=alignment_ms,
             alignment_processed=processed,
             alignment_persisted=in_flight,
-            sync_ms=taken.sync_ms,
-            async_ms=round(self._environment.host.clock.monotonic() * 1000.0 - taken.begun_ms),
+            sync_ms=checkpoint.sync_ms,
+            async_ms=round(self._environment.host.clock.monotonic() * 1000.0 - checkpoint.begun_ms),
             state_size=sum(file.size for file in state.files()),
             checkpointed_size=written,
             unaligned=capture is not None and capture.overtook,
@@ -360,7 +392,9 @@ class SubtaskCheckpoints:
         if checkpoint_id <= self._completed:
             return
         self._completed = checkpoint_id
-        self._aborted = {aborted: None for aborted in self._aborted if aborted > checkpoint_id}
+        for aborted in self._aborted:
+            if aborted <= checkpoint_id:
+                del self._checkpoints[aborted]
         for context in reversed(self._runtime.contexts):
             if context.keyed_state is not None:
                 context.keyed_state.checkpoint_completed(checkpoint_id)
@@ -377,7 +411,7 @@ class SubtaskCheckpoints:
         """
         if latest_completed is not None:
             self.completed(latest_completed)
-        self._cancel_writing(checkpoint_id)
+        self._give_up(checkpoint_id)
         if checkpoint_id > self._last:
             self.forgo(checkpoint_id)
             return
@@ -390,16 +424,17 @@ class SubtaskCheckpoints:
 
     def forgo(self, checkpoint_id: int) -> None:
         """Marks a checkpoint as aborted before its trigger comes."""
-        self._aborted[checkpoint_id] = None
-        if len(self._aborted) > ABORTED_MAX:
-            del self._aborted[min(self._aborted)]
-        if self._takes:
+        self._of(checkpoint_id).is_aborted = True
+        aborted = self._aborted
+        if len(aborted) > ABORTED_MAX:
+            del self._checkpoints[min(aborted)]
+        if self._due:
             self._look()
 
-    def _cancel_writing(self, checkpoint_id: int) -> None:
-        writing = self._writing.pop(checkpoint_id, None)
-        if writing is not None:
-            writing.cancel()
+    @property
+    def _aborted(self) -> list[int]:
+        """Ids of checkpoints that were aborted before they began here."""
+        return [id_ for id_, one in self._checkpoints.items() if one.is_aborted]
 
     # The end.
 
@@ -422,9 +457,10 @@ class SubtaskCheckpoints:
         return (
             self._first_after_end is not None
             and self._completed >= self._first_after_end
-            and not self._overtaking.is_under_way
+            and not any(one.capture is not None for one in self._checkpoints.values())
         )
 
     async def written(self) -> None:
         """Waits until all writes have ended; for use after `may_end`."""
-        await wait_all(list(self._writing.values()))
+        writing = [one.writing for one in self._checkpoints.values()]
+        await wait_all([task for task in writing if task is not None])

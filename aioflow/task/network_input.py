@@ -7,10 +7,10 @@ StreamMultipleInputProcessor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aioflow.checkpoint.completed import ChannelSide
 from aioflow.core.elements import (
@@ -117,17 +117,7 @@ class NetworkInput:
         self._urgently: Callable[[Callable[[], None], str], None]
         self._priority_due = False
         self._capture: ChannelStateCapture | None = None
-        self._capture_id = -1
-        self._capturing: dict[int, ChannelStateLog] = {}
-        """Channels whose overtaken barrier has not come: their data is stored with the
-        checkpoint.
-        """
-        self._left_behind: dict[int, dict[int, list[bytes | Event]]] = {}
-        """Elements on this side that an early barrier overtook, by checkpoint and channel.
-
-        There are several checkpoints if the task was blocked meanwhile: the first begins once
-        barriers of other channels have come.
-        """
+        """Channel state of the last unaligned checkpoint, which may await barriers."""
         self.records_in = 0
         self.failed_producer: ProducerFailed | None = None
         """Error of a poll whose producer had failed."""
@@ -136,7 +126,6 @@ class NetworkInput:
         self,
         listener: BarrierListener,
         now_ms: Callable[[], int],
-        schedule: Callable[[int, Callable[[int], None]], Any],
         urgently: Callable[[Callable[[], None], str], None],
     ) -> None:
         """Enables barriers; `listener` receives their decisions. See `InputBarriers`.
@@ -151,9 +140,7 @@ class NetworkInput:
             if not part.may_be_overtaken
             for i in range(part.gate.channel_count)
         ]
-        self._barriers = InputBarriers(
-            gates, listener, lambda: self.records_in, now_ms, schedule, never
-        )
+        self._barriers = InputBarriers(gates, listener, lambda: self.records_in, now_ms, never)
         self._urgently = urgently
         for part in self._inputs:
             part.gate.tell_priority(
@@ -222,8 +209,9 @@ class NetworkInput:
                 continue
             self._turn = (self._turn + step + 1) % len(inputs)
             channel, element = polled
-            if self._capturing:
-                self._keep(part.first_channel + channel, element)
+            capture = self._capture
+            if capture is not None and capture.channels:
+                capture.keep_input(part.first_channel + channel, (element,))
             if type(element) is RecordBatch:
                 self._on_records(part, part.first_channel + channel, element)
                 return InputStatus.MORE_AVAILABLE
@@ -260,9 +248,12 @@ class NetworkInput:
                 )
 
     def begin_capture(
-        self, capture: ChannelStateCapture, checkpoint_id: int, overtaken: Sequence[int]
+        self,
+        capture: ChannelStateCapture,
+        overtaken: Sequence[int],
+        left_behind: Mapping[int, list[bytes | Event]],
     ) -> None:
-        """Stores in `capture` the data that waits on this side.
+        """Stores in `capture` the data that waits on this side, and `left_behind` by channel.
 
         Data of the channels `overtaken` is added until their barriers come.
         """
@@ -274,41 +265,13 @@ class NetworkInput:
                     index,
                     self._valve.state_of(part.first_channel + index),
                 )
-        for channel, elements in self._left_behind.pop(checkpoint_id, {}).items():
+        for channel, elements in left_behind.items():
             capture.add(self._log_of(capture, channel), elements)
-        # Older checkpoints will not begin any more.
-        self._left_behind = {
-            later: channels
-            for later, channels in self._left_behind.items()
-            if later > checkpoint_id
-        }
-        self._capture, self._capture_id = capture, checkpoint_id
-        self._capturing = {channel: self._log_of(capture, channel) for channel in overtaken}
+        self._capture = capture
         for channel in overtaken:
+            capture.channels[channel] = self._log_of(capture, channel)
             part = self._part_of(channel)
-            part.gate.hurry(channel - part.first_channel, checkpoint_id)
-
-    def forgo(self, checkpoint_id: int) -> None:
-        """Drops elements that barriers of this checkpoint overtook.
-
-        It was aborted before it began here, so `begin_capture` will not come.
-        """
-        self._left_behind.pop(checkpoint_id, None)
-
-    def captured(self, checkpoint_id: int, channel: int) -> None:
-        """The barrier of a channel has come."""
-        if checkpoint_id == self._capture_id:
-            self._capturing.pop(channel, None)
-
-    def end_capture(self, checkpoint_id: int) -> None:
-        """All barriers have come, or the checkpoint was aborted. Idempotent."""
-        if checkpoint_id == self._capture_id:
-            self._capture, self._capturing = None, {}
-
-    def _keep(self, channel: int, element: RecordBatch | Event) -> None:
-        log = self._capturing.get(channel)
-        if log is not None and self._capture is not None:
-            self._capture.add(log, (element,))
+            part.gate.hurry(channel - part.first_channel, capture.checkpoint_id)
 
     def _log_of(self, capture: ChannelStateCapture, channel: int) -> ChannelStateLog:
         part = self._part_of(channel)
@@ -337,20 +300,20 @@ class NetworkInput:
 
     def _announce(self, channel: int, barrier: CheckpointBarrier) -> None:
         self.barriers.announce(channel, barrier)
-        if channel in self._capturing and self._capture_id == barrier.checkpoint_id:
+        capture = self._capture
+        if (
+            capture is not None
+            and capture.checkpoint_id == barrier.checkpoint_id
+            and channel in capture.channels
+        ):
             part = self._part_of(channel)
             part.gate.hurry(channel - part.first_channel, barrier.checkpoint_id)
 
     def _on_barrier(self, part: GateInput, channel: int, barrier: CheckpointBarrier) -> None:
-        overtaken = part.gate.overtaken(channel - part.first_channel)
         # While the task was blocked, barriers of several checkpoints may have come. Elements belong
         # to the checkpoint whose barrier overtook them.
-        log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id else None
-        if overtaken and self._capture is not None and log is not None:
-            self._capture.add(log, overtaken)
-        elif overtaken and not self.barriers.is_over(barrier.checkpoint_id):
-            self._left_behind.setdefault(barrier.checkpoint_id, {})[channel] = overtaken
-        self.barriers.barrier(channel, barrier)
+        overtaken = part.gate.overtaken(channel - part.first_channel)
+        self.barriers.barrier(channel, barrier, overtaken)
 
     def _wanted(self) -> int | None:
         """Returns the input that the operator chooses, unless that one has ended."""

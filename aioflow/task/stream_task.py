@@ -281,7 +281,6 @@ class StreamTask:
             task_input.align(
                 checkpoints,
                 self._environment.processing_ms,
-                self._timers.register_timer,
                 self._mail.urgently,
             )
             self._loop = NetworkLoop(self.life, runtime, task_input, *shared)

@@ -1042,10 +1042,10 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the barrier goes out behind the snapshot",
-        "aioflow/task/overtaking.py",
-        "        self._output.broadcast_event(barrier, blocking=True)\n",
+        "aioflow/task/checkpoint.py",
+        "        output.broadcast_event(barrier, blocking=True)\n",
         '        __import__("asyncio").get_running_loop().call_soon(lambda: '
-        "self._output.broadcast_event(barrier, blocking=True))\n",
+        "output.broadcast_event(barrier, blocking=True))\n",
         (
             "tests/task/test_checkpointing.py::"
             "test_operators_prepare_head_first_the_barrier_leaves_snapshots_come_tail_first",
@@ -1054,13 +1054,15 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a checkpoint is acknowledged before it is written",
         "aioflow/task/checkpointing.py",
-        "            state = await taken.snapshot.write(output, environment.codec, "
-        "finished=taken.finished)\n",
+        "            state = await snapshot.write(\n"
+        "                output, environment.codec, finished=checkpoint.is_finished\n"
+        "            )\n",
         "            acknowledge = environment.responder.acknowledge_checkpoint\n"
         "            acknowledge(self._attempt, barrier.checkpoint_id, SubtaskState(), "
         "CheckpointStats())\n"
-        "            state = await taken.snapshot.write(output, environment.codec, "
-        "finished=taken.finished)\n",
+        "            state = await snapshot.write(\n"
+        "                output, environment.codec, finished=checkpoint.is_finished\n"
+        "            )\n",
         (
             "tests/task/test_checkpointing.py::"
             "test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all",
@@ -1283,8 +1285,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a checkpoint that was aborted before its trigger is taken",
         "aioflow/task/checkpointing.py",
-        "        if checkpoint_id in self._aborted:\n            del",
-        "        if False:\n            del",
+        "        if checkpoint.is_aborted:\n",
+        "        if False:\n",
         (
             "tests/task/test_checkpointing.py::"
             "test_an_abort_before_the_trigger_makes_it_send_a_cancel_marker_and_nothing_else",
@@ -1295,9 +1297,9 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an aborted alignment is not told downstream",
         "aioflow/task/checkpointing.py",
-        "        self._cancel_writing(checkpoint_id)\n        "
+        "        self._give_up(checkpoint_id)\n        "
         "self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))\n",
-        "        self._cancel_writing(checkpoint_id)\n",
+        "        self._give_up(checkpoint_id)\n",
         (
             "tests/task/test_barriers.py::"
             "test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly_once",

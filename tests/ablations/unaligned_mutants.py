@@ -59,28 +59,23 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a barrier has overtaken is kept with an older checkpoint whose barrier is awaited",
-        "aioflow/task/network_input.py",
-        "        log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id "
-        "else None\n",
-        "        log = self._capturing.get(channel)\n",
+        "aioflow/task/checkpointing.py",
+        "        self._of(checkpoint_id).overtaken(channel, elements)\n",
+        "        first = next(iter(self._checkpoints.values()), self._of(checkpoint_id))\n"
+        "        first.overtaken(channel, elements)\n",
         (HELD_UP,),
     ),
     Mutant(
         "a checkpoint that begins late drops what later barriers have overtaken",
-        "aioflow/task/network_input.py",
-        (
-            "            later: channels\n"
-            "            for later, channels in self._left_behind.items()\n"
-            "            if later > checkpoint_id\n"
-        ),
-        "            later: channels for later, channels in self._left_behind.items() if later < "
-        "0\n",
+        "aioflow/task/checkpointing.py",
+        "            if id_ >= self._last or known.is_aborted or known.snapshot is not None\n",
+        "            if id_ == self._last or known.is_aborted or known.snapshot is not None\n",
         (HELD_UP,),
     ),
     Mutant(
         "what late barriers of a checkpoint that was given up have overtaken is kept for ever",
-        "aioflow/task/network_input.py",
-        " and not self.barriers.is_over(barrier.checkpoint_id)",
+        "aioflow/task/barriers.py",
+        " and not self._alignment.is_over(barrier.checkpoint_id)",
         "",
         (
             "tests/task/test_priority_events.py::"
@@ -105,7 +100,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what waits in the chain is not kept",
-        "aioflow/task/overtaking.py",
+        "aioflow/task/checkpoint.py",
         (
             "                capture.add(\n"
             "                    capture.log(0, ChannelSide.CHAIN, first + 1, "
@@ -134,8 +129,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "a channel whose barrier was overtaken is not kept",
         "aioflow/task/network_input.py",
-        "            self._capture.add(log, (element,))\n",
-        "            pass\n",
+        "                capture.keep_input(part.first_channel + channel, (element,))\n",
+        "                pass\n",
         (f"{HERE}test_data_that_a_channel_brings_before_its_own_barrier_is_kept",),
     ),
     Mutant(
@@ -154,8 +149,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a barrier that was sent in its turn may not overtake later",
-        "aioflow/task/overtaking.py",
-        "            self._output.await_passage(checkpoint_id, capture)\n",
+        "aioflow/task/checkpoint.py",
+        "            output.await_passage(self.checkpoint_id, capture)\n",
         "",
         (f"{HERE}test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over",),
     ),
@@ -201,7 +196,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
             "        return (\n"
             "            self._first_after_end is not None\n"
             "            and self._completed >= self._first_after_end\n"
-            "            and not self._overtaking.is_under_way\n"
+            "            and not any(one.capture is not None for one in "
+            "self._checkpoints.values())\n"
             "        )\n"
         ),
         "        return self._first_after_end is not None and self._completed >= "

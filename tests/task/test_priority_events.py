@@ -46,10 +46,10 @@ class Overtaken:
         self.input = NetworkInput([InputEdge(made, 0, 0, may_be_overtaken=True)], self, Operator())
         self.mail: list[Callable[[], None]] = []
         self.heard: list[Any] = []
+        self.left_behind: dict[int, dict[int, list[bytes | Event]]] = {}
         self.input.align(
             self,
             lambda: 0,
-            lambda at_ms, callback: None,
             lambda action, what: self.mail.append(action),
         )
 
@@ -82,7 +82,12 @@ class Overtaken:
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         self.heard.append(("abort", checkpoint_id))
-        self.input.forgo(checkpoint_id)
+        self.left_behind.pop(checkpoint_id, None)
+
+    def time_out(self, at_ms: int) -> None: ...
+
+    def overtaken(self, checkpoint_id: int, channel: int, elements: list[bytes | Event]) -> None:
+        self.left_behind.setdefault(checkpoint_id, {})[channel] = elements
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
         self.heard.append(("captured", checkpoint_id, channel))
@@ -152,13 +157,13 @@ def test_overtaken_data_is_forgotten_with_its_checkpoint() -> None:
     for channel in range(2):
         world.overtake(channel)
     world.run_mail()
-    assert list(world.input._left_behind[1]) == [0, 1]
+    assert list(world.left_behind[1]) == [0, 1]
     world.input.barriers.aborted(1)
     world.input.barriers.taken()
     assert ("abort", 1) in world.heard
     world.overtake(2)
     world.run_mail()
-    assert world.input._left_behind == {}
+    assert world.left_behind == {}
 
 
 def test_a_mail_that_comes_after_the_gate_was_closed_does_nothing() -> None:

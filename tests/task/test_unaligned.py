@@ -683,7 +683,7 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is
         held.trigger_checkpoint = lambda barrier: None  # type: ignore[method-assign]
         run.trigger(unaligned=True)
         while not any(
-            task._loop._checkpoints._overtaking.is_under_way
+            any(one.capture is not None for one in task._loop._checkpoints._checkpoints.values())
             for task in run.tasks.values()
             if task.descriptor.inputs
         ):

@@ -1,0 +1,167 @@
+"""One checkpoint of one task: everything that the task knows about it.
+
+A barrier that overtakes leaves at once, and data in the chain, the output and the input is
+captured. A barrier sent in its turn may have to overtake later, if it still waits in the output.
+Its checkpoint is not complete until it has left. Restored data that is not processed yet is part of
+every checkpoint. See `task.channel_state` for the format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from aioflow.checkpoint.completed import ChannelSide
+from aioflow.operators.valve import ChannelTime
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aioflow.checkpoint.alignment import CaptureComplete, Take
+    from aioflow.core.elements import CheckpointBarrier, Event
+    from aioflow.task.chain import OperatorChain
+    from aioflow.task.channel_state import ChannelStateCapture
+    from aioflow.task.network_input import NetworkInput
+    from aioflow.task.output import TaskOutput
+    from aioflow.task.snapshot import SubtaskSnapshot
+
+__all__ = ["TaskCheckpoint", "may_overtake_later"]
+
+
+def may_overtake_later(barrier: CheckpointBarrier) -> bool:
+    """Whether a barrier starts aligned and overtakes after a timeout."""
+    return (
+        barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
+    )
+
+
+@dataclass(slots=True)
+class TaskCheckpoint:
+    """A checkpoint from the first news of it until it is written or aborted."""
+
+    checkpoint_id: int
+    is_aborted: bool = False
+    """Whether a notice of its abort came before it was taken."""
+    timeout_ms: int | None = None
+    """When the timer fires that makes it unaligned; None without a timer."""
+    take: Take | None = None
+    """The decision to take it, once it is due."""
+    left_behind: dict[int, list[bytes | Event]] = field(default_factory=dict)
+    """Elements on this side that an early barrier overtook, by channel.
+
+    Several checkpoints have some if the task was blocked meanwhile: the first begins once barriers
+    of other channels have come.
+    """
+    capture: ChannelStateCapture | None = None
+    """The channel state, if any can be part of it."""
+    snapshot: SubtaskSnapshot | None = None
+    """The views of all state, once it is taken."""
+    writing: asyncio.Task[None] | None = None
+    is_finished: bool = False
+    """Whether all operators had finished before."""
+    sync_ms: float = 0.0
+    begun_ms: float = 0.0
+    """When the asynchronous part began, on the monotonic clock."""
+
+    def becomes_unaligned(self) -> bool:
+        """Makes a due checkpoint unaligned. Returns whether it is due, and was not unaligned."""
+        take = self.take
+        if take is None or take.unaligned or self.snapshot is not None:
+            return False
+        self.take = replace(take, barrier=replace(take.barrier, unaligned=True), unaligned=True)
+        return True
+
+    def send_in_turn(
+        self,
+        take: Take,
+        capture: ChannelStateCapture,
+        chain: OperatorChain,
+        output: TaskOutput,
+        network: NetworkInput | None,
+    ) -> None:
+        """Sends the barrier of an aligned checkpoint, which has no data in flight here.
+
+        `capture` is used only if the barrier may still have to overtake in the output.
+        """
+        barrier = take.barrier
+        output.flush()
+        output.broadcast_event(barrier, blocking=True)
+        if may_overtake_later(barrier):
+            self.capture = capture
+            _keep_restored(capture, chain, network)
+            output.await_passage(self.checkpoint_id, capture)
+
+    def overtake(
+        self,
+        take: Take,
+        capture: ChannelStateCapture,
+        chain: OperatorChain,
+        output: TaskOutput,
+        network: NetworkInput | None,
+    ) -> None:
+        """Sends the barrier of an unaligned checkpoint ahead of waiting data, and captures that
+        data.
+        """
+        self.capture = capture
+        capture.overtook = True
+        for first, watermark, waiting in chain.waiting():
+            for batch, input_index in waiting:
+                capture.add(
+                    capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark)),
+                    (batch,),
+                    input_index,
+                )
+        _keep_restored(capture, chain, network)
+        output.overtake(take.barrier, capture)
+        if network is not None:
+            if take.overtaken:
+                capture.wait_for(self.checkpoint_id)
+            network.begin_capture(capture, take.overtaken, self.left_behind)
+            self.left_behind = {}
+
+    def hurry(self, output: TaskOutput) -> None:
+        """Lets the barrier of an aligned checkpoint overtake where it still waits in the output."""
+        if self.capture is not None and self.take is not None and not self.take.unaligned:
+            output.hurry(replace(self.take.barrier, unaligned=True), self.capture)
+
+    def overtaken(self, channel: int, elements: list[bytes | Event]) -> None:
+        """Stores elements of a channel that the barrier of this checkpoint overtook."""
+        if self.capture is None:
+            self.left_behind[channel] = elements
+        else:
+            self.capture.keep_input(channel, elements)
+
+    def captured(self, channel: int) -> None:
+        """Ends the capture of one channel, whose barrier has come."""
+        if self.capture is not None:
+            self.capture.channels.pop(channel, None)
+
+    def capture_complete(self, complete: CaptureComplete) -> None:
+        """Ends the capture of the input: all barriers have come."""
+        capture = self.capture
+        if capture is not None:
+            capture.alignment_ms = complete.alignment_ms
+            capture.alignment_processed = complete.alignment_processed
+            capture.arrived(self.checkpoint_id)
+            capture.channels.clear()
+
+    def end(self) -> None:
+        """Releases all data, after the checkpoint was written or aborted. Idempotent."""
+        self.left_behind = {}
+        if self.capture is not None:
+            self.capture.channels.clear()
+        if self.snapshot is not None:
+            self.snapshot.cancel()
+
+
+def _keep_restored(
+    capture: ChannelStateCapture, chain: OperatorChain, network: NetworkInput | None
+) -> None:
+    """Stores unprocessed restored data, and the event time behind it.
+
+    The event time is stored always, since other tasks may have data in flight.
+    """
+    if network is not None:
+        capture.keep_restored(chain.restored, network.current_watermark, network.channel_count)
+    elif chain.restored:
+        capture.keep_restored(chain.restored)
