@@ -39,7 +39,7 @@ test cuts short.
 class Mutant:
     """One planted bug.
 
-    `old` occurs exactly once in `file`, whatever its comments and line breaks; `tests` are
+    `old` occurs exactly once in `file`, ignoring comments and line breaks; `tests` are
     "file::function", and each of them must fail.
     """
 

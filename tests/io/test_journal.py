@@ -1,4 +1,4 @@
-"""The journal of a push source: nothing that was acknowledged is lost, whatever dies and when."""
+"""The journal of a push source: no acknowledged element is lost, at any crash."""
 
 from __future__ import annotations
 
