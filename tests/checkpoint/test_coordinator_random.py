@@ -238,7 +238,7 @@ class World(RuleBasedStateMachine):
         compacts=st.lists(st.booleans(), min_size=1, max_size=4), told=st.booleans(), ending=ENDINGS
     )
     def succeed(self, compacts: list[bool], told: bool, ending: tuple[bool, bool] | None) -> None:
-        """One after the other completes everywhere, as most checkpoints do; the last one by
+        """One checkpoint after the other completes everywhere, the usual case; the last one by
         `ending`. With `told` the first is heard of.
         """
         for count, compact in enumerate(compacts, 1):

@@ -1,4 +1,4 @@
-"""What every expression means, as data: rows, columns and Spark are all held to this one table.
+"""The meaning of every expression, as data: one table for rows, columns and Spark.
 
 A case is an expression, the row that it reads, and what it gives: a value (compared with its type),
 or the class of the error.

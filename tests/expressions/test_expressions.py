@@ -81,7 +81,7 @@ def test_table_holds_for_every_form_of_a_compiled_expression(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_compiled_expression_that_has_travelled_is_the_same(case: ExpressionCase) -> None:
-    """To workers: for rows of one kind, and of two."""
+    """It travels to workers: for rows of one kind, and of two."""
     for make in (compile_row, lambda e: columns_to_function({"x": e})):
         for kinds in (["dict"], ["NamedTuple"], ["dict", "NamedTuple"]):
             there = cloudpickle.loads(cloudpickle.dumps(make(case.expression)))
@@ -363,7 +363,7 @@ def test_numpy_truths_and_numbers_mix_with_expressions() -> None:
     assert compile_row(np.float64(2) * col.x)(row) == 4.0
 
 
-# What an expression is.
+# Kinds of expressions.
 
 
 def test_expression_has_no_truth_value_and_says_what_to_write() -> None:
@@ -450,7 +450,7 @@ def test_a_nested_field_of_any_name_is_refused_as_an_attribute(name: str) -> Non
             getattr(e, name)
 
 
-def test_what_cannot_be_part_of_an_expression_is_refused_when_it_is_built() -> None:
+def test_object_that_cannot_be_part_of_an_expression_is_refused_at_build_time() -> None:
     with pytest.raises(AttributeError, match=r"nested field write col.user\['id'\]"):
         col.user.id  # type: ignore[attr-defined]
     for wrong in (

@@ -1,4 +1,4 @@
-"""What an error about an expression says to write instead."""
+"""The alternatives that errors about expressions name."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_attribute_that_is_none_names_the_operation_that_was_meant(
         (lambda: 1 if c.x else 2, "when(...) instead of `if`"),
     ],
 )
-def test_what_needs_a_truth_value_says_what_to_write(wrong: Callable[[], Any], said: str) -> None:
+def test_use_of_a_truth_value_names_the_alternative(wrong: Callable[[], Any], said: str) -> None:
     with pytest.raises(TypeError) as caught:
         wrong()
     assert said in str(caught.value)
@@ -101,9 +101,7 @@ def test_what_needs_a_truth_value_says_what_to_write(wrong: Callable[[], Any], s
         (lambda: "{:>9}".format(c.x), "write col.x.str.concat(...)"),  # noqa: UP032
     ],
 )
-def test_what_needs_one_value_names_the_method_for_each(
-    wrong: Callable[[], Any], said: str
-) -> None:
+def test_use_as_one_value_names_the_method_for_each(wrong: Callable[[], Any], said: str) -> None:
     with pytest.raises(TypeError) as caught:
         wrong()
     assert said in str(caught.value)
@@ -121,7 +119,7 @@ def test_a_when_without_its_then_says_so() -> None:
         c.y + af.when(c.x)
 
 
-def test_what_copies_and_pickles_asks_for_is_no_mistake() -> None:
+def test_copying_and_pickling_an_expression_is_no_mistake() -> None:
     assert repr(copy.deepcopy(c.x + 1)) == repr(pickle.loads(pickle.dumps(c.x + 1))) == "col.x + 1"
     assert repr(copy.copy(c.x.str)) == repr(c.x.str)
     assert not hasattr(c.x, "__array__")
@@ -371,7 +369,9 @@ async def test_a_field_that_is_of_a_side_or_of_no_pair_is_told_so(
         ),
     ],
 )
-async def test_of_columns_a_field_of_a_side_is_told_as_of_rows(read: Any, said: str) -> None:
+async def test_missing_field_of_a_side_on_columns_has_the_error_of_rows(
+    read: Any, said: str
+) -> None:
     pa = pytest.importorskip("pyarrow")
     rows = af.Flow("columns").source(
         af.io.arrow(pa.table({"i": [1, 2], "ts": [1, 2]})),

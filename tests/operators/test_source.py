@@ -10,7 +10,7 @@ from aioflow.operators.source import BaseReader, Split, as_reader
 
 
 class Bare:
-    """What API.md lists, and nothing else."""
+    """Has the documented members, and no other."""
 
     async def open(self, splits: Sequence[Split]) -> None: ...
 

@@ -285,7 +285,7 @@ async def test_cancelling_the_task_cancels_what_it_is_writing() -> None:
 
 
 async def test_a_notice_of_abort_cancels_what_is_being_written() -> None:
-    """F7.7: it has no use any more."""
+    """F7.7: the snapshot has no use any more."""
     log: list[str] = []
     async with (running := Checked(factories(log, cls=KeepsState))):
         running.store.held = True
@@ -402,7 +402,7 @@ async def test_every_operator_hears_of_a_completed_checkpoint_although_one_throw
 
 
 async def test_notices_overtake_all_other_mail() -> None:
-    """F8: they are urgent mail."""
+    """F8: notices are urgent mail."""
     log: list[str] = []
     async with (running := Checked(factories(log, "a"))):
         running.trigger(1)
