@@ -10,7 +10,7 @@ removed once a checkpoint covers all of their elements.
               4 bytes  length of the content
               8 bytes  number of the first element
               8 bytes  position that a completed checkpoint covers
-              content  a batch of the elements, each encoded as (timestamp or None, value)
+              content  the elements, piece by piece: number, encoded values, timestamps or None
 
 Invariant: the written frames contain every element from the covered position on, in order. A crash
 truncates at most the last frame of a file, and the elements of that frame were never acknowledged.
@@ -32,7 +32,7 @@ from aioflow.core.wire.serializers import Codec, DecodeError
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["Earlier", "Journal"]
+__all__ = ["Earlier", "Element", "Journal"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ FRAME_BYTES = 8 * 1024 * 1024
 
 Element = tuple[int | None, Any]
 """Timestamp in ms, or None, and value."""
+
+
+_Piece = tuple[int, bytes, bytes | None]
+"""Number of elements, their values and their timestamps, each encoded as a batch."""
 
 
 class Earlier(Enum):
@@ -83,7 +87,7 @@ class Journal:
         self._next = 0
         """Number of the next element to write."""
         self._covered = 0
-        self._pending: list[bytes] = []
+        self._pending: list[_Piece] = []
         self._batch: asyncio.Future[None] | None = None
         """Done when `_pending` is on disk."""
         self._writing: asyncio.Future[None] | None = None
@@ -198,7 +202,11 @@ class Journal:
 
     def _decoded(self, path: str, content: bytes) -> list[Element]:
         try:
-            return [self._codec.decode(element) for element in self._codec.decode_batch(content)]
+            elements: list[Element] = []
+            for count, values, times in self._codec.decode_batch(content):
+                timestamps = [None] * count if times is None else self._codec.decode_batch(times)
+                elements += zip(timestamps, self._codec.decode_batch(values), strict=True)
+            return elements
         except DecodeError as error:
             raise RestoreError(
                 f"{self._owner}: an element in the journal {path} cannot be read: {error}"
@@ -211,9 +219,11 @@ class Journal:
 
     # Writing.
 
-    def add(self, value: Any, timestamp: int | None) -> None:
-        """Appends an element. Raises TypeNotSupported if it cannot be encoded."""
-        self._pending.append(self._codec.encode((timestamp, value), owner=self._owner))
+    def add(self, values: list[Any], timestamps: list[int] | None) -> None:
+        """Appends elements. Raises TypeNotSupported if one of them cannot be encoded."""
+        encode = self._codec.encode_batch
+        times = None if timestamps is None else encode(timestamps, owner=self._owner)
+        self._pending.append((len(values), encode(values, owner=self._owner), times))
         if self._batch is None:
             self._batch = asyncio.get_running_loop().create_future()
             self._wake()
@@ -264,8 +274,7 @@ class Journal:
         pending, self._pending = self._pending, []
         batch, self._batch = self._batch, None
         self._writing = batch
-        done = max(0, min(len(pending), self._covered - self._next))
-        frames = self._encoded(pending[done:], self._next + done)
+        frames = self._encoded(pending)
         file, self._open = self._open, None
         is_new = file is None
         if file is None:
@@ -291,7 +300,7 @@ class Journal:
                     _fail(waiting, failure)
             return False
         self._writing = None
-        self._next += len(pending)
+        self._next += sum(count for count, _, _ in pending)
         file.end = self._next
         if self._covered == covered:
             self._open = file
@@ -299,17 +308,24 @@ class Journal:
             batch.set_result(None)
         return True
 
-    def _encoded(self, elements: list[bytes], number: int) -> bytes:
-        frames, at = [], 0
-        while at < len(elements):
-            end, size = at, 0
-            while end < len(elements) and size < FRAME_BYTES:
-                size += len(elements[end])
-                end += 1
-            content = self._codec.encode_batch(elements[at:end], owner=self._owner)
-            head = HEADER.pack(len(content), number + at, self._covered)
-            frames += [self._digest(head, content), head, content]
-            at = end
+    def _encoded(self, pieces: list[_Piece]) -> bytes:
+        """Returns the frames of the pieces that no checkpoint covers yet."""
+        frames, number = [], self._next
+        frame: list[_Piece] = []
+        size = count = 0
+        for i, piece in enumerate(pieces):
+            if number + piece[0] <= self._covered:
+                number += piece[0]
+                continue
+            frame.append(piece)
+            count += piece[0]
+            size += len(piece[1])
+            if size >= FRAME_BYTES or i == len(pieces) - 1:
+                content = self._codec.encode_batch(frame, owner=self._owner)
+                head = HEADER.pack(len(content), number, self._covered)
+                frames += [self._digest(head, content), head, content]
+                number += count
+                frame, size, count = [], 0, 0
         return b"".join(frames)
 
     async def _remove_covered(self, host: Host) -> None:

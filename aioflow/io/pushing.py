@@ -29,7 +29,7 @@ from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
-    from aioflow.io.journal import Journal
+    from aioflow.io.journal import Element, Journal
     from aioflow.operators.source import SourceContext, SourceReader
 
 __all__ = ["PushInlet", "PushSource", "push"]
@@ -194,9 +194,11 @@ class PushInlet(Generic[T]):
             self._check_durable()
         while self._check() and self._space < 1:
             await self._wait_for_room()
-        self._append(value, timestamp)
-        if durable is not False:
-            await self._made_durable(covered=durable is True)
+        self._append([value], None if timestamp is None else [timestamp])
+        if durable:
+            await self._covered(self._end)
+        elif durable is None and self._journal is not None:
+            await self._journal.written()
 
     async def put_many(
         self,
@@ -218,10 +220,11 @@ class PushInlet(Generic[T]):
             taken = list(islice(left, self._space))
             if not taken:
                 break
-            for value in taken:
-                self._append(value, None if times is None else next(times))
-        if durable is not False:
-            await self._made_durable(covered=durable is True)
+            self._append(taken, None if times is None else list(islice(times, len(taken))))
+        if durable:
+            await self._covered(self._end)
+        elif durable is None and self._journal is not None:
+            await self._journal.written()
 
     def close(self) -> Any:
         """Accepts no more elements: the source ends when all have been read.
@@ -299,18 +302,24 @@ class PushInlet(Generic[T]):
         if self._checkpointing is False:
             raise CheckpointError(NOT_DURABLE)
 
-    def _append(self, value: T, timestamp: int | None) -> None:
+    def _append(self, values: list[T], timestamps: list[int] | None) -> None:
         if self._timed is None:
-            self._timed = timestamp is not None
-        if self._timed != (timestamp is not None):
+            self._timed = timestamps is not None
+        if self._timed != (timestamps is not None):
             raise ValueError(
-                f"put() got the timestamp {timestamp!r}, expected one for every element or for none"
+                f"put() got {'a' if timestamps else 'no'} timestamp, expected one for every "
+                "element or for none"
+            )
+        if timestamps is not None and len(timestamps) != len(values):
+            raise ValueError(
+                f"put_many() got {len(timestamps)} timestamps for the last {len(values)} elements, "
+                "expected one for each"
             )
         if self._journal is not None:
-            self._journal.add(value, timestamp)
-        if timestamp is not None:
-            self._timestamps.append(timestamp)
-        self._values.append(value)
+            self._journal.add(values, timestamps)
+        if timestamps is not None:
+            self._timestamps += timestamps
+        self._values += values
         self._wake()
 
     async def _wait_for_room(self) -> None:
@@ -318,16 +327,11 @@ class PushInlet(Generic[T]):
             self._room = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._room)
 
-    async def _made_durable(self, *, covered: bool) -> None:
-        """Waits until all elements accepted so far are in the journal, if there is one. With
-        `covered`, waits until a completed checkpoint covers them.
-        """
-        if covered:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._durable.append((self._end, future))
-            await future
-        elif self._journal is not None:
-            await self._journal.written()
+    async def _covered(self, number: int) -> None:
+        """Returns when a completed checkpoint covers the elements before `number`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._durable.append((number, future))
+        await future
 
     def _check_loop(self) -> None:
         """Binds the inlet to the loop of the first put or read, and checks later calls.
@@ -355,7 +359,7 @@ class PushInlet(Generic[T]):
         start = position or 0
         if not self._attached:
             # Elements put before the first reader get the numbers after those of earlier runs.
-            earlier: list[tuple[int | None, T]] = []
+            earlier: list[Element] = []
             if self._journal is not None:
                 start, earlier = await self._journal.load(host, start)
             self._attached = True
@@ -374,7 +378,7 @@ class PushInlet(Generic[T]):
             self.covered(start)
         self._keep = keep
 
-    def _prepend(self, earlier: list[tuple[int | None, T]]) -> None:
+    def _prepend(self, earlier: list[Element]) -> None:
         if earlier:
             self._timed = earlier[0][0] is not None
             self._values[:0] = [value for _, value in earlier]

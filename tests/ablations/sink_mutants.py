@@ -61,8 +61,14 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a put does not wait for the journal",
         "aioflow/io/pushing.py",
+        "        self._append([value], None if timestamp is None else [timestamp])\n"
+        "        if durable:\n"
+        "            await self._covered(self._end)\n"
+        "        elif durable is None and self._journal is not None:\n"
         "            await self._journal.written()\n",
-        "            pass\n",
+        "        self._append([value], None if timestamp is None else [timestamp])\n"
+        "        if durable:\n"
+        "            await self._covered(self._end)\n",
         (
             "tests/io/test_journal.py::"
             "test_a_service_killed_five_times_has_counted_every_acknowledged_put_once",

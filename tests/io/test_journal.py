@@ -55,7 +55,7 @@ def test_no_acknowledged_element_is_lost_over_four_crashes(how: str) -> None:
 
             async def put_one(n: int) -> None:
                 nonlocal acknowledged
-                own.add(n, None)
+                own.add([n], None)
                 await own.written()
                 acknowledged = max(acknowledged, n + 1)
 
@@ -85,7 +85,7 @@ async def filled(folder: Path, count: int, key: bytes | None = None) -> Path:
     host = SystemHost()
     await own.load(host, 0)
     for n in range(count):
-        own.add(f"element {n}", n * 10)
+        own.add([f"element {n}"], [n * 10])
         await own.written()
     await host.close()
     (file,) = folder.iterdir()
@@ -137,7 +137,7 @@ async def test_a_missing_file_is_refused_and_names_what_is_missing(tmp_path: Pat
         own = journal(folder)
         await own.load(host, 0)
         for n in (start, start + 1):
-            own.add(n, None)
+            own.add([n], None)
         await own.written()
     await host.close()
     first, second, _ = sorted(folder.iterdir())
@@ -180,11 +180,11 @@ async def test_a_full_disk_fails_the_put_and_the_next_one_writes_both(tmp_path: 
     own = journal(tmp_path / "journal")
     await own.load(disk, 0)
     for n in range(2):
-        own.add(n, None)
+        own.add([n], None)
         with pytest.raises(af.CheckpointError, match=r"cannot be written: .*No space left"):
             await own.written()
     disk.full = False
-    own.add(2, None)
+    own.add([2], None)
     await own.written()
     await own.close()
     await host.close()
@@ -196,7 +196,7 @@ async def test_files_are_removed_once_a_checkpoint_covers_their_elements(tmp_pat
     host, own = SystemHost(), journal(folder)
     await own.load(host, 0)
     for n in range(6):
-        own.add(n, None)
+        own.add([n], None)
         await own.written()
         if n % 2:
             own.covered(n)
