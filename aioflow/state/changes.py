@@ -71,6 +71,12 @@ KEPT_TOGETHER = 4
 A keyed stream with little traffic has smaller batches.
 """
 
+TOUCHED_ALONE = 4
+"""Number of keys from which a batch costs less than its keys one by one.
+
+Where timers are due between any two records, batches are of one record.
+"""
+
 Keys = set[Any] | dict[Any, Any] | list[Any]
 
 
@@ -277,6 +283,10 @@ class ChangeLog:
     def touch(self, space: Space, keys: Sequence[Any]) -> None:
         """Notes that `keys` of `space` are about to change."""
         if space.born >= self.since:
+            return
+        if len(keys) < TOUCHED_ALONE:
+            for key in keys:
+                self.touch_one(space, key)
             return
         if self._open:
             saved = self.saved_of(space)

@@ -109,7 +109,10 @@ STATE_MUTANTS: list[Mutant] = [
         "aioflow/state/timers.py",
         "            self.grown.add(timestamp)\n",
         "            pass\n",
-        (AGAINST_DICTS,),
+        (
+            "tests/state/test_changes.py::"
+            "test_an_increment_holds_timers_beside_older_ones_and_those_that_were_set_again",
+        ),
     ),
     Mutant(
         "event time restarts after a restore",

@@ -172,3 +172,33 @@ def test_a_batch_is_kept_as_columns_and_looked_at_key_by_key() -> None:
     assert before[:-1] == [[key, ("a",)] for key in keys]
     assert before[-1] not in held.values()
     log.end()
+
+
+async def test_an_increment_holds_timers_beside_older_ones_and_those_that_were_set_again() -> None:
+    state, output = backend(), InlineState()
+    timers = Passing(state).timers
+    for key in range(200):
+        timers.register_event_time_timer(key, None, FAR + key // 2)
+    await state.begin_snapshot(1).write(output)
+    state.checkpoint_completed(1)
+    timers.register_event_time_timer("beside two", None, FAR + 10)
+    timers.delete_event_time_timer(40, None, FAR + 20)
+    timers.register_event_time_timer(40, None, FAR + 20)
+    for key in (60, 61):
+        timers.delete_event_time_timer(key, None, FAR + 30)
+    timers.register_event_time_timer(60, None, FAR + 30)
+    snapshot = state.begin_snapshot(2)
+    timers.delete_event_time_timer(60, None, FAR + 30)
+    expected = [*timers.event_time_timers(), (FAR + 30, 60, None)]
+    handle = await snapshot.write(output)
+    state.checkpoint_completed(2)
+    assert handle is not None
+    assert len(handle.files) == 2
+    restored = backend()
+    await restored.restore_from([handle], output)
+    held = Passing(restored).timers.event_time_timers()
+    assert sorted(held, key=repr) == sorted(expected, key=repr)
+    at_once = [timer for timer in held if timer[0] == FAR + 20]
+    assert at_once == [(FAR + 20, 41, None), (FAR + 20, 40, None)], "in order of registration"
+    restored.close()
+    state.close()
