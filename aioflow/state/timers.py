@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
@@ -44,6 +45,15 @@ FIRED_PER_MAIL = 1024
 
 Further due timers fire in the next mail, so that other mail runs in between.
 """
+
+FIRED_PER_MAIL_MAX = 16 * FIRED_PER_MAIL
+"""Maximum of that number, which doubles with each mail that leaves due timers behind.
+
+A task takes mail once a turn, and processes some thousand records in a turn.
+"""
+
+MAIL_MS = 20
+"""Time from which a mail fires no further `FIRED_PER_MAIL` timers."""
 
 Timer = tuple[Any, Any]
 """(key, namespace)"""
@@ -371,7 +381,9 @@ class InternalTimerService:
         on_event_time: Callable[[int, Any, Any], None],
         on_processing_time: Callable[[int, Any, Any], None],
         register_physical: Callable[[int, Callable[[int], None]], Cancelable],
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
+        """`now_ms` is the wall clock. Without it a mail fires the timers of its own timestamp."""
         self.name = name
         self.current_watermark = MIN_WATERMARK
         """The watermark reached; while an event-time timer fires, at least its timestamp."""
@@ -381,6 +393,8 @@ class InternalTimerService:
         self._on_event_time = on_event_time
         self._on_processing_time = on_processing_time
         self._register_physical = register_physical
+        self._now_ms = _no_clock if now_ms is None else now_ms
+        self._fired_per_mail = FIRED_PER_MAIL
         self._event = TimerQueue()
         self._processing = TimerQueue()
         self._physical: Cancelable | None = None
@@ -510,21 +524,33 @@ class InternalTimerService:
 
     def _on_physical(self, timestamp_ms: int) -> None:
         self._physical, self._physical_time = None, NO_TIMER
-        # Timers are due by the physical timer's timestamp, not by the clock, so that equal runs
-        # fire equal timers.
+        # A busy task takes mail less often than once a millisecond. With the timers of one
+        # timestamp for each mail, the timers due would grow without end.
+        begun_ms = self._now_ms()
+        due = max(timestamp_ms, begun_ms - 1)
         fire, pop, backend = self._on_processing_time, self._processing.pop, self._backend
         try:
-            for _ in range(FIRED_PER_MAIL):
-                timer = pop(timestamp_ms)
+            for fired in count(1):
+                timer = pop(due)
                 if timer is None:
+                    self._fired_per_mail = FIRED_PER_MAIL
                     break
                 backend.current_key = timer[1]
                 fire(*timer)
+                if fired % FIRED_PER_MAIL == 0 and (
+                    fired >= self._fired_per_mail or self._now_ms() - begun_ms >= MAIL_MS
+                ):
+                    self._fired_per_mail = min(2 * fired, FIRED_PER_MAIL_MAX)
+                    break
         finally:
             backend.current_key = NO_KEY
         if self.on_processing_done is not None:
             self.on_processing_done()
         self._schedule()
+
+
+def _no_clock() -> int:
+    return 0
 
 
 def _timestamp(timer: tuple[int, Any, Any]) -> int:

@@ -227,7 +227,12 @@ class TaskOperatorContext:
     ) -> InternalTimerService:
         backend = require_keyed(self.keyed_state, self.name)
         service = InternalTimerService(
-            name, backend, on_event_time, on_processing_time, self.register_processing_timer
+            name,
+            backend,
+            on_event_time,
+            on_processing_time,
+            self.register_processing_timer,
+            self.processing_time,
         )
         self._timer_services.append(service)
         return service

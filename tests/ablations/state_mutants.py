@@ -105,6 +105,20 @@ STATE_MUTANTS: list[Mutant] = [
         (AGAINST_DICTS,),
     ),
     Mutant(
+        "a mail fires the timers of one timestamp",
+        "aioflow/state/timers.py",
+        "        due = max(timestamp_ms, begun_ms - 1)\n",
+        "        due = timestamp_ms\n",
+        ("tests/state/test_timers.py::test_one_mail_fires_all_timers_that_are_due_by_the_clock",),
+    ),
+    Mutant(
+        "a mail fires no more timers than the last, however many are due",
+        "aioflow/state/timers.py",
+        "min(2 * fired, FIRED_PER_MAIL_MAX)",
+        "FIRED_PER_MAIL",
+        ("tests/state/test_timers.py::test_mail_fires_more_timers_as_long_as_due_timers_are_left",),
+    ),
+    Mutant(
         "a timer beside an older one of its time is not in the checkpoint",
         "aioflow/state/timers.py",
         "            self.grown.add(timestamp)\n",

@@ -86,7 +86,12 @@ class Bench:
         self.fired: list[tuple[str, int, Any, Any]] = []
         self.then: Callable[[int, Any], None] = lambda timestamp, key: None
         self.timers = InternalTimerService(
-            "timers", self.backend, self._on_event, self._on_processing, self.physical.register
+            "timers",
+            self.backend,
+            self._on_event,
+            self._on_processing,
+            self.physical.register,
+            lambda: self.physical.now,
         )
 
     def _on_event(self, timestamp: int, key: Any, namespace: Any) -> None:
@@ -324,6 +329,40 @@ def test_long_run_of_processing_timers_leaves_room_for_other_mail(bench: Bench) 
     assert bench.physical.run_one()
     assert done == [FIRED_PER_MAIL, FIRED_PER_MAIL + 10]
     assert bench.physical.times == []
+
+
+def test_one_mail_fires_all_timers_that_are_due_by_the_clock(bench: Bench) -> None:
+    for timestamp in range(100, 160, 10):
+        bench.timers.register_processing_time_timer("a", None, timestamp)
+    bench.physical.now = 131
+    assert bench.physical.run_one()
+    assert (bench.times, bench.physical.times) == ([100, 110, 120, 130], [140])
+
+
+def test_mail_fires_more_timers_as_long_as_due_timers_are_left(bench: Bench) -> None:
+    """A source at full speed sets more timers in a turn than a mail fires at first."""
+    set_in_a_turn, waiting = 6 * FIRED_PER_MAIL, []
+    for turn in range(1, 20):
+        for key in range(set_in_a_turn):
+            bench.timers.register_processing_time_timer((turn, key), None, turn)
+        bench.physical.now = turn + 1
+        assert bench.physical.run_one()
+        waiting.append(turn * set_in_a_turn - len(bench.fired))
+    assert max(waiting[10:]) <= 3 * set_in_a_turn
+    assert 0 in waiting[10:]
+
+
+def test_mail_of_slow_timers_fires_no_more_of_them(bench: Bench) -> None:
+    def take_long(timestamp: int, key: int) -> None:
+        bench.physical.now += 1
+
+    bench.then = take_long
+    for key in range(5 * FIRED_PER_MAIL):
+        bench.timers.register_processing_time_timer(key, None, 100)
+    bench.physical.now = 101
+    for mails in range(1, 6):
+        assert bench.physical.run_one()
+        assert len(bench.fired) == mails * FIRED_PER_MAIL
 
 
 def test_closed_service_leaves_no_physical_timer(bench: Bench) -> None:
