@@ -61,9 +61,9 @@ spark.bridge.connector spark.bridge.session
 """Modules that import each other, at start-up or inside functions. Only strike names out."""
 
 CIRCLES_OF_TYPES = """
-io.blocks io.csv_columns io.csv_files io.flat_json io.json_files io.kafka_client
-io.kafka_partitions io.kafka_reader io.kafka_sink io.kafka_topics io.nats_sink io.nats_streams
-io.paths io.record_columns io.redis_entries io.redis_sink io.redis_streams
+io.blocks io.csv_columns io.csv_files io.flat_json io.json_files io.kafka_client io.kafka_reader
+io.kafka_sink io.kafka_topics io.nats_sink io.nats_streams io.paths io.record_columns
+io.redis_entries io.redis_sink io.redis_streams
 monitoring.calls monitoring.monitor monitoring.prometheus monitoring.rest_cluster
 monitoring.rest_metrics monitoring.sampling
 spark.bridge.connector spark.bridge.session spark.bridge.sink spark.bridge.source

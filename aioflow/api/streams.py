@@ -646,7 +646,7 @@ class DataStream(Generic[T]):
         parallelism: int | None = None,
     ) -> DataStream[T]:
         """Prints each element as a line to standard output."""
-        from aioflow.io.printing import stdout
+        from aioflow.io.standard_output import stdout
 
         return self.sink(stdout(prefix), name=name, uid=uid, parallelism=parallelism)
 

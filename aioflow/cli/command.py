@@ -30,7 +30,7 @@ from aioflow.cli.target import UsageError, load_flow
 from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
-from aioflow.io.printing import ReaderGone
+from aioflow.io.standard_output import ReaderGone
 
 __all__ = ["main"]
 

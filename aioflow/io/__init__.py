@@ -11,25 +11,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aioflow.io.arrow_tables import arrow
+    from aioflow.io.arrow_files import arrow, parquet
     from aioflow.io.csv_files import csv
-    from aioflow.io.discarding import blackhole
-    from aioflow.io.event_streams import sse
     from aioflow.io.files import lines
     from aioflow.io.generating import datagen
-    from aioflow.io.http_client import http
+    from aioflow.io.http_client import http, sse
     from aioflow.io.json_files import jsonl
     from aioflow.io.kafka_topics import kafka
     from aioflow.io.nats_streams import nats
-    from aioflow.io.parquet_files import parquet
     from aioflow.io.parts import RollPolicy
     from aioflow.io.postgres_tables import postgres
-    from aioflow.io.printing import stdout
     from aioflow.io.pushing import push
     from aioflow.io.queues import queue
     from aioflow.io.redis_streams import redis
     from aioflow.io.sockets import socket
     from aioflow.io.sqlite_tables import sqlite
+    from aioflow.io.standard_output import blackhole, stdout
     from aioflow.io.webhooks import webhook
     from aioflow.io.websockets import websocket
     from aioflow.spark.bridge.connector import spark
@@ -60,8 +57,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "arrow": "arrow_tables",
-    "blackhole": "discarding",
+    "arrow": "arrow_files",
+    "blackhole": "standard_output",
     "csv": "csv_files",
     "datagen": "generating",
     "http": "http_client",
@@ -69,7 +66,7 @@ _MODULES = {
     "kafka": "kafka_topics",
     "lines": "files",
     "nats": "nats_streams",
-    "parquet": "parquet_files",
+    "parquet": "arrow_files",
     "postgres": "postgres_tables",
     "push": "pushing",
     "queue": "queues",
@@ -77,8 +74,8 @@ _MODULES = {
     "socket": "sockets",
     "spark": "aioflow.spark.bridge.connector",
     "sqlite": "sqlite_tables",
-    "sse": "event_streams",
-    "stdout": "printing",
+    "sse": "http_client",
+    "stdout": "standard_output",
     "webhook": "webhooks",
     "websocket": "websockets",
     "RollPolicy": "parts",

@@ -1,5 +1,11 @@
 """The code that all file formats with columns share, for sources and sinks: it finds the files,
 reads them page by page, and writes them as parts.
+
+Pages are the row groups of Parquet and the record batches of Arrow. The reader emits batches of
+columns. The position of a split is `(page, row, mark)`. These are the page of the next row, the
+number of its rows that were emitted, and the size and end of the file. The mark shows whether the
+file was replaced. Earlier releases left it out. Pages are read and decoded in the executor, one
+page ahead.
 """
 
 from __future__ import annotations
@@ -7,22 +13,248 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol, Self
 
+from aioflow.core.errors import MalformedInput, RestoreError
+from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.column_parts import ColumnPartWriter
-from aioflow.io.column_reader import ColumnReader
 from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
 from aioflow.io.parts import PartCommitter, RollPolicy
 from aioflow.io.paths import checked_path
+from aioflow.io.readers import ReadAhead
+from aioflow.operators.source import BaseReader
 
 if TYPE_CHECKING:
+    from aioflow.columns.arrow import ArrowPages
+    from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
-    from aioflow.io.column_reader import PagedFile, Pages
+    from aioflow.io.blocks import Mark
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, Split
 
-__all__ = ["ColumnFiles"]
+__all__ = ["ColumnFiles", "ColumnReader", "PagedFile", "Pages", "mark_of_file", "named"]
+
+PAGES_AHEAD = 1
+"""Number of pages read ahead: a row group may have a million rows."""
+
+
+class PagedFile(Protocol):
+    """The interface of an open file with pages. Its methods are called in the executor."""
+
+    @property
+    def pages(self) -> int: ...
+    def read_page(self, number: int) -> Any:
+        """Returns page `number` as an Arrow table or record batch."""
+
+
+@contextmanager
+def named(path: str, part: str = "") -> Iterator[None]:
+    """A context manager that raises MalformedInput naming `path` and `part` in place of pyarrow's
+    errors for damaged files.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        place = f"{path}, {part}" if part else path
+        raise MalformedInput(
+            f"{place} cannot be read: {error}. The file is damaged, or of another format"
+        ) from error
+
+
+class Pages(NamedTuple):
+    """The content of one split: pages `start` to `end` (exclusive) of a file; `end` None means the
+    end of the file.
+    """
+
+    path: str
+    start: int
+    end: int | None
+    mark: tuple[int, Mark] | None = None
+    """Size and end of the file when it was divided; None if it was not divided."""
+    seen: tuple[int, int] | None = None
+    """Size and modification time of the file when it was found; only in its first part.
+
+    Earlier releases left out both.
+    """
+
+    @property
+    def place(self) -> tuple[int, int | None, None]:
+        """The values that identify the part within its file."""
+        return self.start, self.end, None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the part is the whole file.
+
+        Such a part is read to the end that the file has when reading begins.
+        """
+        return self.start == 0 and self.mark is None and self.seen is not None
+
+    @property
+    def id(self) -> str:
+        """The id of the part. It is stable over restarts, and unique among the parts of a
+        source.
+        """
+        return self.path if self.start == 0 else f"{self.path}@{self.start}"
+
+
+def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
+    """Returns the size of a file, and the mark of its end.
+
+    The mark identifies the content, because Parquet and Arrow describe the rest of the file in a
+    footer.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - MARK_BYTES, 0))
+    mark = size, mark_of(file.read())
+    file.seek(0)
+    return mark
+
+
+class ColumnReader(BaseReader[Any]):
+    """A reader that reads each split to its end, one after the other."""
+
+    columnar = True
+    one_at_a_time = True
+
+    def __init__(self, ctx: SourceContext, open_file: Callable[[BinaryIO, str], PagedFile]) -> None:
+        """Makes a reader. `open_file(file, path)` is called in the executor; the reader closes
+        `file`.
+        """
+        self._host = ctx.host
+        self._open_file = open_file
+        self._arrow: ArrowPages | None = None
+        self._splits: deque[Split] = deque()
+        self._positions: dict[str, tuple[int, int]] = {}
+        self._marks: dict[str, tuple[int, Mark]] = {}
+        """Size and end of each file."""
+        self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
+        """(split, page, number of its rows that were emitted, whether it is the last, rows)."""
+        self._ahead = ReadAhead(ctx.host, "column-reader")
+        self._file: BinaryIO | None = None
+        self.current_split = ""
+        self.finished_splits: set[str] = set()
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            part = Pages(*split.payload)
+            page, row, *mark = split.position or (part.start, 0, part.mark)
+            self._positions[split.id] = (page, row)
+            if mark and mark[0] is not None:
+                self._marks[split.id] = mark[0]
+            self._splits.append(split)
+        self._ahead.start(self._read_ahead)
+
+    async def _read_ahead(self) -> None:
+        while self._splits:
+            await self._read(self._splits[0])
+            self._splits.popleft()
+
+    async def _read(self, split: Split) -> None:
+        pages = Pages(*split.payload)
+        first, taken = self._positions[split.id]
+        if pages.end is not None and first >= pages.end:
+            self.finished_splits.add(split.id)
+            return
+        opened = await self._ahead.blocking(self._open, split.id, pages)
+        end = opened.pages if pages.end is None or pages.is_whole else pages.end
+        if first >= end:
+            self.finished_splits.add(split.id)
+        for number in range(first, end):
+            read = await self._ahead.blocking(self._read_page, opened, number)
+            # Done here and not in the executor, because this batch shares its list of texts with
+            # earlier batches that are still in use.
+            rows = self._arrow_pages().settle(read)
+            self._pages.append(
+                (split.id, number, taken if number == first else 0, number + 1 == end, rows)
+            )
+            await self._ahead.added(lambda: len(self._pages) > PAGES_AHEAD)
+        self._close_file()
+
+    def _open(self, split_id: str, pages: Pages) -> PagedFile:
+        path, known = pages.path, self._marks.get(split_id)
+        is_begun = self._positions[split_id] != (pages.start, 0)
+        so_far = f"{path} was {'begun' if is_begun or pages.mark is None else 'cut'}, and"
+        try:
+            file = self._file = self._host.fs.open_read(path)
+        except FileNotFoundError:
+            if not is_begun:
+                raise
+            raise RestoreError(f"{so_far} is not there any more: put it back") from None
+        mark = self._marks[split_id] = mark_of_file(file)
+        if known is not None and known != mark:
+            raise RestoreError(
+                f"{so_far} another one has its name now: it must not be replaced while it is read"
+            )
+        return self._open_file(file, path)
+
+    def _read_page(self, file: PagedFile, number: int) -> ColumnBatch:
+        return self._arrow_pages().read(file.read_page(number))
+
+    def _arrow_pages(self) -> ArrowPages:
+        arrow = self._arrow
+        if arrow is None:
+            from aioflow.columns.arrow import ArrowPages
+
+            arrow = self._arrow = ArrowPages()
+        return arrow
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def poll_batch(self, max_records: int) -> ColumnBatch | None:
+        """Returns at most `max_records` rows of one page."""
+        while self._pages:
+            split_id, number, taken, last, rows = self._pages[0]
+            stop = min(taken + max_records, len(rows))
+            if stop < len(rows):
+                self._pages[0] = (split_id, number, stop, last, rows)
+                self._positions[split_id] = (number, stop)
+            else:
+                self._pages.popleft()
+                self._positions[split_id] = (number + 1, 0)
+                if last:
+                    self.finished_splits.add(split_id)
+                self._ahead.taken()
+            if stop > taken:
+                self.current_split = split_id
+                return rows.part(slice(taken, stop))
+        if self._ahead.error is not None:
+            raise self._ahead.error
+        return None
+
+    async def wait(self) -> None:
+        if not self._pages:
+            await self._ahead.wait()
+
+    @property
+    def finished(self) -> bool:
+        return not self._splits and not self._pages and self._ahead.error is None
+
+    def position(self, split_id: str) -> tuple[int, int, tuple[int, Mark] | None]:
+        return (*self._positions[split_id], self._marks.get(split_id))
+
+    async def close(self) -> None:
+        await self._ahead.close()
+        self._close_file()
 
 
 class ColumnFiles(ABC):

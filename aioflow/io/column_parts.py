@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.column_batch import ColumnBatch
+from aioflow.io.conversion import fields_of_value
 from aioflow.io.parts import PartWriter, RollPolicy
-from aioflow.io.shapes import fields_of_value
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

@@ -21,15 +21,15 @@ import msgspec
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.io.checks import checked_columns, checked_encoding
+from aioflow.io.arguments import checked_columns, checked_encoding
+from aioflow.io.conversion import field_names, fields_of_value, hints_of, row_converter, struct_like
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
-from aioflow.io.shapes import field_names, fields_of_value, hints_of, row_converter, struct_like
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
     from aioflow.io.file_reader import Decoder
-    from aioflow.io.malformed import OnError
     from aioflow.io.parts import RollPolicy
 
 __all__ = ["csv"]

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
+from aioflow.io.arguments import checked_encoding, checked_on_error, checked_seconds, checked_whole
 from aioflow.io.blocks import BLOCK_BYTES
-from aioflow.io.checks import checked_encoding, checked_seconds, checked_whole
-from aioflow.io.file_reader import Bad, Decoded, FileReader
-from aioflow.io.follow_reader import FollowReader
+from aioflow.io.file_reader import Bad, Decoded, FileReader, FollowReader
 from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
-from aioflow.io.malformed import checked_on_error
 from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy, checked_roll
 from aioflow.io.paths import SPLIT_BYTES, FilePart, checked_path, cut
 from aioflow.operators.source import Split
@@ -28,8 +26,8 @@ from aioflow.operators.source import Split
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
     from aioflow.io.file_reader import Decoder
-    from aioflow.io.malformed import OnError
     from aioflow.io.parts import Encoder
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader

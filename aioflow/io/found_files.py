@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.core.timeunits import to_seconds
-from aioflow.io.hosts import lent
-from aioflow.io.paths import find_files, fixed_part, is_matched, pattern_hint, respelled
+from aioflow.io.paths import find_files, fixed_part, is_matched, lent, pattern_hint, respelled
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes
-from aioflow.io.checks import checked_whole
+from aioflow.io.arguments import checked_whole
 from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:

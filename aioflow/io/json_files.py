@@ -18,16 +18,16 @@ from msgspec.structs import astuple
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
+from aioflow.io.arguments import MALFORMED
+from aioflow.io.conversion import are_scalars, hints_of, is_namedtuple, namedtuple_from, struct_like
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
-from aioflow.io.malformed import MALFORMED
 from aioflow.io.paths import SPLIT_BYTES
-from aioflow.io.shapes import are_scalars, hints_of, is_namedtuple, namedtuple_from, struct_like
 
 if TYPE_CHECKING:
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.timeunits import Duration
-    from aioflow.io.malformed import OnError
+    from aioflow.io.arguments import OnError
     from aioflow.io.parts import RollPolicy
 
 __all__ = ["jsonl"]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError, describe_record
 from aioflow.io.backoff import Backoff
+from aioflow.io.conversion import body_encoder
 from aioflow.io.kafka_client import (
     client_library,
     committed_offsets,
@@ -30,7 +31,6 @@ from aioflow.io.kafka_client import (
     message_limit,
     started,
 )
-from aioflow.io.message_bodies import body_encoder
 
 if TYPE_CHECKING:
     from aioflow.io.kafka_topics import KafkaTopics

@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds, checked_text
-from aioflow.io.kafka_partitions import KafkaPartitions
-from aioflow.io.malformed import checked_on_error
-from aioflow.io.message_bodies import checked_format, one_or_more, one_or_more_places
+from aioflow.io.arguments import (
+    check_host_and_port,
+    checked_on_error,
+    checked_options,
+    checked_seconds,
+    checked_text,
+)
+from aioflow.io.conversion import checked_format, one_or_more, one_or_more_places
+from aioflow.io.kafka_client import KafkaPartitions
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
     from aioflow.io.kafka_sink import KafkaCommitter, KafkaWriter
-    from aioflow.io.malformed import OnError
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader, Split
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff
-from aioflow.io.message_bodies import body_encoder
+from aioflow.io.conversion import body_encoder
 from aioflow.io.nats_streams import connect, is_away, stream_of
 
 if TYPE_CHECKING:

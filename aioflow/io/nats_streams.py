@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from aioflow.advice.calls import explained
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
+from aioflow.io.arguments import (
+    check_host_and_port,
+    checked_on_error,
+    checked_options,
+    checked_seconds,
+)
 from aioflow.io.backoff import Backoff
-from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds
-from aioflow.io.malformed import checked_on_error
-from aioflow.io.message_bodies import body_decoder, checked_format, one_or_more_places
-from aioflow.io.stream_reader import Message, StreamReader
+from aioflow.io.conversion import body_decoder, checked_format, one_or_more_places
+from aioflow.io.readers import Message, StreamReader
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
-    from aioflow.io.malformed import OnError
+    from aioflow.io.arguments import OnError
     from aioflow.io.nats_sink import NatsCommitter, NatsWriter
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader

@@ -40,8 +40,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.errors import GraphError, RestoreError
-from aioflow.io.checks import checked_whole
-from aioflow.io.hosts import lent
+from aioflow.io.arguments import checked_whole
+from aioflow.io.paths import lent
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

@@ -3,6 +3,9 @@ matches), and divides them into splits.
 
 Names that begin with a dot or an underscore are ignored: they are unfinished parts and markers.
 They count only if a pattern contains the dot or underscore.
+
+Work outside of a task, such as finding splits and committing, needs a host (access to files and the
+executor). The caller of a connector may lend its own host.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import errno
 import os
 import posixpath
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePath
@@ -18,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aioflow.core.errors import GraphError
 from aioflow.core.locations import local_path
+from aioflow.core.system_host import SystemHost
 from aioflow.inspection.redaction import redacted
 from aioflow.io.blocks import is_compressed, marks_before, zip_members
 
@@ -37,6 +43,7 @@ __all__ = [
     "is_matched",
     "pattern_hint",
     "respelled",
+    "lent",
 ]
 
 SPLIT_BYTES = 64 * 1024 * 1024
@@ -273,3 +280,18 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
         made.append(part_id if other in taken else other)
         taken.add(other)
     return made
+
+
+@asynccontextmanager
+async def lent(host: Host | None) -> AsyncIterator[Host]:
+    """Yields `host` and leaves it open. Without one, yields a new `SystemHost` and closes it
+    afterwards.
+    """
+    if host is not None:
+        yield host
+        return
+    machine = SystemHost()
+    try:
+        yield machine
+    finally:
+        await machine.close()

@@ -15,9 +15,9 @@ import msgspec
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, describe_record, note_once
-from aioflow.io.buffered import BufferedReader
-from aioflow.io.checks import check_host_and_port, checked_columns
-from aioflow.io.shapes import value_maker
+from aioflow.io.arguments import check_host_and_port, checked_columns
+from aioflow.io.conversion import value_maker
+from aioflow.io.readers import BufferedReader
 from aioflow.io.tables import (
     SCHEMA,
     TableCommitter,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 from aioflow.advice.calls import explained
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
-from aioflow.io.checks import checked_whole
+from aioflow.io.arguments import checked_whole
 from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:

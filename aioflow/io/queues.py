@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.io.buffered import say_at_most_once
+from aioflow.io.readers import say_at_most_once
 from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 
 from aioflow.columns.build import GrowingEntries, column_of
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
-from aioflow.io.shapes import certain_hints_of
+from aioflow.io.conversion import certain_hints_of
 
 __all__ = ["FieldColumns", "RecordColumns", "count_objects"]
 

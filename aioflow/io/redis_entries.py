@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aioflow.core.errors import describe_record, with_article
-from aioflow.io.message_bodies import body_decoder, body_encoder
-from aioflow.io.shapes import field_names, fields_of_value, row_converter
+from aioflow.io.conversion import (
+    body_decoder,
+    body_encoder,
+    field_names,
+    fields_of_value,
+    row_converter,
+)
 
 if TYPE_CHECKING:
     from aioflow.io.redis_streams import RedisStreams

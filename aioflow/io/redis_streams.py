@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
+from aioflow.io.arguments import checked_on_error, checked_seconds, checked_text, checked_whole
 from aioflow.io.backoff import Backoff
-from aioflow.io.checks import checked_seconds, checked_text, checked_whole
+from aioflow.io.conversion import checked_format, one_or_more
 from aioflow.io.http_client import checked_url
-from aioflow.io.malformed import checked_on_error
-from aioflow.io.message_bodies import checked_format, one_or_more
+from aioflow.io.readers import GroupReader, Message
 from aioflow.io.redis_entries import decoder_of, entry_decoder
-from aioflow.io.stream_reader import GroupReader, Message
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
-    from aioflow.io.malformed import OnError
+    from aioflow.io.arguments import OnError
     from aioflow.io.redis_sink import RedisCommitter, RedisWriter
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader

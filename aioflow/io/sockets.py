@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken
-from aioflow.io.backoff import Backoff
-from aioflow.io.buffered import BufferedReader
-from aioflow.io.checks import (
+from aioflow.io.arguments import (
     PORT_MAX,
+    Malformed,
     checked_encoding,
+    checked_on_error,
     checked_seconds,
     checked_text,
     checked_whole,
 )
-from aioflow.io.malformed import Malformed, checked_on_error
+from aioflow.io.backoff import Backoff
+from aioflow.io.readers import BufferedReader
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
-    from aioflow.io.malformed import OnError
+    from aioflow.io.arguments import OnError
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 

@@ -21,11 +21,10 @@ from urllib.parse import quote
 from aioflow.advice.calls import explained
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, GraphError, describe_record, note_once
-from aioflow.io.buffered import BufferedReader
-from aioflow.io.checks import checked_columns
-from aioflow.io.hosts import lent
-from aioflow.io.paths import checked_path
-from aioflow.io.shapes import value_maker
+from aioflow.io.arguments import checked_columns
+from aioflow.io.conversion import value_maker
+from aioflow.io.paths import checked_path, lent
+from aioflow.io.readers import BufferedReader
 from aioflow.io.tables import (
     SCHEMA,
     TableCommitter,

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aioflow.core.errors import StateError, describe_record
 from aioflow.core.wire.serializers import Codec
-from aioflow.io.shapes import fields_of_value
+from aioflow.io.conversion import fields_of_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,10 +18,9 @@ import msgspec
 from aioflow.advice.calls import explained
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.io.buffered import BufferedReader
-from aioflow.io.checks import PORT_MAX, checked_seconds, checked_text, checked_whole
+from aioflow.io.arguments import MALFORMED, PORT_MAX, checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import DECODINGS
-from aioflow.io.malformed import MALFORMED
+from aioflow.io.readers import BufferedReader
 from aioflow.network.http_limits import Door
 from aioflow.operators.source import Split
 

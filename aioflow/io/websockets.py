@@ -13,10 +13,10 @@ import msgspec
 from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken, GraphError
 from aioflow.inspection.redaction import redacted
+from aioflow.io.arguments import checked_headers, checked_seconds
 from aioflow.io.backoff import Backoff
-from aioflow.io.buffered import BufferedReader
-from aioflow.io.checks import checked_headers, checked_seconds
 from aioflow.io.http_client import checked_url, client_session, without_secrets
+from aioflow.io.readers import BufferedReader
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:

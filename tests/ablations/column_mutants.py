@@ -372,7 +372,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "defaults are taken to be what annotations say",
-        "aioflow/io/shapes.py",
+        "aioflow/io/conversion.py",
         "hint if name not in defaults or type(defaults[name]) is hint else None",
         "hint",
         (

@@ -200,7 +200,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a field of another type is told by a place that objects do not have",
-        "aioflow/io/shapes.py",
+        "aioflow/io/conversion.py",
         "            raise msgspec.ValidationError(told) from error\n",
         "            raise\n",
         ("tests/io/test_json_namedtuples.py::test_a_field_of_another_type_is_told_by_its_name",),
@@ -967,7 +967,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the function of a source that does not end is waited for without its name",
-        "aioflow/io/buffered.py",
+        "aioflow/io/readers.py",
         "                await self.ctx.end(pump)\n",
         "                await __import__('aioflow.core.aio').core.aio.cancel_and_wait([pump])\n",
         (CANCELS + "test_a_stop_does_not_fail_for_a_source_that_swallows_its_cancellation",),
@@ -1008,7 +1008,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a comma in a password cuts the URL of a server",
-        "aioflow/io/message_bodies.py",
+        "aioflow/io/conversion.py",
         '(?=\\w+://|[^@]*$)")',
         '")',
         ("tests/io/test_refused_arguments.py::test_servers_between_commas_are_several",),
@@ -1059,7 +1059,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an event that comes byte by byte is copied each time",
-        "aioflow/io/event_streams.py",
+        "aioflow/io/http_client.py",
         "        if may_end:  # Otherwise",
         "        if True:  # Otherwise",
         ("tests/io/test_network.py::test_data_that_comes_byte_by_byte_is_not_copied_each_time",),

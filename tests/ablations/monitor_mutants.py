@@ -131,7 +131,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a connector shows its URL",
-        "aioflow/io/event_streams.py",
+        "aioflow/io/http_client.py",
         '        return f"sse({redacted(self.url)!r})"\n',
         '        return f"sse({self.url!r})"\n',
         ("tests/io/test_secrets.py::test_a_source_shows_no_secret",),

@@ -1113,7 +1113,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file of columns that was replaced is read on",
-        "aioflow/io/column_reader.py",
+        "aioflow/io/column_files.py",
         "        if known is not None and known != mark:\n",
         "        if known is not None and not mark:\n",
         (
@@ -1123,7 +1123,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a reader is closed while it reads",
-        "aioflow/io/read_ahead.py",
+        "aioflow/io/readers.py",
         "        if self._reading is not None:\n            await wait_all(",
         "        if self._reading is not None and self._reading.done():\n            await "
         "wait_all(",

@@ -86,7 +86,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "values that are nested too deep are not malformed",
-        "aioflow/io/malformed.py",
+        "aioflow/io/arguments.py",
         "MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)",
         "MALFORMED = (msgspec.MsgspecError, ValueError)",
         (
@@ -96,7 +96,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what pyarrow says of a damaged file does not name it",
-        "aioflow/io/column_reader.py",
+        "aioflow/io/column_files.py",
         (
             "        raise MalformedInput(\n"
             '            f"{place} cannot be read: {error}. The file is damaged, or of another '
@@ -402,7 +402,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a followed file is known by its name",
-        "aioflow/io/follow_reader.py",
+        "aioflow/io/file_reader.py",
         "        return len(head) == length and _digest(head) == known.restored[1]\n",
         "        return True\n",
         (
@@ -413,7 +413,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a followed file that is gone after a restore is forgotten",
-        "aioflow/io/follow_reader.py",
+        "aioflow/io/file_reader.py",
         "            elif known.restored is not None and known.offset:\n",
         "            elif False:\n",
         (_RESTORED,),
@@ -508,14 +508,14 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "partitions of Kafka that come later begin at their end",
-        "aioflow/io/kafka_partitions.py",
+        "aioflow/io/kafka_client.py",
         "(begins if one.topic in self._begun else start)[one]",
         "start[one]",
         (f"{_KAFKA}test_partitions_that_come_after_the_job_begin_at_their_beginning",),
     ),
     Mutant(
         "groups are not told of the last checkpoint",
-        "aioflow/io/stream_reader.py",
+        "aioflow/io/readers.py",
         "        if not self.untold:\n            return\n        try:\n",
         "        if True:\n            return\n        try:\n",
         (

@@ -24,7 +24,6 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import StateError
 from aioflow.core.optional_arguments import call_with
 from aioflow.io.csv_files import csv
-from aioflow.io.discarding import blackhole
 from aioflow.io.files import lines
 from aioflow.io.json_files import jsonl
 from aioflow.io.kafka_sink import KafkaCommitter, KafkaWriter
@@ -32,11 +31,11 @@ from aioflow.io.kafka_topics import KafkaTopics, kafka
 from aioflow.io.nats_sink import NatsCommitter, NatsWriter
 from aioflow.io.nats_streams import nats
 from aioflow.io.postgres_tables import PostgresTable, postgres
-from aioflow.io.printing import stdout
 from aioflow.io.queues import queue
 from aioflow.io.redis_sink import RedisCommitter, RedisWriter
 from aioflow.io.redis_streams import RedisStreams, redis
 from aioflow.io.sqlite_tables import SqliteTable, sqlite
+from aioflow.io.standard_output import blackhole, stdout
 from aioflow.io.tables import TableCommitter, TableWriter
 from aioflow.operators.retry import Retry
 from aioflow.operators.sink import Sink, SinkOperator

@@ -18,8 +18,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
-from aioflow.io.arrow_tables import arrow
-from aioflow.io.parquet_files import parquet
+from aioflow.io.arrow_files import arrow, parquet
 from aioflow.operators.source import Split, discover_splits
 from tests.io.driver import SinkContext, next_batch, system_context
 
@@ -135,7 +134,7 @@ async def test_file_of_another_format_is_named(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aioflow.io.columns_extra.find_spec", lambda name: None)
+    monkeypatch.setattr("aioflow.io.arguments.find_spec", lambda name: None)
     with pytest.raises(GraphError, match=r"needs numpy and pyarrow: install aioflow\[columns\]"):
         parquet("x")
 

@@ -18,8 +18,7 @@ import aioflow.io
 from aioflow.core.errors import Broken, GraphError, RemoteProtocolError
 from aioflow.core.functions import OutputTag
 from aioflow.io.backoff import Backoff
-from aioflow.io.event_streams import EventParser, ServerSentEvent, sse
-from aioflow.io.http_client import http
+from aioflow.io.http_client import EventParser, ServerSentEvent, http, sse
 from aioflow.io.sockets import LINES_AHEAD, socket
 from aioflow.io.webhooks import webhook
 from aioflow.io.websockets import websocket

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from aioflow.core.system_host import SystemHost
-from aioflow.io.read_ahead import ReadAhead
+from aioflow.io.readers import ReadAhead
 from tests.task.running import until
 
 

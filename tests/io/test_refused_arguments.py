@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.io.checks import checked_encoding
-from aioflow.io.message_bodies import one_or_more_places
+from aioflow.io.arguments import checked_encoding
+from aioflow.io.conversion import one_or_more_places
 from aioflow.io.parts import RollPolicy
 
 io = af.io

@@ -16,7 +16,7 @@ import msgspec
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.core.timeunits import to_seconds
-from aioflow.io.shapes import field_names, value_maker
+from aioflow.io.conversion import field_names, value_maker
 
 if TYPE_CHECKING:
     from aioflow.spark.bridge.session import SparkBridge

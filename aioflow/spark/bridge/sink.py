@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from aioflow.core.errors import RestoreError, StateError, describe_record
-from aioflow.io.shapes import fields_of_value
+from aioflow.io.conversion import fields_of_value
 from aioflow.spark.bridge.channels import ChannelListener
 from aioflow.spark.bridge.executor import PullRows
 from aioflow.spark.bridge.transfers import OutboundStream

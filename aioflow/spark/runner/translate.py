@@ -30,7 +30,7 @@ from aioflow.core.errors import GraphError
 from aioflow.graph.job_graph import JobEdge
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.io.memory import FunctionSource
-from aioflow.io.printing import StdoutSink
+from aioflow.io.standard_output import StdoutSink
 from aioflow.operators.sink import SinkOperator
 from aioflow.operators.source import BaseReader, Split
 from aioflow.spark.bridge.source import FrameSource

@@ -1,7 +1,9 @@
-"""A sink that prints one line a record to `sys.stdout`.
+"""Sinks without a system behind them: one prints a line a record to `sys.stdout`, one drops all
+records.
 
-The executor writes, with one call a batch: a pipe with a slow reader blocks this sink and never the
-loop.
+The executor writes the lines, with one call a batch: a pipe with a slow reader blocks this sink and
+never the loop. The sink that drops records is for benchmarks, and for flows that are only
+subscribed to.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from aioflow.advice.calls import explained
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["ReaderGone", "StdoutSink", "stdout"]
+__all__ = ["ReaderGone", "StdoutSink", "stdout", "BlackholeSink", "blackhole"]
 
 
 @explained
@@ -96,3 +98,34 @@ class StdoutWriter:
 def _print(stream: TextIO, text: str) -> None:
     stream.write(text)
     stream.flush()
+
+
+@explained
+def blackhole() -> BlackholeSink:
+    """Returns a sink that drops every record."""
+    return BlackholeSink()
+
+
+class BlackholeSink:
+    """A sink that drops all records; each call costs one attribute lookup."""
+
+    name = "blackhole"
+    reads_columns = True
+
+    def __repr__(self) -> str:
+        return "blackhole()"
+
+    def writer(self, ctx: OperatorContext) -> BlackholeSink:
+        return self
+
+    def committer(self) -> None:
+        return None
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        """Drops `values`."""
+
+    async def flush(self) -> None:
+        """Does nothing: no record is buffered."""
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        return []

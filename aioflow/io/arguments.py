@@ -2,19 +2,28 @@
 
 Each check raises a GraphError that begins with `place`, the call as the user wrote it, and names
 the argument. A malformed duration is a ValueError or TypeError, as in the rest of the library.
+
+`on_error=` says how input that cannot be decoded is handled: it fails the job, is skipped, or goes
+to a side output.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import KeysView, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from aioflow.core.errors import GraphError
+import msgspec
+
+from aioflow.core.errors import GraphError, MalformedInput, did_you_mean
+from aioflow.core.functions import Failed, OutputTag
 from aioflow.core.timeunits import to_seconds
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
+    from aioflow.operators.source import SourceContext
 
 __all__ = [
     "check_host_and_port",
@@ -25,6 +34,11 @@ __all__ = [
     "checked_seconds",
     "checked_text",
     "checked_whole",
+    "require_columns",
+    "MALFORMED",
+    "Malformed",
+    "OnError",
+    "checked_on_error",
 ]
 
 PORT_MAX = 65_535
@@ -151,3 +165,71 @@ def check_host_and_port(url: str, place: str, *, needs_host: bool = True) -> Non
         raise GraphError(f"{place}: the URL cannot be used: its port is no number from 1 to 65535")
     if (needs_host and not host) or any(sign.isspace() for sign in parts.netloc):
         raise GraphError(f"{place}: the URL cannot be used: it has no host, or white space in it")
+
+
+def require_columns(what: str) -> None:
+    """Raises GraphError naming `what` unless numpy and pyarrow are installed. Imports neither."""
+    missing = [name for name in ("numpy", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise GraphError(f"{what} needs {' and '.join(missing)}: install aioflow[columns]")
+
+
+OnError = str | OutputTag[Any]
+"""Handling of a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
+
+MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
+"""Errors of reading a malformed value: msgspec's errors, text of another encoding, numbers that are
+too large, and values that are nested too deep."""
+
+logger = logging.getLogger(__name__)
+
+
+def checked_on_error(on_error: Any, connector: str) -> OnError:
+    """Returns `on_error` if it is valid. Raises GraphError naming `connector`."""
+    if isinstance(on_error, OutputTag) or (
+        isinstance(on_error, str) and on_error in ("fail", "skip")
+    ):
+        return on_error
+    hint = did_you_mean(on_error, ("fail", "skip"))
+    raise GraphError(
+        f"{connector}: on_error is {on_error!r}, expected 'fail', 'skip' or an OutputTag{hint}"
+    )
+
+
+class Malformed:
+    """The handler of the malformed elements of one reader; `on_error` decides what happens to
+    them.
+    """
+
+    def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
+        self._ctx = ctx
+        self._on_error = on_error
+        self._errors = ctx.runtime.metrics.counter("numRecordsInErrors")
+        self.skipped = 0
+
+    @property
+    def fails(self) -> bool:
+        """Whether `report` raises."""
+        return self._on_error == "fail"
+
+    def report(self, value: bytes, message: str, error: Exception) -> None:
+        """Reports a malformed element; `message` names the fault and its location.
+
+        Raises MalformedInput if the job is to fail.
+        """
+        if self._on_error == "fail":
+            raise MalformedInput(
+                f"{message}. To go on without such input give on_error='skip', or an OutputTag to "
+                "collect it"
+            ) from error
+        self._errors.inc()
+        if isinstance(self._on_error, OutputTag):
+            runtime = self._ctx.runtime
+            operator = getattr(runtime, "operator_name", runtime.task_name)
+            self._ctx.side_output(
+                self._on_error, Failed(value, message, type(error).__name__, operator, None)
+            )
+            return
+        self.skipped += 1
+        if self.skipped == 1:
+            logger.warning("skipped malformed input, more is skipped in silence: %s", message)

@@ -1,0 +1,486 @@
+"""The base classes of readers.
+
+`BufferedReader` is for streams that deliver data on their own: one task fills a bounded buffer, and
+`poll_batch` empties it. Invariant: the task waits while the buffer is full, so a reader never holds
+more than its capacity and one element. Every element is in exactly one polled batch, together with
+the position after it.
+
+`ReadAhead` is a task that reads ahead of the polls: it starts with the reader, waits while enough
+is buffered, and ends with `close`. It reads files in the executor, one call at a time. A running
+call continues when the task is cancelled, and `close` waits for it. An error is raised by the first
+poll after all data read before the error was polled. The reader itself holds the data.
+
+`StreamReader` is for external logs, such as Kafka topics. Messages arrive in chunks of a split, and
+are decoded when they are polled. A subclass defines `run`, one task that reads all splits side by
+side from their positions and awaits `put` for each chunk. Invariants: the task waits while the
+buffer is full, so a reader never holds more than its capacity and one chunk. A malformed message is
+reported exactly when those before it have been polled, so it also counts exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
+
+from aioflow.core.aio import cancel_and_wait, wait_all
+from aioflow.core.user_code import check_own_task, close_user_code, user_error
+from aioflow.io.arguments import MALFORMED, Malformed
+from aioflow.operators.source import BaseReader
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from aioflow.core.host import Host
+    from aioflow.io.arguments import OnError
+    from aioflow.operators.source import SourceContext, Split
+
+__all__ = [
+    "BUFFER_RECORDS",
+    "BufferedReader",
+    "say_at_most_once",
+    "ReadAhead",
+    "GroupReader",
+    "Message",
+    "StreamReader",
+]
+
+logger = logging.getLogger(__name__)
+
+BUFFER_RECORDS = 4096
+"""Capacity of the buffer: two polls of the largest batch, so that the pump fills one while the
+other is processed.
+"""
+
+
+class BufferedReader(BaseReader[Any]):
+    """A reader of one split. A subclass defines `run`, which reads until the stream ends and awaits
+    `put` for each element.
+
+    `run` is one asyncio task from beginning to end, so it may keep timeouts, task groups and
+    connections open across elements.
+    """
+
+    at_most_once = ""
+    """Text on elements that no checkpoint covers, if the peer cannot send them again.
+
+    Logged once a run.
+    """
+
+    def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
+        self.ctx = ctx
+        self._capacity = capacity
+        # Parallel lists. `_positions` stays empty if the stream has no positions.
+        self._values: list[Any] = []
+        self._positions: list[Any] = []
+        self._split: Split | None = None
+        self._position: Any = None
+        self._pump: asyncio.Task[None] | None = None
+        self._ended = True
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def run(self, split: Split) -> None:
+        """Reads `split` from its position to the end of the stream.
+
+        `poll_batch` raises its error.
+        """
+        raise TypeError(f"{type(self).__name__} must define run(self, split)")
+
+    async def put(self, value: Any, position: Any = None) -> None:
+        """Adds one element to the buffer, then waits while the buffer is full.
+
+        Either all elements have positions or none has.
+        """
+        self.add(value, position)
+        while len(self._values) >= self._capacity:
+            await self.room()
+
+    def add(self, value: Any, position: Any = None) -> None:
+        """Adds one element to the buffer without waiting; the caller has checked that there is
+        room.
+        """
+        if position is not None:
+            self._positions.append(position)
+        self._values.append(value)
+        if self._waiter is not None:
+            self.wake()
+
+    async def room(self) -> None:
+        """Returns after the next poll that leaves the buffer at most half full."""
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._room)
+
+    def wake(self) -> None:
+        """Ends the current `wait`."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        if not splits:
+            return
+        assert self._split is None and len(splits) == 1, "the stream has one split"
+        self._split = splits[0]
+        self._position = splits[0].position
+        self._ended = False
+        if self.at_most_once and self.ctx.replays and self.ctx.runtime.attempt == 0:
+            say_at_most_once(self.ctx, self.at_most_once)
+        # Owned by this reader: close() cancels it and waits for its end.
+        self._pump = asyncio.get_running_loop().create_task(
+            self._guarded(splits[0]), name=f"{type(self).__name__}-{splits[0].id}"
+        )
+
+    async def _guarded(self, split: Split) -> None:
+        try:
+            await self.run(split)
+            check_own_task()
+        # poll_batch raises this error after it has returned all elements before it.
+        except BaseException as error:  # noqa: BLE001
+            self._error = user_error(error)
+        finally:
+            self._ended = True
+            self.wake()
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        values = self._values
+        # Slice and delete rather than swap: another thread may be appending to this very list.
+        batch = values[:max_records]
+        if not batch:
+            if self._error is not None:
+                raise self._error
+            return None
+        taken = len(batch)
+        del values[:taken]
+        if self._positions:
+            self._position = self._positions[taken - 1]
+            del self._positions[:taken]
+        if len(values) <= self._capacity // 2:
+            self.on_room()
+        return batch
+
+    def on_room(self) -> None:
+        """Lets the filling task continue, because the buffer is at most half full."""
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    async def wait(self) -> None:
+        if self._values or self._ended:
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiter)
+
+    @property
+    def finished(self) -> bool:
+        return self._ended and not self._values and self._error is None
+
+    def position(self, split_id: str) -> Any:
+        return self._position
+
+    async def close(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            try:
+                await self.ctx.end(pump)
+            except asyncio.CancelledError:  # Closing took longer than its time limit.
+                close_user_code(pump)
+                raise
+
+
+def say_at_most_once(ctx: SourceContext, what: str) -> None:
+    """Logs a warning that elements which no checkpoint covers are lost after a restart.
+
+    `what` is the reason, as a part of the message. The caller calls it once in each run.
+    """
+    logger.warning(
+        "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at "
+        "most once)",
+        ctx.runtime.task_name,
+        what,
+    )
+
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class ReadAhead:
+    """The owner of a task that reads ahead; `name` is the name of the task."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.error: BaseException | None = None
+        """The error that ended the task."""
+        self._host = host
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[Any] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the task may still add data."""
+        return self._task is not None and not self._task.done()
+
+    def start(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Starts a task that runs `read()`, unless it runs already."""
+        if not self.is_running:
+            # Owned by this object: close() cancels it and waits for its end.
+            self._task = asyncio.get_running_loop().create_task(
+                self._guarded(read), name=self._name
+            )
+
+    async def _guarded(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await read()
+            check_own_task()
+        # A later poll raises this error, once all data before it was polled.
+        except BaseException as error:  # noqa: BLE001
+            self.error = user_error(error)
+        finally:
+            self._wake()
+
+    # Methods that the task calls.
+
+    async def blocking(self, call: Callable[[*Args], T], *args: *Args) -> T:
+        """Returns the result of `call(*args)`, a call that reads, run in the executor."""
+        reading = self._reading = self._host.blocking(call, *args)
+        # Shielded, because a running read continues after a cancellation, and close() waits for it.
+        return await asyncio.shield(reading)
+
+    async def added(self, is_full: Callable[[], bool]) -> None:
+        """Wakes the waiting poll after data was added. Returns when `is_full()` is false."""
+        self._wake()
+        while is_full():
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    # Methods that the reader calls.
+
+    def taken(self) -> None:
+        """Notes that data was polled, so there may be room again."""
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    async def wait(self) -> None:
+        """Waits until data is added, or no more will be."""
+        if not self.is_running:
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiter)
+
+    async def close(self) -> None:
+        """Ends the task, and waits for its running read."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_and_wait([task])
+        if self._reading is not None:
+            await wait_all([self._reading])
+            if not self._reading.cancelled():
+                self._reading.exception()  # Otherwise asyncio logs the error as never retrieved.
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+TELL_TIMEOUT_S = 5.0
+"""Maximum time that a closing reader waits for a server to accept its last positions."""
+
+
+class Message(NamedTuple):
+    """One message of a log, as received."""
+
+    content: Any
+    """The content that `decode` converts to an element."""
+    position: Any
+    """The position after the message."""
+    timestamp: int
+    """Time when the log stored the message, in milliseconds."""
+    where: str
+    """Name of the message in an error."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    split_id: str
+    messages: Sequence[Message]
+    last: bool
+    next: int = 0
+
+
+class StreamReader(BaseReader[Any]):
+    """A reader of several splits of a log, side by side.
+
+    `timestamps` of a batch are the timestamps of its messages in the log.
+    """
+
+    def __init__(
+        self,
+        ctx: SourceContext,
+        decode: Callable[[Any], Any],
+        on_error: OnError,
+        *,
+        capacity: int = BUFFER_RECORDS,
+    ) -> None:
+        self.ctx = ctx
+        self.current_split = ""
+        self.timestamps: list[int] | None = None
+        self.finished_splits: set[str] = set()
+        self.splits: dict[str, Split] = {}
+        """The splits that were assigned so far. `run` checks it repeatedly, because splits may be
+        added.
+        """
+        self._decode = decode
+        self._malformed = Malformed(ctx, on_error)
+        self._capacity = capacity
+        self._positions: dict[str, Any] = {}
+        self._chunks: deque[_Chunk] = deque()
+        self._buffered = 0
+        self._pump = ReadAhead(ctx.host, type(self).__name__)
+
+    async def run(self) -> None:
+        """Reads all of `splits` from their positions. Returns when all were read to their end.
+
+        `poll_batch` raises the error of this method.
+        """
+        raise TypeError(f"{type(self).__name__} must define run(self)")
+
+    def content_of(self, content: Any) -> bytes:
+        """Returns the bytes of a message that cannot be decoded, for the side output."""
+        return bytes(content)
+
+    async def put(self, split_id: str, messages: Sequence[Message], *, last: bool = False) -> None:
+        """Adds the next messages of a split to the buffer, then waits while the buffer is full.
+
+        `last` means that the split has been read to its end.
+        """
+        self._chunks.append(_Chunk(split_id, messages, last))
+        self._buffered += len(messages)
+        await self._pump.added(lambda: self._buffered >= self._capacity)
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        begins = not self.splits
+        for split in splits:
+            self.splits[split.id] = split
+            self._positions[split.id] = split.position
+        if begins and splits:  # The running task finds the splits that are added later.
+            self._pump.start(self.run)
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        while self._chunks:
+            chunk = self._chunks[0]
+            values = self._take(chunk, max_records)
+            if chunk.next == len(chunk.messages):
+                self._chunks.popleft()
+                if chunk.last:
+                    self.finished_splits.add(chunk.split_id)
+            if values:
+                self.current_split = chunk.split_id
+                return values
+        if self._pump.error is not None:
+            raise self._pump.error
+        return None
+
+    def _take(self, chunk: _Chunk, max_records: int) -> list[Any]:
+        values: list[Any] = []
+        timestamps: list[int] = []
+        start, end = chunk.next, min(chunk.next + max_records, len(chunk.messages))
+        decode, messages = self._decode, chunk.messages
+        for i in range(start, end):
+            message = messages[i]
+            try:
+                values.append(decode(message.content))
+            except MALFORMED as error:
+                if self._malformed.fails and values:
+                    end = i  # The good messages are emitted before the error is raised.
+                    break
+                self._malformed.report(
+                    self.content_of(message.content), f"{message.where}: {error}", error
+                )
+            else:
+                timestamps.append(message.timestamp)
+        if end > start:
+            self._positions[chunk.split_id] = messages[end - 1].position
+        chunk.next = end
+        self._buffered -= end - start
+        if self._buffered <= self._capacity // 2:
+            self._pump.taken()
+        self.timestamps = timestamps
+        return values
+
+    async def wait(self) -> None:
+        if not self._chunks:
+            await self._pump.wait()
+
+    @property
+    def pending_records(self) -> int:
+        """Number of received messages that were not polled yet.
+
+        Subclasses that know the length of the log add the remaining messages.
+        """
+        return self._buffered
+
+    @property
+    def finished(self) -> bool:
+        return not self._pump.is_running and not self._chunks and self._pump.error is None
+
+    def position(self, split_id: str) -> Any:
+        return self._positions[split_id]
+
+    async def close(self) -> None:
+        await self._pump.close()
+
+
+class GroupReader(StreamReader):
+    """A reader that commits the positions of completed checkpoints to a consumer group of the log.
+
+    A subclass commits the positions in `untold` when it has a connection.
+    """
+
+    def __init__(
+        self, ctx: SourceContext, decode: Callable[[Any], Any], on_error: OnError, group: str | None
+    ) -> None:
+        super().__init__(ctx, decode, on_error)
+        self._group = group
+        self._taken: dict[int, dict[str, Any]] = {}
+        """Checkpoint -> its positions."""
+        self.untold: dict[str, Any] = {}
+        """Positions of the last completed checkpoint that were not committed to the group yet."""
+
+    async def tell_at_end(self) -> None:
+        """Commits the positions in `untold` to the group when the reader closes, over a new
+        connection.
+        """
+        raise TypeError(f"{type(self).__name__} must define tell_at_end(self)")
+
+    def checkpoint(self, checkpoint_id: int) -> None:
+        if self._group is not None:
+            self._taken[checkpoint_id] = dict(self._positions)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        for id_ in [id_ for id_ in self._taken if id_ <= checkpoint_id]:
+            self.untold = self._taken.pop(id_)
+
+    async def close(self) -> None:
+        await super().close()
+        if not self.untold:
+            return
+        try:
+            async with asyncio.timeout(TELL_TIMEOUT_S):
+                await self.tell_at_end()
+        # The group is only for monitoring: the job does not depend on it.
+        except Exception as error:  # noqa: BLE001
+            logger.warning(
+                "the group %r was not told how far it is read at the end: %r", self._group, error
+            )
