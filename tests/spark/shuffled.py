@@ -12,9 +12,9 @@ import aioflow as af
 from aioflow.api.runner import new_event_loop
 from aioflow.core.system_host import SystemHost
 from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.runner import runner
 from aioflow.spark.runner.blocks import COMMITTABLES, BlockRow
 from aioflow.spark.runner.program import StageProgram
-from aioflow.spark.runner.runner import runner
 from aioflow.spark.runner.translate import SparkPlan
 
 __all__ = ["shuffled"]

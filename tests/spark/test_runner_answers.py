@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aioflow as af
-from aioflow.spark.runner.runner import blocks
+from aioflow.spark.runner import blocks
 from tests.spark.answers import ANSWERS, DELAY_MS, Event, silent_keys
 from tests.spark.shuffled import shuffled
 

@@ -16,6 +16,7 @@ from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, emp
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
+from aioflow.spark.runner import blocks
 from aioflow.spark.runner.blocks import (
     ARRIVAL_GRAIN_MS,
     BlockRow,
@@ -24,7 +25,6 @@ from aioflow.spark.runner.blocks import (
     decode_block,
     merged,
 )
-from aioflow.spark.runner.runner import blocks
 from aioflow.task.partitioners import create_partitioner
 
 CODEC = Codec()
