@@ -22,11 +22,12 @@ from aioflow.spark.runner.blocks import BlockRow
 from aioflow.spark.runner.program import StageProgram
 from aioflow.spark.runner.runner import Spark
 from aioflow.spark.runner.translate import SparkPlan
+from aioflow.spark.streaming import frames
 from aioflow.spark.streaming.keys import KeyedStage, timer_of
 from aioflow.spark.streaming.plan import delay_ms_of
 from aioflow.spark.streaming.rows import TIME, KeyedRow, SourceProgram
 from aioflow.spark.streaming.run import TOO_LATE
-from aioflow.spark.streaming.source import ONCE, StreamSource, frames
+from aioflow.spark.streaming.source import ONCE, StreamSource
 from tests.spark.shuffled import Bridge
 
 __all__ = ["Given", "streamed"]
