@@ -29,6 +29,7 @@ from aioflow.io.arguments import (
 )
 from aioflow.io.backoff import Backoff
 from aioflow.io.readers import BufferedReader
+from aioflow.operators.sink import BaseWriter
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ class _HttpReader(BufferedReader):
             await self.put(item)
 
 
-class HttpWriter:
+class HttpWriter(BaseWriter[Any]):
     """Posts the records of one subtask, one request after the other."""
 
     def __init__(self, ctx: OperatorContext, config: HttpConnector) -> None:

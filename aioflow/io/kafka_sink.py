@@ -31,6 +31,7 @@ from aioflow.io.kafka_client import (
     message_limit,
     started,
 )
+from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.kafka_topics import KafkaTopics
@@ -69,7 +70,7 @@ class Prepared(NamedTuple):
     records: list[list[bytes | None]]
 
 
-class KafkaWriter:
+class KafkaWriter(BaseWriter[Any]):
     """A writer of the records of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: KafkaTopics[Any]) -> None:

@@ -20,6 +20,7 @@ from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_encoder
 from aioflow.io.nats_streams import connect, is_away, stream_of
+from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.nats_streams import NatsStream
@@ -47,7 +48,7 @@ class Prepared(NamedTuple):
     bodies: list[bytes]
 
 
-class NatsWriter:
+class NatsWriter(BaseWriter[Any]):
     """A writer of the messages of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: NatsStream[Any]) -> None:

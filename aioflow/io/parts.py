@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.io.arguments import checked_whole
 from aioflow.io.paths import lent
+from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -110,7 +111,7 @@ def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
     return roll
 
 
-class PartWriter:
+class PartWriter(BaseWriter[Any]):
     """A writer of the part files of one subtask."""
 
     def __init__(

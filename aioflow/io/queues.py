@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.readers import say_at_most_once
+from aioflow.operators.sink import BaseWriter
 from aioflow.operators.source import BaseReader, Split
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class _QueueReader(BaseReader[Any]):
         """Does nothing: the queue belongs to the program."""
 
 
-class QueueWriter:
+class QueueWriter(BaseWriter[Any]):
     """A writer that puts records into the queue one by one. A full queue blocks the job."""
 
     def __init__(self, target: asyncio.Queue[Any]) -> None:

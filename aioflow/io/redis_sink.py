@@ -28,6 +28,7 @@ from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.io.backoff import Backoff
 from aioflow.io.redis_entries import encoder_of
 from aioflow.io.redis_streams import answered, exists, is_away, open_client, refusal
+from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.redis_streams import RedisStreams
@@ -142,7 +143,7 @@ class _Keys(NamedTuple):
         return f"{self.staged}:{name}"
 
 
-class RedisWriter:
+class RedisWriter(BaseWriter[Any]):
     """A writer of the entries of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: RedisStreams[Any]) -> None:

@@ -24,6 +24,7 @@ from aioflow.io.arguments import (
 )
 from aioflow.io.backoff import Backoff
 from aioflow.io.readers import BufferedReader
+from aioflow.operators.sink import BaseWriter
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class _Lines(asyncio.Protocol):
         await self.lost
 
 
-class SocketWriter:
+class SocketWriter(BaseWriter[Any]):
     """A writer that sends the lines of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: SocketConnector) -> None:

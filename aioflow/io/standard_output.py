@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aioflow.advice.calls import explained
+from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
@@ -53,7 +54,7 @@ class StdoutSink:
         return None
 
 
-class StdoutWriter:
+class StdoutWriter(BaseWriter[Any]):
     """A writer that collects the lines of a batch and requests a flush after each batch.
 
     So lines appear at once.
@@ -106,7 +107,7 @@ def blackhole() -> BlackholeSink:
     return BlackholeSink()
 
 
-class BlackholeSink:
+class BlackholeSink(BaseWriter[Any]):
     """A sink that drops all records; each call costs one attribute lookup."""
 
     name = "blackhole"

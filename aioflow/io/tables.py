@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from aioflow.core.errors import StateError, describe_record
 from aioflow.core.wire.serializers import Codec
 from aioflow.io.conversion import fields_of_value
+from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,7 +245,7 @@ class RowShape:
         return tuple([adapt(cell, name) for cell, name in zip(cells, columns, strict=True)])
 
 
-class TableWriter:
+class TableWriter(BaseWriter[Any]):
     """A writer of the rows of one subtask."""
 
     def __init__(

@@ -17,6 +17,7 @@ from aioflow.io.arguments import checked_headers, checked_seconds
 from aioflow.io.backoff import Backoff
 from aioflow.io.http_client import checked_url, client_session, without_secrets
 from aioflow.io.readers import BufferedReader
+from aioflow.operators.sink import BaseWriter
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class _WebSocketReader(BufferedReader):
                 await backoff.sleep()
 
 
-class WebSocketWriter:
+class WebSocketWriter(BaseWriter[Any]):
     """A writer that sends the records of one subtask."""
 
     def __init__(self, ctx: OperatorContext, config: WebSocketConnector) -> None:

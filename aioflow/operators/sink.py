@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
 __all__ = [
+    "BaseWriter",
+    "as_writer",
     "commits",
     "Committer",
     "Sink",
@@ -77,14 +79,9 @@ PREPARED = "prepared"
 class SinkWriter(Protocol[T_contra]):
     """The interface of an object that writes the records of one subtask.
 
-    These members are optional:
-
-    * `full` (bool): set by the writer when `flush` has to be awaited before more records;
-    * `async open()`, and `async close()`, which is also called after a failure;
-    * `restored(checkpoint_id)`: called before `open` after a restore;
-    * `reads_columns` (bool): the writer uses a `ColumnBatch`, which reads like a list of rows;
-    * the methods of a `CheckpointedFunction`: `initialize_state` is called before all of these,
-      `snapshot_state` after `prepare`.
+    The members of `BaseWriter` beyond these are optional, and so are the methods of a
+    `CheckpointedFunction`: `initialize_state` is called before all others, `snapshot_state` after
+    `prepare`.
 
     Data prepared up to the restored checkpoint is committed, by this subtask or by another. Work
     that an earlier attempt of this subtask began after that checkpoint is orphaned. `open` removes
@@ -102,6 +99,64 @@ class SinkWriter(Protocol[T_contra]):
 
         Committables are plain data; they and the data they refer to survive this process.
         """
+
+
+class BaseWriter(SinkWriter[T_contra]):
+    """A writer with a default for everything that the engine asks of one."""
+
+    full: bool = False
+    """Set by the writer when `flush` has to be awaited before more records."""
+    reads_columns: bool = False
+    """Whether the writer uses a `ColumnBatch`, which reads like a list of rows."""
+
+    def restored(self, checkpoint_id: int, /) -> None:
+        """Called before `open` after a restore of this checkpoint."""
+
+    async def open(self) -> None:
+        """Called once, before the first record."""
+
+    async def close(self) -> None:
+        """Releases all resources. Called once, also after a failure."""
+
+
+def as_writer(writer: SinkWriter[Any]) -> BaseWriter[Any]:
+    """Returns `writer` with the defaults of `BaseWriter`."""
+    return writer if isinstance(writer, BaseWriter) else _CompletedWriter(writer)
+
+
+class _CompletedWriter(BaseWriter[Any]):
+    """A writer of an application, which may lack what is optional."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._writer.write_batch(values, timestamps)
+
+    async def flush(self) -> None:
+        await self._writer.flush()
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        return await self._writer.prepare(checkpoint_id)  # type: ignore[no-any-return]
+
+    @property
+    def full(self) -> bool:  # type: ignore[override]
+        return getattr(self._writer, "full", False)
+
+    @property
+    def reads_columns(self) -> bool:  # type: ignore[override]
+        return getattr(self._writer, "reads_columns", False)
+
+    def restored(self, checkpoint_id: int, /) -> None:
+        if (told := getattr(self._writer, "restored", None)) is not None:
+            told(checkpoint_id)
+
+    async def open(self) -> None:
+        if (opener := getattr(self._writer, "open", None)) is not None:
+            await opener()
+
+    async def close(self) -> None:
+        await _close(self._writer)
 
 
 class Committer(Protocol):
@@ -144,7 +199,9 @@ class SinkOperator(Operator):
         self._sink = sink
         self.slow_remedy = getattr(sink, "slow_remedy", self.slow_remedy)
         self._commit_retry = commit_retry
-        self._writer: SinkWriter[Any] | None = None
+        self._writer: BaseWriter[Any] | None = None
+        self._function: CheckpointedFunction | None = None
+        """The writer, if it has operator state."""
         self._committer: Committer | None = None
         # Prepared writes by checkpoint id, ascending, that may not be committed yet.
         self._prepared: dict[int, list[Any]] = {}
@@ -189,21 +246,21 @@ class SinkOperator(Operator):
             )
             self._confirmed = max(self._prepared)
             await self._commit_confirmed()
-        self._writer = writer = self._sink.writer(self.ctx)
+        made = self._sink.writer(self.ctx)
+        self._writer = writer = as_writer(made)
         self.ctx.operator_state.lend()
-        if isinstance(writer, CheckpointedFunction):
-            writer.initialize_state(self.ctx.runtime)
+        if isinstance(made, CheckpointedFunction):
+            self._function = made
+            made.initialize_state(self.ctx.runtime)
         ids = (
             self.ctx.operator_state.get_union_list_state(PREPARED).get()
             if self._committer is not None
             else []
         )
-        restored, opener = getattr(writer, "restored", None), getattr(writer, "open", None)
-        if ids and restored is not None:
-            restored(max(ids))
-        if opener is not None:
-            await opener()
-        self.reads_columns = getattr(writer, "reads_columns", False)
+        if ids:
+            writer.restored(max(ids))
+        await writer.open()
+        self.reads_columns = writer.reads_columns
 
     # Records.
 
@@ -219,7 +276,7 @@ class SinkOperator(Operator):
         assert writer is not None, "open() comes before the first batch"
         if batch.values:
             writer.write_batch(batch.values, batch.timestamps)
-            if getattr(writer, "full", False):
+            if writer.full:
                 self._begin_flush(writer.flush, "flush")
         return RecordBatch([], None, None, None, batch.watermark)
 
@@ -287,8 +344,8 @@ class SinkOperator(Operator):
         await writer.flush()
         committables = await writer.prepare(checkpoint_id)
         if (
-            isinstance(writer, CheckpointedFunction)
-            and (ongoing := writer.snapshot_state(self.ctx.runtime)) is not None
+            self._function is not None
+            and (ongoing := self._function.snapshot_state(self.ctx.runtime)) is not None
         ):
             await ongoing
         if self._committer is None:
@@ -363,7 +420,8 @@ class SinkOperator(Operator):
         writer, self._writer = self._writer, None
         committer, self._committer = self._committer, None
         try:
-            await _close(writer)
+            if writer is not None:
+                await writer.close()
         finally:
             await _close(committer)
 
@@ -461,7 +519,7 @@ class FunctionSink:
         return None
 
 
-class _CallingWriter:
+class _CallingWriter(BaseWriter[Any]):
     """A writer that calls the function as soon as elements are written."""
 
     def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
@@ -514,7 +572,7 @@ class _AwaitingWriter(_CallingWriter):
         self._waiting: list[Any] = []
 
     @property
-    def full(self) -> bool:
+    def full(self) -> bool:  # type: ignore[override]
         """Whether elements wait for `flush`."""
         return bool(self._waiting)
 

@@ -225,11 +225,8 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a checkpoint holds nothing of the function of a sink",
         "aioflow/operators/sink.py",
-        "            isinstance(writer, CheckpointedFunction)\n",
-        (
-            "            checkpoint_id < 0\n"
-            "            and isinstance(writer, CheckpointedFunction)\n"
-        ),
+        "            self._function is not None\n",
+        "            checkpoint_id < 0\n            and self._function is not None\n",
         ("tests/api/test_function_state.py::test_counts_of_a_function_survive_a_savepoint",),
     ),
     Mutant(
@@ -245,8 +242,8 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "restored committables are not committed",
         "aioflow/operators/sink.py",
-        "            await self._commit_confirmed()\n        self._writer = writer",
-        "            self._prepared.clear()\n        self._writer = writer",
+        "            await self._commit_confirmed()\n        made = ",
+        "            self._prepared.clear()\n        made = ",
         (
             "tests/operators/"
             "test_sink.py::test_restored_committables_are_committed_before_the_writer_opens",

@@ -13,7 +13,7 @@ import pytest
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import RestoreError, StateError
 from aioflow.operators.retry import Retry
-from aioflow.operators.sink import SinkOperator
+from aioflow.operators.sink import SinkOperator, as_writer
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from tests.io.driver import SinkContext, system_context
 
@@ -429,3 +429,28 @@ async def test_a_committer_may_ask_for_the_context(ctx: SinkContext) -> None:
     sink = Lent()
     await (await opened(sink, ctx)).close()
     assert sink.log[0] is ctx
+
+
+async def test_writer_without_optional_members_has_their_defaults() -> None:
+    class Bare:
+        def __init__(self) -> None:
+            self.written: list[int] = []
+
+        def write_batch(self, values: Sequence[int], timestamps: Sequence[int] | None) -> None:
+            self.written += values
+
+        async def flush(self) -> None: ...
+
+        async def prepare(self, checkpoint_id: int) -> list[Any]:
+            return [checkpoint_id]
+
+    bare = Bare()
+    writer = as_writer(bare)
+
+    writer.restored(1)
+    await writer.open()
+    writer.write_batch([1, 2], None)
+    assert not writer.full and not writer.reads_columns
+    assert await writer.prepare(3) == [3]
+    await writer.close()
+    assert bare.written == [1, 2]

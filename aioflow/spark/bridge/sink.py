@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from aioflow.core.errors import RestoreError, StateError, describe_record
 from aioflow.io.conversion import fields_of_value
+from aioflow.operators.sink import BaseWriter
 from aioflow.spark.bridge.channels import ChannelListener
 from aioflow.spark.bridge.executor import PullRows
 from aioflow.spark.bridge.transfers import OutboundStream
@@ -317,7 +318,7 @@ class FrameSink:
         return schema
 
 
-class FrameWriter:
+class FrameWriter(BaseWriter[Any]):
     """A writer that makes Arrow batches of the records, and writes the batches into files of the
     spool.
     """
