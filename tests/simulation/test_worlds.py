@@ -28,6 +28,11 @@ def test_everything_is_committed_exactly_once_after_any_fault(first: int) -> Non
         run_world(seed)
 
 
+def test_a_paused_holder_that_creates_an_old_number_again_harms_nothing() -> None:
+    """Its metadata stands behind a higher number, and names state that was removed."""
+    run_world(6064)
+
+
 @pytest.mark.parametrize(("place", "seeds"), [("one", 40), ("workers", 20), ("cluster", 14)])
 def test_every_kind_of_fault_strikes(place: str, seeds: int) -> None:
     done: Counter[str] = Counter()

@@ -317,6 +317,8 @@ class World:
     """Set with each commit: the job that runs has something to lose."""
     _parts: dict[str, tuple[bytes, list[Any]]] = field(default_factory=dict)
     _decoded: dict[bytes, CompletedCheckpoint] = field(default_factory=dict)
+    _belated: set[bytes] = field(default_factory=set)
+    """Metadata that appeared behind a higher number."""
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -749,6 +751,10 @@ class World:
     def _check_files(self) -> None:
         """Every file that the metadata of a completed checkpoint names is there, and what it
         says.
+
+        Exempt is metadata that appears behind a higher number: a paused process creates it after it
+        has lost the lease, where the next holder has completed and removed that number. Nothing
+        resumes it, and the next sweep removes it.
         """
         disk = self.sim.disk
         root = f"{STORE}/world"
@@ -763,8 +769,12 @@ class World:
                     checkpoint = self._decoded[data] = decode_metadata(data, path)
                 except af.RestoreError as error:
                     raise Violation(str(error)) from error
+                if checkpoint.checkpoint_id < max(self.completed, default=0):
+                    self._belated.add(data)
                 self.completed.add(checkpoint.checkpoint_id)
                 self.stopped_with = None
+            if data in self._belated:
+                continue
             for file in _named_files(checkpoint):
                 full = f"{root}/{file.name}"
                 if not disk.exists(full):
