@@ -713,9 +713,7 @@ async def test_queues_feed_and_receive_across_processes() -> None:
     assert [target.get_nowait() for _ in range(20)] == [n * 2 for n in range(20)]
 
 
-async def test_subscription_to_unsupported_values_ends_with_the_reason_and_the_job_goes_on() -> (
-    None
-):
+async def test_subscription_to_unsupported_values_ends_with_the_reason_and_the_job_runs() -> None:
     flow = af.Flow("untravelled")
     events = flow.source(af.io.push())
     locks = events.map(lambda n: (threading.Lock(), n))

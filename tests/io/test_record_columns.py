@@ -34,7 +34,7 @@ from tests.io.driver import Context, system_context
 class Bid:
     user: int
     price: float
-    name: str = "nobody"
+    name: str = "unnamed"
     note: str | None = None
     tags: list[str] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Bid:
 class Named(NamedTuple):
     user: int
     price: float
-    name: str = "nobody"
+    name: str = "unnamed"
 
 
 class Struct(msgspec.Struct, rename="camel"):
