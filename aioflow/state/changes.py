@@ -221,8 +221,10 @@ class Generation:
         """Spaces of which all keys count as touched: created in this generation, or without earlier
         notes.
         """
-        self.drops: dict[tuple[str, Any], None] = {}
-        """(table, namespace) of the spaces that were dropped in this generation and are older."""
+        self.drops: dict[tuple[str, Any], int] = {}
+        """(table, namespace) of the spaces that were dropped in this generation and are older,
+        with the generation in which the oldest was created.
+        """
         self.timers: dict[Space, TimerNotes] = {}
         self.next: Generation | None = None
 
@@ -375,7 +377,7 @@ class ChangeLog:
         space.dropped = generation.number
         space.token = None
         if space.born < generation.number:
-            generation.drops[space.table.name, space.namespace] = None
+            generation.drops.setdefault((space.table.name, space.namespace), space.born)
             if self._open:
                 self._dropped.append(space)
                 return

@@ -385,7 +385,8 @@ class HeapSnapshot:
         plan = self.plan
         merged = Generation(plan.ended.number)
         for generation in plan.generations:
-            merged.drops.update(generation.drops)
+            for place in self._old_drops(generation):
+                merged.drops.setdefault(place, generation.drops[place])
             merged.whole.update(
                 (space, None) for space in generation.whole if not _is_gone(space, merged)
             )
@@ -456,7 +457,7 @@ class HeapSnapshot:
                 await self._pace.looked_at(len(part) // 2 + 1)
         for generation in self.plan.generations:
             changed += sum(len(notes.removed) for notes in generation.timers.values())
-            changed += len(generation.drops)
+            changed += len(self._old_drops(generation))
             counted = chain(
                 (keys for _, keys in generation.noted()),
                 (space.entries for space in generation.whole),
@@ -466,11 +467,16 @@ class HeapSnapshot:
                 await self._pace.looked_at(KEYS_A_SLICE // 4)
         return changed
 
+    def _old_drops(self, generation: Generation) -> list[tuple[str, Any]]:
+        """Returns the namespaces dropped in `generation` that the archive may contain."""
+        first = self.plan.generations[0].number
+        return [place for place, born in generation.drops.items() if born < first]
+
     def _drops(self, choice: Choice) -> dict[tuple[str, Any], None]:
         """Returns the namespaces of the kept files that are obsolete."""
         plan = self.plan
         void = [written.drops for written in choice.replaced(plan.archive)] + [
-            generation.drops for generation in plan.generations
+            dict.fromkeys(self._old_drops(generation)) for generation in plan.generations
         ]
         return {place: None for places in void for place in places}
 

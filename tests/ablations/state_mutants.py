@@ -71,8 +71,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a window that is gone is not in the increment",
         "aioflow/state/changes.py",
-        "            generation.drops[space.table.name, space.namespace] = None\n",
-        "            pass\n",
+        "generation.drops.setdefault((space.table.name, space.namespace), space.born)\n",
+        "pass\n",
         (f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",),
     ),
     Mutant(
@@ -103,6 +103,16 @@ STATE_MUTANTS: list[Mutant] = [
         "        self._removed[entry[3]] = entry\n",
         "        pass\n",
         (AGAINST_DICTS,),
+    ),
+    Mutant(
+        "a namespace that no file contains is noted as dropped",
+        "aioflow/state/heap_snapshot.py",
+        "        return [place for place, born in generation.drops.items() if born < first]\n",
+        "        return list(generation.drops)\n",
+        (
+            "tests/state/test_changes.py::"
+            "test_namespaces_that_no_file_contains_leave_no_note_while_checkpoints_fail",
+        ),
     ),
     Mutant(
         "a mail fires the timers of one timestamp",

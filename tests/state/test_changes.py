@@ -11,6 +11,7 @@ import pytest
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.changes import KEPT_TOGETHER, ChangeLog, Kept, Space
 from aioflow.state.heap import HeapKeyedStateBackend, HeapStateTable
+from aioflow.state.heap_snapshot import GENERATIONS_MAX
 from aioflow.state.snapshot import InlineState, TableMeta
 from tests.state.snapshots import FAR, Passing
 
@@ -201,4 +202,25 @@ async def test_an_increment_holds_timers_beside_older_ones_and_those_that_were_s
     at_once = [timer for timer in held if timer[0] == FAR + 20]
     assert at_once == [(FAR + 20, 41, None), (FAR + 20, 40, None)], "in order of registration"
     restored.close()
+    state.close()
+
+
+async def test_namespaces_that_no_file_contains_leave_no_note_while_checkpoints_fail() -> None:
+    state, output = backend(), InlineState()
+    table = state.table("windows")
+    table.of_key("old", 1)[1] = 1
+    await state.begin_snapshot(1).write(output)
+    state.checkpoint_completed(1)
+    table.drop("old")
+    for number in range(2, 60):
+        table.of_key(number, 1)[1] = 1
+        snapshot = state.begin_snapshot(number)
+        table.drop(number)
+        await snapshot.write(output)
+        state.checkpoint_aborted(number)
+    dropped = [place for generation in state._generations for place in generation.drops]
+    assert ("windows", "old") in dropped
+    assert len(dropped) <= GENERATIONS_MAX + 1
+    handle = await state.begin_snapshot(60).write(output)
+    assert handle is None, "there is no state"
     state.close()
