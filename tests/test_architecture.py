@@ -278,7 +278,7 @@ def test_contracts_see_a_planted_import(
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for name in files:
         (tmp_path / "aioflow" / name).parent.mkdir(parents=True, exist_ok=True)
-    for package in [tmp_path / "aioflow", *(tmp_path / "aioflow").iterdir()]:
+    for package in [tmp_path / "aioflow", *(tmp_path / "aioflow").rglob("*/")]:
         (package / "__init__.py").touch()
     for name, source in files.items():
         (tmp_path / "aioflow" / name).write_text(source, encoding="utf-8")
