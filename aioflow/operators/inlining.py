@@ -148,48 +148,96 @@ def _read(code: CodeType) -> Body | None:
     """Returns the expression of straight-line bytecode, or None for other bytecode."""
     stack: list[Body] = []
     for count, instruction in enumerate(dis.get_instructions(code)):
-        name, given, shown = instruction.opname, instruction.argval, instruction.argrepr
         if count > INSTRUCTIONS_MAX:
             return None
-        if name == "RESUME":
+        if instruction.opname == "RESUME":
             continue
-        if name == "LOAD_FAST":
-            made = Body(("", ""))
-        elif name == "LOAD_CONST" and type(given) in _CONSTANTS:
-            made = Body((repr(given) if type(given) is not int or given >= 0 else f"({given!r})",))
-        elif name == "RETURN_VALUE":
+        if instruction.opname == "RETURN_VALUE":
             return stack[0] if len(stack) == 1 else None
-        elif name in _UNARY and stack:
-            made = _joined(f"({_UNARY[name]}", stack.pop(), ")")
-        elif name == "LOAD_ATTR" and stack and isinstance(given, str) and given.isidentifier():
-            made = _joined("", stack.pop(), f".{given}")
-        elif (
-            name in ("BUILD_TUPLE", "BUILD_LIST")
-            # These instructions always have an argument.
-            and 0 < instruction.arg <= len(stack)  # type: ignore[operator]
-        ):
-            members = tuple(stack[-given:])
-            del stack[-given:]
-            made = _display(members, "(" if name == "BUILD_TUPLE" else "[")
-        elif len(stack) >= 2:
-            right = stack.pop()
-            left = stack.pop()
-            if name == "BINARY_SUBSCR":
-                made = _joined("", left, "[", right, "]")
-            elif (name == "BINARY_OP" and shown in _BINARY) or (
-                name == "COMPARE_OP" and shown in _COMPARED
-            ):
-                made = _joined("(", left, f" {shown} ", right, ")")
-            elif name == "IS_OP":
-                made = _joined("(", left, " is not " if given else " is ", right, ")")
-            elif name == "CONTAINS_OP":
-                made = _joined("(", left, " not in " if given else " in ", right, ")")
-            else:
-                return None
-        else:
+        step = _STEPS.get(instruction.opname)
+        made = None if step is None else step(stack, instruction)
+        if made is None:
             return None
         stack.append(made)
     return None
+
+
+def _load_argument(_stack: list[Body], _instruction: dis.Instruction) -> Body | None:
+    return Body(("", ""))
+
+
+def _load_constant(_stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    given = instruction.argval
+    if type(given) not in _CONSTANTS:
+        return None
+    return Body((repr(given) if type(given) is not int or given >= 0 else f"({given!r})",))
+
+
+def _load_attribute(stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    given = instruction.argval
+    if not stack or not isinstance(given, str) or not given.isidentifier():
+        return None
+    return _joined("", stack.pop(), f".{given}")
+
+
+def _apply_unary(stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    return _joined(f"({_UNARY[instruction.opname]}", stack.pop(), ")") if stack else None
+
+
+def _build(stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    count = instruction.arg or 0
+    if not 0 < count <= len(stack):
+        return None
+    members = tuple(stack[-count:])
+    del stack[-count:]
+    return _display(members, "(" if instruction.opname == "BUILD_TUPLE" else "[")
+
+
+def _take_item(stack: list[Body], _instruction: dis.Instruction) -> Body | None:
+    if len(stack) < 2:
+        return None
+    index = stack.pop()
+    return _joined("", stack.pop(), "[", index, "]")
+
+
+def _apply_operator(stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    sign = instruction.argrepr
+    return _infix(stack, sign) if sign in _BINARY or sign in _COMPARED else None
+
+
+def _test_identity(stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    return _infix(stack, "is not" if instruction.argval else "is")
+
+
+def _test_membership(stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    return _infix(stack, "not in" if instruction.argval else "in")
+
+
+def _infix(stack: list[Body], sign: str) -> Body | None:
+    """Returns the two expressions on top of `stack`, with `sign` between them."""
+    if len(stack) < 2:
+        return None
+    right = stack.pop()
+    return _joined("(", stack.pop(), f" {sign} ", right, ")")
+
+
+_STEPS: dict[str, Callable[[list[Body], dis.Instruction], Body | None]] = {
+    "LOAD_FAST": _load_argument,
+    "LOAD_CONST": _load_constant,
+    "LOAD_ATTR": _load_attribute,
+    "BUILD_TUPLE": _build,
+    "BUILD_LIST": _build,
+    "BINARY_SUBSCR": _take_item,
+    "BINARY_OP": _apply_operator,
+    "COMPARE_OP": _apply_operator,
+    "IS_OP": _test_identity,
+    "CONTAINS_OP": _test_membership,
+    **dict.fromkeys(_UNARY, _apply_unary),
+}
+"""For each instruction, the step that takes operands from the stack and returns the result.
+
+A step returns None for a form that is not inlined, as does an instruction without a step.
+"""
 
 
 def _joined(*parts: str | Body) -> Body:
