@@ -456,10 +456,29 @@ def _generate_loop(
 ) -> Callable[..., None]:
     """Generates a loop of one pass: key, subtask, appends.
 
+    For many consumers, with `times` and `marks`, and the body `value.user` of the key function:
+
+        def loop(values, timestamps, watermarks, key_of, take, known, find, v, k, t, w):
+            for value, time, mark in zip(values, timestamps, watermarks):
+                key = value.user
+                try: i = known[key]
+                except KeyError: i = find(key)
+                v[i].append(value); k[i].append(key); t[i].append(time); w[i].append(mark)
+
+    The variants differ in these lines:
+
+        without times and marks     for value in values:
+        without a body              key = key_of(value)
+        two consumers               v0, v1 = v; ...     before the loop, and in it
+                                    if i: v1.append(value); ...
+                                    else: v0.append(value); ...
+        `alone`                     only `k` is appended to: the keys are sent alone
+        `taking`                    v[i].append(take(value)), or the body of `take`
+        a record is its own key     try: i = known[value], and only `v` is appended to
+
     With two consumers a branch is faster than indexing a list of lists. `part.append(x)` is one
     instruction of the interpreter. A bound method would be a call and cost twice as much, as does
-    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop. `alone`:
-    only the keys are sent, in one list. `taking`: its result is sent instead of the record.
+    `cache.__getitem__` for `cache[key]`.
     """
     taken = None if taking is None else body_of(taking)
     took = "value" if taking is None else "take(value)" if taken is None else taken.over("value")
