@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aioflow.core.elements import MAX_WATERMARK
+from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
 from aioflow.network.partition import ResultPartition
 from aioflow.task.chain import OperatorChain
+from aioflow.task.channel_state_restore import read_channel_state
 from aioflow.task.context import SourceTaskContext
 from aioflow.task.metrics import TaskMetrics, unique_names
 from aioflow.task.network_input import InputEdge, NetworkInput
@@ -22,9 +25,12 @@ from aioflow.task.runtime import OperatorRuntime, SubtaskSettings
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.metrics import MetricGroup
     from aioflow.graph.deployment import ResultPartitionDescriptor, TaskDeploymentDescriptor
     from aioflow.mailbox.processor import MailboxProcessor
+    from aioflow.state.snapshot import StateInput
+    from aioflow.task.channel_state_restore import RestoredChannelState
     from aioflow.task.checkpointing import SubtaskCheckpoints
     from aioflow.task.context import SourceOwner
     from aioflow.task.environment import TaskEnvironment
@@ -251,3 +257,37 @@ class TaskAssembly:
         else:
             metrics.register_gates(task_input)
         return metrics
+
+    def state_input(self) -> StateInput:
+        """Returns an input that reads state written by this process locally, the rest from the
+        store.
+        """
+        store = self._environment.store
+        assert store is not None, "a task that is restored has a store to read from"
+        return self._environment.local_state.input(store.input())
+
+    async def read_channel_state(
+        self, restore: TaskRestore, task_input: NetworkInput | SourceInput
+    ) -> RestoredChannelState:
+        """Reads the data in flight that this subtask continues with."""
+        vertex = self._descriptor.vertex
+        own = range_for_subtask(
+            self._descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
+        )
+        # New records of a source are not older than its splits. After rescaling, splits may be
+        # behind.
+        limit = (
+            task_input.current_watermark
+            if isinstance(task_input, SourceInput) and task_input.has_splits
+            else MAX_WATERMARK
+        )
+        return await read_channel_state(
+            restore,
+            self.state_input(),
+            self._environment.codec,
+            own,
+            vertex.max_parallelism,
+            {gate.edge_id: gate.input_index for gate in self._descriptor.inputs},
+            self._runtime.timed_stages,
+            limit,
+        )

@@ -30,9 +30,8 @@ from aioflow.core.aio import (
     end_task,
     is_asked_to_end,
 )
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, empty_batch
+from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.core.errors import JobNotRunning, ProducerFailed, has_place
-from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import take_back_cancellation, user_error
 from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
@@ -43,7 +42,6 @@ from aioflow.state.backend import require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output, create_runtime
 from aioflow.task.blame import naming_source, source_place
 from aioflow.task.channel_state import Waiting
-from aioflow.task.channel_state_restore import read_channel_state
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_reader
@@ -56,13 +54,11 @@ from aioflow.task.phase import TaskLife, TaskPhase
 from aioflow.task.queries import answered
 
 if TYPE_CHECKING:
-    from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.errors import CancellationTimeout
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.source import Split
-    from aioflow.state.snapshot import StateInput
     from aioflow.task.chain import Tap
     from aioflow.task.channel_state_restore import RestoredChannelState
     from aioflow.task.environment import TaskEnvironment
@@ -228,10 +224,13 @@ class StreamTask:
 
         The source comes last, and may have been stopped by then.
         """
-        loop = self._assemble()
         restore, runtime = self.descriptor.restore, self._runtime
+        assembly = TaskAssembly(
+            self.descriptor, self._environment, self, runtime, self._output, self.metrics
+        )
+        loop = self._assemble(assembly)
         if restore is not None:
-            await runtime.restore(restore, self._state_input(), self._environment.codec)
+            await runtime.restore(restore, assembly.state_input(), self._environment.codec)
         await runtime.open(restore)
         if isinstance(loop, SourceLoop):
             with naming_source(runtime.head, runtime.scope):
@@ -240,7 +239,7 @@ class StreamTask:
                 loop.input.stop(drain=self._stop is InputStatus.END_OF_DATA)
         in_flight = None
         if restore is not None and restore.in_flight:
-            in_flight = await self._read_in_flight(restore, loop.input)
+            in_flight = await assembly.read_channel_state(restore, loop.input)
         # Last, with no await after it: includes subscriptions that came while user code was
         # opening.
         for index, node in enumerate(self.descriptor.vertex.nodes):
@@ -252,12 +251,9 @@ class StreamTask:
         self._metrics.initialized()
         return loop
 
-    def _assemble(self) -> NetworkLoop | SourceLoop:
+    def _assemble(self, assembly: TaskAssembly) -> NetworkLoop | SourceLoop:
         """Makes operators and input, which calls user code; then the parts that need them."""
         runtime, output, restore = self._runtime, self._output, self.descriptor.restore
-        assembly = TaskAssembly(
-            self.descriptor, self._environment, self, runtime, output, self.metrics
-        )
         assembly.add_operators()
         intake = Intake(runtime, output)
         task_input: NetworkInput | SourceInput
@@ -290,31 +286,6 @@ class StreamTask:
         self._metrics = assembly.create_metrics(task_input, checkpoints)
         return self._loop
 
-    async def _read_in_flight(
-        self, restore: TaskRestore, task_input: NetworkInput | SourceInput
-    ) -> RestoredChannelState:
-        vertex = self.descriptor.vertex
-        own = range_for_subtask(
-            self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
-        )
-        # New records of a source are not older than its splits. After rescaling, splits may be
-        # behind.
-        limit = (
-            task_input.current_watermark
-            if not isinstance(task_input, NetworkInput) and task_input.has_splits
-            else MAX_WATERMARK
-        )
-        return await read_channel_state(
-            restore,
-            self._state_input(),
-            self._environment.codec,
-            own,
-            vertex.max_parallelism,
-            {gate.edge_id: gate.input_index for gate in self.descriptor.inputs},
-            self._runtime.timed_stages,
-            limit,
-        )
-
     def _continue_in_flight(
         self, in_flight: RestoredChannelState, task_input: NetworkInput | SourceInput
     ) -> None:
@@ -325,14 +296,6 @@ class StreamTask:
         if self._runtime.finished_before and any(one.batch.values for one in in_flight.waiting):
             self._runtime.input_after_all()
         self._runtime.chain.restore(in_flight.waiting)
-
-    def _state_input(self) -> StateInput:
-        """Returns an input that reads state written by this process locally, the rest from the
-        store.
-        """
-        store = self._environment.store
-        assert store is not None, "a task that is restored has a store to read from"
-        return self._environment.local_state.input(store.input())
 
     async def _end(self, loop: NetworkLoop | SourceLoop) -> None:
         """Handles the end of the input: processes remaining work, then closes the stream."""
