@@ -45,16 +45,16 @@ class BarrierListener(Protocol):
         """Stores elements that the barrier of `channel` overtook."""
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """This checkpoint will not be taken here, or not completed."""
+        """Handles that a checkpoint will not be taken here, or not completed."""
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
-        """Data of `channel` from here on is not part of the checkpoint.
+        """Ends the capture of `channel`: its later data is not part of the checkpoint.
 
         The checkpoint was taken before the barrier of the channel came.
         """
 
     def capture_complete(self, complete: CaptureComplete) -> None:
-        """All channels are captured."""
+        """Handles that all channels are captured."""
 
 
 class InputBarriers:
@@ -94,7 +94,7 @@ class InputBarriers:
         self._carry_out(self._alignment.barrier(channel, barrier, self._now_ms()))
 
     def announce(self, channel: int, barrier: CheckpointBarrier) -> None:
-        """A barrier has come and waits behind data: its aligned timeout starts."""
+        """Starts the aligned timeout of a barrier that has come and waits behind data."""
         self._count()
         self._carry_out(self._alignment.announce(channel, barrier, self._now_ms()))
 
@@ -107,14 +107,14 @@ class InputBarriers:
         self._carry_out(self._alignment.end_of_partition(channel, self._now_ms()))
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """A trigger of the coordinator stands in for barriers of open inputs that will not send
-        one.
+        """Handles a trigger of the coordinator: it replaces the barriers of open inputs that will
+        not send one.
         """
         self._count()
         self._carry_out(self._alignment.trigger(barrier, self._now_ms()))
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The coordinator has aborted this checkpoint."""
+        """Handles a notice of the coordinator that it has aborted the checkpoint."""
         self._carry_out(self._alignment.abort(checkpoint_id))
 
     def tick(self, timestamp_ms: int) -> None:
@@ -123,7 +123,7 @@ class InputBarriers:
         self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))
 
     def taken(self) -> None:
-        """The due checkpoint was taken, or never will be: continues with later verdicts."""
+        """Continues with later verdicts: the due checkpoint was taken, or never will be."""
         self._taking = False
         self._carry_out(())
 

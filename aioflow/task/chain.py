@@ -1,15 +1,14 @@
 """The operators of one task and the only loop that moves batches between them.
 
 A chain is a line of stages; neighbouring stateless operators are one stage. Work waits *before* a
-stage, never inside it: the deepest waiting work goes first, so that nothing overtakes and little is
-held. Each stage takes what it can process within one time slice, as far as it has measured its own
-cost a record; the rest of the batch stays where it is, as a view. `run` returns when the slice is
-spent, when nothing waits, or when the deepest stage has no room (an async operator that is full),
-and tells which.
+stage, never inside it. The deepest waiting work goes first, so nothing overtakes and little is
+held. Each stage takes as many records as fit into one time slice, by its own measured cost for a
+record. The rest of the batch stays where it is, as a view. `run` returns when the slice is spent,
+when nothing waits, or when the deepest stage has no room (an async operator that is full).
 
 MAX_WATERMARK does not pass through by itself. `end_event_time` gives it to one operator after the
-other, each when the one before it has finished. So everything that an operator emits at its end, as
-its timers of the clock fire, comes before event time ends for the operators behind it.
+other, each when the one before it has finished. So the last output of an operator, also that of its
+processing-time timers, comes before event time ends for the operators behind it.
 """
 
 from __future__ import annotations
@@ -305,11 +304,11 @@ class OperatorChain:
 
     @property
     def column_room(self) -> int:
-        """As `room`, for column batches, which the head may take in several slices."""
+        """Number of records of a column batch that the head takes; it may need several slices."""
         return self._slice_columns_max
 
     def push(self, batch: RecordBatch, input_index: int = 0) -> None:
-        """A batch for the head of the chain."""
+        """Queues a batch in front of the head of the chain."""
         if batch.watermark == MAX_WATERMARK and self.holds_end:
             batch = batch.before_end()
         for tap in self._input_taps:
@@ -317,7 +316,7 @@ class OperatorChain:
         self._stages[0].waiting.append((batch, 0, input_index))
 
     def end_event_time(self, index: int) -> None:
-        """Operator `index` gets MAX_WATERMARK: the one before it has finished."""
+        """Gives MAX_WATERMARK to operator `index`, because the operator before it has finished."""
         for stage in self._stages:
             if stage.first == index:
                 stage.waiting.append((empty_batch(MAX_WATERMARK), 0, 0))
@@ -473,7 +472,7 @@ class OperatorChain:
         return error
 
     def _emit(self, position: int, batch: RecordBatch) -> None:
-        """Hand what stage `position` emitted to the next one, or to the output."""
+        """Passes a batch that stage `position` emitted to the next stage, or to the output."""
         if batch.watermark == MAX_WATERMARK and self.holds_end:
             batch = batch.before_end()
         stage = self._stages[position]

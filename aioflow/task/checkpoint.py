@@ -43,7 +43,7 @@ class TaskCheckpoint:
     is_aborted: bool = False
     """Whether a notice of its abort came before it was taken."""
     timeout_ms: int | None = None
-    """When the timer fires that makes it unaligned; None without a timer."""
+    """Time at which a timer makes the checkpoint unaligned; None without a timer."""
     take: Take | None = None
     """The decision to take it, once it is due."""
     left_behind: dict[int, list[bytes | Event]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class TaskCheckpoint:
     """Whether all operators had finished before."""
     sync_ms: float = 0.0
     begun_ms: float = 0.0
-    """When the asynchronous part began, on the monotonic clock."""
+    """Start of the asynchronous part, on the monotonic clock."""
 
     def becomes_unaligned(self) -> bool:
         """Makes a due checkpoint unaligned. Returns whether it is due, and was not unaligned."""
@@ -71,7 +71,7 @@ class TaskCheckpoint:
         self.take = replace(take, barrier=replace(take.barrier, unaligned=True), unaligned=True)
         return True
 
-    def send_in_turn(
+    def send(
         self,
         take: Take,
         capture: ChannelStateCapture,
@@ -79,38 +79,25 @@ class TaskCheckpoint:
         output: TaskOutput,
         network: NetworkInput | None,
     ) -> None:
-        """Sends the barrier of an aligned checkpoint, which has no data in flight here.
+        """Sends the barrier in its turn, or ahead of waiting data, which `capture` then stores.
 
-        `capture` is used only if the barrier may still have to overtake in the output.
+        An aligned checkpoint has no data in flight here, but its barrier may have to overtake
+        later.
         """
-        barrier = take.barrier
-        output.flush()
-        output.broadcast_event(barrier, blocking=True)
-        if may_overtake_later(barrier):
-            self.capture = capture
-            _keep_restored(capture, chain, network)
-            output.await_passage(self.checkpoint_id, capture)
-
-    def overtake(
-        self,
-        take: Take,
-        capture: ChannelStateCapture,
-        chain: OperatorChain,
-        output: TaskOutput,
-        network: NetworkInput | None,
-    ) -> None:
-        """Sends the barrier of an unaligned checkpoint ahead of waiting data, and captures that
-        data.
-        """
+        if not take.unaligned:
+            output.flush()
+            output.broadcast_event(take.barrier, blocking=True)
+            if may_overtake_later(take.barrier):
+                self.capture = capture
+                _keep_restored(capture, chain, network)
+                output.await_passage(self.checkpoint_id, capture)
+            return
         self.capture = capture
         capture.overtook = True
         for first, watermark, waiting in chain.waiting():
             for batch, input_index in waiting:
-                capture.add(
-                    capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark)),
-                    (batch,),
-                    input_index,
-                )
+                log = capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark))
+                capture.add(log, (batch,), input_index)
         _keep_restored(capture, chain, network)
         output.overtake(take.barrier, capture)
         if network is not None:

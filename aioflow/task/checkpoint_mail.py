@@ -16,16 +16,16 @@ from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.elements import CancelCheckpointMarker
 from aioflow.core.errors import MailboxClosed
 from aioflow.mailbox.mailbox import MAX_PRIORITY
+from aioflow.task.ending import TaskPhase
 from aioflow.task.network_input import NetworkInput
-from aioflow.task.phase import TaskPhase
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.task.checkpointing import SubtaskCheckpoints
+    from aioflow.task.ending import TaskLife
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.output import TaskOutput
-    from aioflow.task.phase import TaskLife
     from aioflow.task.runtime import OperatorRuntime
     from aioflow.task.source_input import SourceInput
 
@@ -82,13 +82,13 @@ class CheckpointMail:
         )
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint and all before it are durable."""
+        """Notifies the task that the checkpoint and all before it are durable."""
         self._notice(
             partial(self._on_completed, checkpoint_id), "checkpoint %d complete", checkpoint_id
         )
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """The checkpoint will not complete; `latest_completed` did."""
+        """Notifies the task that the checkpoint will not complete; `latest_completed` did."""
         if self._life.phase < TaskPhase.RUNNING:
             self._early_aborts.append(checkpoint_id)
         self._notice(

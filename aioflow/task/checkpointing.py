@@ -265,8 +265,7 @@ class SubtaskCheckpoints:
         monotonic = self._environment.host.clock.monotonic
         begun = monotonic()
         capture = ChannelStateCapture(checkpoint_id, self._environment.codec, str(self._attempt))
-        send = checkpoint.overtake if take.unaligned else checkpoint.send_in_turn
-        send(take, capture, self._chain, self._output, self._network)
+        checkpoint.send(take, capture, self._chain, self._output, self._network)
         checkpoint.snapshot = snapshot = SubtaskSnapshot(take.barrier)
         try:
             splits = (
@@ -385,7 +384,7 @@ class SubtaskCheckpoints:
     # Notices.
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint and all before it are durable: notifies all operators.
+        """Notifies all operators that the checkpoint and all before it are durable.
 
         Raises the first error of an operator after that.
         """
@@ -405,7 +404,9 @@ class SubtaskCheckpoints:
             raise first
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """The checkpoint will not complete. `latest_completed` did, perhaps without a notice here.
+        """Notifies all operators that the checkpoint will not complete.
+
+        `latest_completed` did complete, perhaps without a notice here.
 
         Its trigger may still come.
         """
@@ -439,7 +440,7 @@ class SubtaskCheckpoints:
     # The end.
 
     def end_of_data(self, *, drained: bool) -> None:
-        """Every record is processed.
+        """Notes that every record is processed.
 
         The task ends after the completion of a checkpoint that it takes from now on.
         """

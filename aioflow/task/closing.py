@@ -24,16 +24,14 @@ CLEANUP_TIMEOUT_S = 30.0
 
 
 async def close_reader(source: SourceInput, place: str, errors: list[BaseException]) -> None:
-    """Close the reader; its error goes into `errors`."""
+    """Closes the reader. An error goes into `errors`."""
     await _close(source.close_reader, f"in close() of {place}", errors)
 
 
 async def close_user_code(
     operators: Sequence[Operator], scope: Scope, errors: list[BaseException]
 ) -> None:
-    """Close the operators, tail first; what fails goes into `errors` and does not keep the
-    others from being closed.
-    """
+    """Closes the operators, tail first. Errors go into `errors`, and closing goes on."""
     for operator in reversed(operators):
         scope.operator_context = operator.ctx
         await _close(operator.close, f"in close() of {describe_place(operator.ctx)}", errors)
@@ -53,7 +51,7 @@ async def _close(
 
 
 def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None:
-    """Attach the later errors `others` to `first`, as notes."""
+    """Attaches the later errors `others` to `first`, as notes."""
     for error in others:
         told = "; ".join(
             [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]

@@ -76,7 +76,7 @@ class EndWatch:
             self._timer = None
 
     def found(self, error: CancellationTimeout) -> None:
-        """Make `error` that of the task. A process of its own ends with it."""
+        """Makes `error` the error of the task. A worker process ends with it."""
         self.error = error
         if self._on_stuck is not None:
             self._on_stuck(error)
@@ -122,7 +122,7 @@ class EndWatch:
 async def end_source_code(
     task: asyncio.Task[Any], place: str, name: str, timeout_s: float
 ) -> CancellationTimeout | None:
-    """Cancel `task`, in which the code of a source runs, and wait for its end.
+    """Cancels `task`, in which the code of a source runs, and waits for its end.
 
     Returns the error that names `place` if the code did not end in time. It is closed by force
     then, and abandoned at last. `name`: of the task of the job.
@@ -150,7 +150,7 @@ def _stuck(
 
 
 def _stacks(tasks: Sequence[asyncio.Task[Any]]) -> str:
-    """Where `tasks` wait. Calls that wait in one place are shown once, with their number."""
+    """Returns the places where `tasks` wait. Equal places are shown once, with their number."""
     counts = Counter("".join(f"\n    {place}" for place in await_chain(task)) for task in tasks)
     return "\n".join(
         stack if count == 1 else f"{stack}\n    ({count} calls wait there)"

@@ -1,4 +1,4 @@
-"""The end of a task, from the last element of its input until its output is complete.
+"""The phases of a task, and the work from the end of its input until its output is complete.
 
     ENDED     --all results of async functions are there--> FINISHING
     FINISHING --with checkpoints--> LINGERING
@@ -12,20 +12,59 @@ commit, and a restart before that continues from the last checkpoint.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from aioflow.core.availability import AVAILABLE
 from aioflow.core.elements import MAX_WATERMARK, empty_batch
-from aioflow.task.phase import TaskPhase
 
 if TYPE_CHECKING:
     from aioflow.mailbox.timers import ProcessingTimeService
     from aioflow.task.checkpointing import SubtaskCheckpoints
     from aioflow.task.output import TaskOutput
-    from aioflow.task.phase import TaskLife
     from aioflow.task.runtime import OperatorRuntime
 
-__all__ = ["TaskEnd"]
+__all__ = ["TaskEnd", "TaskLife", "TaskPhase"]
+
+
+class TaskPhase(IntEnum):
+    """Phases in their order; a task enters each at most once, and may skip some."""
+
+    CREATED = 0
+    """Deployed. Its partitions are registered, and no user code was called."""
+    OPENING = 1
+    """Operators are made, restored and opened."""
+    RUNNING = 2
+    """The mailbox loop moves records."""
+    ENDED = 3
+    """The input has ended. Results of async functions may still come."""
+    FINISHING = 4
+    """Operators are between their last element and their end: no checkpoint is taken."""
+    LINGERING = 5
+    """Waits for the checkpoint that commits everything."""
+    LEAVING = 6
+    """The end goes downstream."""
+    CLOSED = 7
+    """The loop is over, and parts are closed."""
+
+
+class TaskLife:
+    """The phase of one task, for all of its parts."""
+
+    __slots__ = ("phase",)
+
+    def __init__(self) -> None:
+        self.phase = TaskPhase.CREATED
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the mailbox loop serves requests from outside."""
+        return TaskPhase.RUNNING <= self.phase < TaskPhase.CLOSED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more records come."""
+        return self.phase >= TaskPhase.ENDED
 
 
 class TaskEnd:

@@ -56,7 +56,7 @@ class TaskOptions:
     flush_max_age_ns: int = FLUSH_MAX_AGE_NS
     state_backend: str | StateBackend = "heap"
     checkpoints: CheckpointTaskOptions | None = None
-    """If set, checkpoints are taken, and they make prepared data visible instead of the writers."""
+    """Settings of checkpoints. If set, prepared data becomes visible with a checkpoint."""
     replays: bool = False
     """Whether the job may restart its sources at their positions.
 
@@ -95,7 +95,7 @@ class CheckpointResponder(Protocol):
         state: SubtaskState,
         stats: CheckpointStats,
     ) -> None:
-        """All state of the subtask is written."""
+        """Reports that all state of the subtask is written."""
 
     def decline_checkpoint(
         self,
@@ -104,13 +104,16 @@ class CheckpointResponder(Protocol):
         reason: str,
         error: BaseException | None,
     ) -> None:
-        """The subtask takes no part in the checkpoint.
+        """Reports that the subtask takes no part in the checkpoint.
 
         `reason` is one of Flink's names, such as TASK_NOT_READY.
         """
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
-        """Every record is processed; the subtask ends after the next checkpoint that completes."""
+        """Reports that every record is processed.
+
+        The subtask ends after the next checkpoint that completes.
+        """
 
 
 class PartitionRegistry(Protocol):

@@ -34,13 +34,13 @@ class HandOver:
         self._blocked_ns: int | None = None  # Since when the chain waits for one of its operators.
 
     def handed(self, count: int) -> None:
-        """The source gave `count` records to an empty chain."""
+        """Notes that the source gave `count` records to an empty chain."""
         self._count = count
         self._spent_ns = 0
         self._blocked_ns = None
 
     def ran(self, begun_ns: int, ended_ns: int, status: ChainStatus) -> None:
-        """The chain processed some of the records, or all."""
+        """Notes that the chain processed some of the records, or all."""
         since_ns = begun_ns if self._blocked_ns is None else self._blocked_ns
         self._spent_ns += ended_ns - since_ns
         self._blocked_ns = ended_ns if status is ChainStatus.BLOCKED else None

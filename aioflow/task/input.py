@@ -30,7 +30,7 @@ class InputConsumer(Protocol):
     def on_batch(self, batch: RecordBatch, input_index: int) -> None: ...
     def on_status(self, idle: bool) -> None: ...
     def on_end_of_input(self, input_index: int) -> None:
-        """Input `input_index` ended and drained, while others go on."""
+        """Handles the end of input `input_index`, which was drained, while others go on."""
 
     def on_event(self, event: Event) -> None:
         """Handles any event except time and end: latency markers."""

@@ -21,11 +21,11 @@ from aioflow.core.errors import note_once
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.task.blame import naming_source, source_place
 from aioflow.task.chain import ChainStatus
+from aioflow.task.ending import TaskPhase
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT
 from aioflow.task.network_input import NetworkInput
 from aioflow.task.output import FLUSH_LATER
-from aioflow.task.phase import TaskPhase
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from aioflow.operators.source import Split
     from aioflow.task.chain import Tap
     from aioflow.task.checkpointing import SubtaskCheckpoints
-    from aioflow.task.ending import TaskEnd
+    from aioflow.task.ending import TaskEnd, TaskLife
     from aioflow.task.output import TaskOutput
-    from aioflow.task.phase import TaskLife
     from aioflow.task.runtime import OperatorRuntime
 
 __all__ = ["Intake", "NetworkLoop", "SourceLoop", "TaskLoop"]

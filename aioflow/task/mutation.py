@@ -115,8 +115,8 @@ class MutationGuard:
         return self._checked(None, self._operator.resume, max_records)
 
     def emitted(self, values: list[Any]) -> None:
-        """The operator emitted `values` outside of a call: from a timer, a completion, or its
-        end.
+        """Checks values that the operator emitted outside of a call: from a timer, a completion,
+        or its end.
         """
         self._recheck("between two calls")
         self._remember(values)

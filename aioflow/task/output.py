@@ -135,7 +135,7 @@ class RecordWriter:
         self._check = check
 
     def emit(self, batch: RecordBatch) -> None:
-        """Route the records; seal what is full. The lists of `batch` are not changed."""
+        """Routes the records, and seals full batches. The lists of `batch` are not changed."""
         if batch.values:
             if self._check is not None:
                 self._check(batch.values[0])
@@ -196,7 +196,7 @@ class RecordWriter:
 
     @property
     def slice_columns(self) -> int:
-        """As `slice_records`, for column batches."""
+        """Number of records of column batches for at most about one batch per consumer."""
         return self._once(self.partition.slice_columns)
 
     def _once(self, total: int) -> int:

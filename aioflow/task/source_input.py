@@ -159,7 +159,7 @@ class SourceInput:
 
     @property
     def emitted(self) -> tuple[int, int | None]:
-        """When the last records came (initially: when this was made), and their last event time."""
+        """Time at which the last records came, initially now, and their event time."""
         return self._emitted_ms, self._emitted_timestamp
 
     @property
@@ -277,7 +277,10 @@ class SourceInput:
         await self._reader.close()
 
     def _wait_for_splits(self) -> InputStatus:
-        """All known splits are read: no record of this task can be late for the others."""
+        """Waits for new splits after all known ones were read.
+
+        No record of this task can be late for the others meanwhile.
+        """
         self._cancel_timers()
         self._over.update((split.id, None) for split in self._splits)
         self._times.all_finished()

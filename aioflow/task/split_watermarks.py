@@ -93,7 +93,7 @@ class SplitWatermarks:
         )
 
     def shown(self, split_id: str) -> int:
-        """As `of`, for display: a finished split is at the end of time."""
+        """Returns the event time of a split for display: a finished split is at the end of time."""
         return MAX_WATERMARK if self._is_finished(split_id) else self.of(split_id)
 
     def stamp(self, values: Any, idle: Collection[str]) -> RecordBatch:

@@ -1,7 +1,7 @@
 """One subtask: an asyncio task around one mailbox loop whose default action moves one slice of
 records.
 
-Phases (`phase.py`, after Flink): created -> opening -> running -> ended -> finishing -> lingering
+Phases (`ending.py`, after Flink): created -> opening -> running -> ended -> finishing -> lingering
 -> leaving -> closed. The default action is in `loop.py`. Only the mailbox loop touches operators
 and state, so a task needs no lock.
 
@@ -31,7 +31,7 @@ from aioflow.core.aio import (
     is_asked_to_end,
 )
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
-from aioflow.core.errors import JobNotRunning, ProducerFailed, has_place
+from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, has_place
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import take_back_cancellation, user_error
 from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
@@ -46,18 +46,17 @@ from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_reader
 from aioflow.task.end_watch import EndWatch, end_source_code
-from aioflow.task.ending import TaskEnd
+from aioflow.task.ending import TaskEnd, TaskLife, TaskPhase
 from aioflow.task.input import InputStatus
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
 from aioflow.task.network_input import NetworkInput
-from aioflow.task.phase import TaskLife, TaskPhase
-from aioflow.task.queries import answered
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.errors import CancellationTimeout
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
+    from aioflow.mailbox.executor import MailboxExecutor
     from aioflow.operators.source import Split
     from aioflow.task.chain import Tap
     from aioflow.task.channel_state_restore import RestoredChannelState
@@ -420,7 +419,7 @@ class StreamTask:
         )
         if not self.life.is_running or not isinstance(self._loop, SourceLoop):
             raise over
-        await answered(self._executor, partial(self._loop.add_splits, splits), over, "add splits")
+        await _answered(self._executor, partial(self._loop.add_splits, splits), over, "add splits")
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         """Begins a checkpoint here, because no upstream task will send its barrier.
@@ -470,4 +469,27 @@ class StreamTask:
             operator.settle_state()
             return query(backend)
 
-        return await answered(self._executor, look, over)
+        return await _answered(self._executor, look, over)
+
+
+async def _answered(
+    executor: MailboxExecutor,
+    question: Callable[[], Any],
+    over: JobNotRunning,
+    what: str = "query state",
+) -> Any:
+    """Returns the result of `question()`, awaited if necessary, run as mail `what` of the task.
+
+    Raises `over` if the task ends first.
+    """
+    try:
+        future = executor.submit(question, what)
+    except Closed as closed:
+        raise over from closed
+    try:
+        return await future
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if future.cancelled() and (task is None or not task.cancelling()):
+            raise over from None  # The mail was dropped; the caller was not cancelled.
+        raise

@@ -1043,9 +1043,9 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "the barrier goes out behind the snapshot",
         "aioflow/task/checkpoint.py",
-        "        output.broadcast_event(barrier, blocking=True)\n",
-        '        __import__("asyncio").get_running_loop().call_soon(lambda: '
-        "output.broadcast_event(barrier, blocking=True))\n",
+        "            output.broadcast_event(take.barrier, blocking=True)\n",
+        '            __import__("asyncio").get_running_loop().call_soon(lambda: '
+        "output.broadcast_event(take.barrier, blocking=True))\n",
         (
             "tests/task/test_checkpointing.py::"
             "test_operators_prepare_head_first_the_barrier_leaves_snapshots_come_tail_first",

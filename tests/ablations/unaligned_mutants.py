@@ -101,14 +101,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "what waits in the chain is not kept",
         "aioflow/task/checkpoint.py",
-        (
-            "                capture.add(\n"
-            "                    capture.log(0, ChannelSide.CHAIN, first + 1, "
-            "ChannelTime(watermark)),\n"
-            "                    (batch,),\n"
-            "                    input_index,\n"
-            "                )\n"
-        ),
+        "                capture.add(log, (batch,), input_index)\n",
         "                pass\n",
         (CLOSED_GATE,),
     ),
