@@ -54,16 +54,14 @@ OPEN_ALLOWED = {
 HASH_ALLOWED: dict[str, str] = {}
 
 CIRCLES = """
-io.csv_columns io.csv_files io.json_files io.kafka_reader io.kafka_topics io.nats_sink
-io.nats_streams io.record_columns io.redis_sink io.redis_streams
 spark.bridge.connector spark.bridge.session
 """
 """Modules that import each other, at start-up or inside functions. Only strike names out."""
 
 CIRCLES_OF_TYPES = """
-io.blocks io.csv_columns io.csv_files io.flat_json io.json_files io.kafka_client io.kafka_reader
-io.kafka_sink io.kafka_topics io.nats_sink io.nats_streams io.paths io.record_columns
-io.redis_entries io.redis_sink io.redis_streams
+io.blocks io.kafka_client io.kafka_reader io.kafka_sink io.kafka_topics io.nats_client
+io.nats_sink io.nats_streams io.paths io.redis_client io.redis_entries io.redis_sink
+io.redis_streams
 monitoring.calls monitoring.monitor monitoring.prometheus monitoring.rest_cluster
 monitoring.rest_metrics monitoring.sampling
 spark.bridge.connector spark.bridge.session spark.bridge.sink spark.bridge.source

@@ -8,16 +8,23 @@ Bodies of messages are decoded into values, and values encoded as bodies: JSON, 
 
 from __future__ import annotations
 
-import dataclasses
-import re
-import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflow.core.errors import GraphError, describe_record, did_you_mean
+from aioflow.core.errors import GraphError
+
+if TYPE_CHECKING:
+    pass
+
+import dataclasses
+import re
+import types
+from collections.abc import Iterable
+
+from aioflow.core.errors import describe_record, did_you_mean
 from aioflow.core.wire.columns import is_made_by_position
 from aioflow.core.wire.types import STANDS_FOR
 
@@ -39,6 +46,7 @@ __all__ = [
     "checked_format",
     "one_or_more",
     "one_or_more_places",
+    "lines_of_objects",
 ]
 
 _SCALARS = (int, float, str, bool, type(None))
@@ -410,3 +418,16 @@ class _JsonBodies:
             f"sink {self._place} got a {type(value).__qualname__}, expected what JSON can hold: "
             "map it to a dict or a dataclass first"
         )
+
+
+def lines_of_objects(data: bytes) -> int | None:
+    """Returns the number of lines if each begins with `{` and ends with `}`, otherwise None."""
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
+    if (
+        borders + 1 != lines
+        or not data.startswith(b"{")
+        or not data.endswith((b"}", b"}\n", b"}\r\n"))
+    ):
+        return None
+    return lines

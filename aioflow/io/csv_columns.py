@@ -21,7 +21,7 @@ from aioflow.columns.arrow import from_arrow
 from aioflow.columns.build import GrowingEntries, column_of, gather
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
 from aioflow.io.conversion import allows_none, hints_of
-from aioflow.io.csv_files import CsvDecoder
+from aioflow.io.csv_rows import CsvDecoder
 from aioflow.io.file_reader import BOM, Decoded
 from aioflow.io.record_columns import RecordColumns
 

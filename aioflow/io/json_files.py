@@ -19,7 +19,14 @@ from msgspec.structs import astuple
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import MALFORMED
-from aioflow.io.conversion import are_scalars, hints_of, is_namedtuple, namedtuple_from, struct_like
+from aioflow.io.conversion import (
+    are_scalars,
+    hints_of,
+    is_namedtuple,
+    lines_of_objects,
+    namedtuple_from,
+    struct_like,
+)
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
 from aioflow.io.paths import SPLIT_BYTES
@@ -221,19 +228,6 @@ def _of_one_line(
     except MALFORMED:
         records = []
     return records[0] if len(records) == 1 else otherwise(line)
-
-
-def lines_of_objects(data: bytes) -> int | None:
-    """Returns the number of lines if each begins with `{` and ends with `}`, otherwise None."""
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
-    if (
-        borders + 1 != lines
-        or not data.startswith(b"{")
-        or not data.endswith((b"}", b"}\n", b"}\r\n"))
-    ):
-        return None
-    return lines
 
 
 def decode_objects(

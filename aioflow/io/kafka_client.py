@@ -9,15 +9,22 @@ to skip. The same is true of a partition that is not in the checkpoint of its to
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from aioflow.core.errors import GraphError
+
+if TYPE_CHECKING:
+    from aioflow.operators.source import Split
+
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.errors import GraphError
 from aioflow.inspection.redaction import redacted
 from aioflow.operators.source import Split
 
@@ -36,6 +43,7 @@ __all__ = [
     "started",
     "undisturbed",
     "KafkaPartitions",
+    "KafkaRecord",
 ]
 
 R = TypeVar("R")
@@ -341,3 +349,15 @@ async def _committed(
                 raise
         await asyncio.sleep(ASK_EVERY_S)
     return await committed_offsets(config, group, partitions)
+
+
+class KafkaRecord(NamedTuple):
+    """An element of `kafka(..., records=True)`."""
+
+    value: Any
+    key: bytes | None
+    timestamp: int
+    headers: list[tuple[str, bytes]]
+    topic: str
+    partition: int
+    offset: int

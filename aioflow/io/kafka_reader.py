@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.errors import StateError
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_decoder
-from aioflow.io.kafka_client import is_away, start_consumer, undisturbed
-from aioflow.io.kafka_topics import KafkaRecord
+from aioflow.io.kafka_client import KafkaRecord, is_away, start_consumer, undisturbed
 from aioflow.io.readers import GroupReader, Message
 
 if TYPE_CHECKING:

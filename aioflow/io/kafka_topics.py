@@ -9,7 +9,7 @@ of transactions are read once the transactions are committed. `kafka_sink` produ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, did_you_mean
@@ -30,21 +30,9 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader, Split
 
-__all__ = ["KafkaRecord", "KafkaTopics", "kafka"]
+__all__ = ["KafkaTopics", "kafka"]
 
 T = TypeVar("T")
-
-
-class KafkaRecord(NamedTuple):
-    """An element of `kafka(..., records=True)`."""
-
-    value: Any
-    key: bytes | None
-    timestamp: int
-    headers: list[tuple[str, bytes]]
-    topic: str
-    partition: int
-    offset: int
 
 
 @overload

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_encoder
-from aioflow.io.nats_streams import connect, is_away, stream_of
+from aioflow.io.nats_client import connect, is_away, stream_of
 from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:

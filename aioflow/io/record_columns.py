@@ -15,7 +15,7 @@ import numpy as np
 
 from aioflow.columns.build import GrowingEntries, column_of
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
-from aioflow.io.conversion import certain_hints_of
+from aioflow.io.conversion import certain_hints_of, lines_of_objects
 
 __all__ = ["FieldColumns", "RecordColumns", "count_objects"]
 
@@ -53,8 +53,6 @@ def count_objects(data: bytes) -> int | None:
 
     Computed with arrays, because in Python it would cost as much as decoding a field.
     """
-    from aioflow.io.json_files import lines_of_objects
-
     if b"\r" in data or not data.startswith(b"{") or not data.endswith((b"}", b"}\n")):
         return lines_of_objects(data)
     marks = np.frombuffer(data, np.uint8)

@@ -7,10 +7,8 @@ Needs the extra `aioflow[redis]` (redis-py). Each reader, writer and committer h
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.advice.calls import explained
@@ -20,6 +18,12 @@ from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import checked_format, one_or_more
 from aioflow.io.http_client import checked_url
 from aioflow.io.readers import GroupReader, Message
+from aioflow.io.redis_client import (
+    exists,
+    is_away,
+    open_client,
+    refusal,
+)
 from aioflow.io.redis_entries import decoder_of, entry_decoder
 from aioflow.operators.source import Split
 
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["RedisStreams", "answered", "exists", "is_away", "open_client", "redis", "refusal"]
+__all__ = ["RedisStreams", "redis"]
 
 T = TypeVar("T")
 
@@ -43,8 +47,6 @@ BLOCK_MS = 1_000
 New streams are read after it.
 """
 
-ANSWER_TIMEOUT_S = 20.0
-"""Time without an answer after which the server counts as unreachable."""
 
 LOOK_EVERY_S = 10.0
 """Interval at which an idle stream is checked: it may have been replaced."""
@@ -268,114 +270,6 @@ class RedisStreams(Generic[T]):
         from aioflow.io.redis_sink import RedisCommitter
 
         return RedisCommitter(self)
-
-
-def open_client(config: RedisStreams[Any]) -> Any:
-    """Returns a client, which connects at its first command and never retries.
-
-    Raises ModuleNotFoundError naming the extra.
-    """
-    try:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-    except ImportError:
-        raise ModuleNotFoundError(
-            "af.io.redis needs redis-py: pip install 'aioflow[redis]'"
-        ) from None
-
-    class Bounded(Redis):
-        """A client that raises TimeoutError for any command that is not answered in time."""
-
-        async def execute_command(self, *args: Any, **options: Any) -> Any:
-            async with answered(config):
-                # redis-py has no type annotations here.
-                return await super().execute_command(  # type: ignore[no-untyped-call]
-                    *args, **options
-                )
-
-    try:
-        client = Bounded.from_url(
-            config.url,
-            protocol=2,  # The version of the protocol determines the form of the answers.
-            decode_responses=False,
-            single_connection_client=False,
-            # With a timeout, redis-py calls asyncio.wait_for, which loses cancellations in 3.11.
-            socket_timeout=None,
-            socket_connect_timeout=ANSWER_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
-        client.connection_pool.connection_class(
-            **client.connection_pool.connection_kwargs
-        )  # This checks the arguments, and does not connect yet.
-        return client
-    except TypeError as error:
-        unknown = str(error).rpartition(" ")[2]
-        raise GraphError(
-            f"{config!r}: redis-py knows no option {unknown} of a URL: take it out of what "
-            "follows the ?"
-        ) from None
-    except ValueError:  # The message may contain a part of the password.
-        raise GraphError(
-            f"{config!r}: the URL cannot be read, expected redis://USER:PASSWORD@HOST:PORT/DB, "
-            "with %40 for @ and the like in a password"
-        ) from None
-
-
-@asynccontextmanager
-async def answered(config: RedisStreams[Any]) -> AsyncIterator[None]:
-    """Raises TimeoutError when a command within the block is not answered in time.
-
-    The client limits the time of its commands itself, but not that of its pipelines.
-    """
-    try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            yield
-    except TimeoutError:
-        raise TimeoutError(
-            f"{config!r}: the server has not answered for {ANSWER_TIMEOUT_S:g} s"
-        ) from None
-
-
-def is_away(error: BaseException) -> bool:
-    """Returns whether the server cannot be reached or is not ready, so a retry may succeed."""
-    from redis import exceptions
-
-    if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
-        return False
-    return isinstance(
-        error,
-        (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, OSError),
-    )
-
-
-def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
-    """Returns the GraphError for a server's answer that no retry changes. Returns None for any
-    other error.
-    """
-    from redis import exceptions
-
-    if isinstance(error, exceptions.InvalidResponse):
-        return GraphError(
-            f"{config!r}: what answers does not speak the protocol of Redis: look at host and "
-            f"port of the URL ({error})"
-        )
-    if isinstance(
-        error, (exceptions.AuthenticationError, exceptions.NoPermissionError)
-    ) or "NOAUTH" in str(error):
-        return GraphError(
-            f"{config!r}: the server refuses: {error}; give redis://USER:PASSWORD@HOST, of a user "
-            "that may read and write it"
-        )
-    return None
-
-
-async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
-    """Returns whether the stream exists. Raises GraphError if the key holds another type."""
-    kind = (await client.type(stream)).decode()
-    if kind not in ("none", "stream"):
-        raise GraphError(f"{config!r}: the key {stream!r} holds a {kind}, expected a stream")
-    return bool(kind == "stream")
 
 
 def order_of(entry_id: str) -> tuple[int, int]:

@@ -445,7 +445,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a cancellation that nats-py loses is lost",
-        "aioflow/io/nats_streams.py",
+        "aioflow/io/nats_client.py",
         "        return await asyncio.shield(task)\n",
         "        return await task\n",
         (f"{_NATS}test_a_reader_ends_although_the_library_loses_a_cancellation",),
@@ -522,7 +522,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a server of Redis that answers nothing is waited for",
-        "aioflow/io/redis_streams.py",
+        "aioflow/io/redis_client.py",
         "            async with answered(config):\n",
         "            async with asyncio.timeout(None):\n",
         (f"{_REDIS}test_a_server_that_answers_nothing_is_given_up",),

@@ -24,7 +24,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
-from aioflow.io.kafka_topics import KafkaRecord, kafka
+from aioflow.io.kafka_client import KafkaRecord
+from aioflow.io.kafka_topics import kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
 from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
 from tests.io.servers import KafkaCluster, kafka_cluster, produced

@@ -344,7 +344,7 @@ async def test_a_server_that_answers_nothing_is_given_up(
         writer.write_batch([{"n": 1}], None)
         committables = await writer.prepare(1)
         await writer.close()
-        monkeypatch.setattr("aioflow.io.redis_streams.ANSWER_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("aioflow.io.redis_client.ANSWER_TIMEOUT_S", 0.5)
         server.pause()
         late = sink.writer(ctx)
         try:

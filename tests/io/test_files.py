@@ -23,7 +23,8 @@ from aioflow.core.functions import OutputTag
 from aioflow.core.system_host import SystemHost
 from aioflow.expressions.roots import col
 from aioflow.io.blocks import BlockFile
-from aioflow.io.csv_files import CsvDecoder, csv
+from aioflow.io.csv_files import csv
+from aioflow.io.csv_rows import CsvDecoder
 from aioflow.io.file_reader import FileReader
 from aioflow.io.files import Files, LinesDecoder, lines
 from aioflow.io.json_files import jsonl
