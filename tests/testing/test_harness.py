@@ -271,8 +271,9 @@ def test_an_error_of_open_comes_out_of_the_constructor() -> None:
         def open(self, ctx: Any) -> None:
             raise OSError("no such host")
 
-    with pytest.raises(OSError, match="no such host"):
+    with pytest.raises(OSError, match="no such host") as raised:
         OperatorHarness(Bad())
+    assert any("in open() of operator 'Bad'" in note for note in raised.value.__notes__)
 
 
 def test_a_function_that_waits_for_ever_is_told_at_finish() -> None:
