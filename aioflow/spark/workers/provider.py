@@ -80,7 +80,7 @@ def write_package(target: Path) -> None:
 
     Raises SparkError if the modules are not in files.
     """
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if not root.is_dir():
         raise SparkError(
             f"aioflow is loaded from {root}, and only a directory of its modules can be shipped "
