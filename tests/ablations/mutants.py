@@ -1054,15 +1054,13 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a checkpoint is acknowledged before it is written",
         "aioflow/task/checkpointing.py",
-        "            state = await snapshot.write(\n"
-        "                output, environment.codec, finished=checkpoint.is_finished\n"
-        "            )\n",
+        "            state = await snapshot.write(output, environment.codec, "
+        "finished=checkpoint.is_finished)\n",
         "            acknowledge = environment.responder.acknowledge_checkpoint\n"
         "            acknowledge(self._attempt, barrier.checkpoint_id, SubtaskState(), "
         "CheckpointStats())\n"
-        "            state = await snapshot.write(\n"
-        "                output, environment.codec, finished=checkpoint.is_finished\n"
-        "            )\n",
+        "            state = await snapshot.write(output, environment.codec, "
+        "finished=checkpoint.is_finished)\n",
         (
             "tests/task/test_checkpointing.py::"
             "test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all",
