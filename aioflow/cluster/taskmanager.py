@@ -39,7 +39,7 @@ from aioflow.cluster.slots import (
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, Closed
-from aioflow.core.log_backoff import Patience
+from aioflow.core.log_backoff import LogBackoff
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.inspection.process import ProcessInspector
@@ -121,7 +121,7 @@ class TaskManager:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._connection: RpcConnection | None = None
         self._registration = 0
-        self._patience = Patience()
+        self._log_backoff = LogBackoff()
         self._monitor = HeartbeatMonitor(options.heartbeat, lambda _: self._report())
         self._pulse: Pulse | None = None
         self._disconnected = asyncio.Event()
@@ -187,7 +187,7 @@ class TaskManager:
 
     def _waits(self, level: int, error: Exception) -> None:
         """Logs, with backoff, that it looks for a JobManager."""
-        waited_s = self._patience.failed(self._host.clock.monotonic())
+        waited_s = self._log_backoff.failed(self._host.clock.monotonic())
         if waited_s is not None and not self._released:
             since = f", for {waited_s:.0f} s now" if waited_s else ""
             logger.log(
@@ -214,7 +214,7 @@ class TaskManager:
         try:
             async with asyncio.timeout(REGISTER_S):
                 self._registration = await connection.call("register", self.id, self._report())
-            waited_s = self._patience.succeeded(self._host.clock.monotonic())
+            waited_s = self._log_backoff.succeeded(self._host.clock.monotonic())
             after = "" if waited_s is None else f", after {waited_s:.0f} s without a jobmanager"
             where = "{}:{}".format(*address)
             logger.info(

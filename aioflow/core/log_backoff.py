@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Patience"]
+__all__ = ["LogBackoff"]
 
 FIRST_S = 5.0
 """Time between the first message and the second; it doubles after each one."""
@@ -18,7 +18,7 @@ MOST_S = 600.0
 
 
 @dataclass(slots=True)
-class Patience:
+class LogBackoff:
     """The backoff of the log messages about one retried operation. `now` is in seconds of a
     monotonic clock.
     """

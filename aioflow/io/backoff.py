@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import Broken
-from aioflow.core.log_backoff import Patience
+from aioflow.core.log_backoff import LogBackoff
 from aioflow.core.timeunits import to_seconds
 from aioflow.inspection.redaction import redacted
 
@@ -37,20 +37,20 @@ class Backoff:
         self._first_s = to_seconds(first, "backoff")
         self._max_s = max_s
         self.tries = 0
-        self._patience: Patience | None = None
+        self._log_backoff: LogBackoff | None = None
 
     def reset(self) -> None:
         self.tries = 0
-        self._patience = None
+        self._log_backoff = None
 
     def failed(self, subject: object, error: BaseException, then: str = "connecting again") -> None:
         """Logs that `subject`, a source or a sink, has no connection for now.
 
         `then` is the part of the message that says what the subject does next.
         """
-        if self._patience is None:
-            self._patience = Patience()
-        lasts_s = self._patience.failed(asyncio.get_running_loop().time())
+        if self._log_backoff is None:
+            self._log_backoff = LogBackoff()
+        lasts_s = self._log_backoff.failed(asyncio.get_running_loop().time())
         level = logging.DEBUG if lasts_s is None else logging.WARNING
         since = f"; it has failed for {lasts_s:.0f} s" if lasts_s else ""
         why = redacted(f"{type(error).__name__}: {error}".removesuffix(": "))

@@ -38,7 +38,7 @@ from operator import is_, is_not
 from typing import Any, ClassVar
 
 from aioflow.core.wire.serializers import lay_out, pick
-from aioflow.state.deferred_free import bury
+from aioflow.state.deferred_free import free_in_slices
 from aioflow.state.snapshot import ATOMS, Uncopied, frozen_copy
 
 __all__ = [
@@ -163,7 +163,7 @@ class Space:
     def release(self) -> None:
         """Releases the contents, because no snapshot reads them any more."""
         entries, self.entries = self.entries, {}
-        bury(entries)
+        free_in_slices(entries)
 
 
 class Kept:

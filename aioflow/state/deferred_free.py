@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
 
-__all__ = ["FREED_A_TURN", "bury"]
+__all__ = ["FREED_A_TURN", "free_in_slices"]
 
 FREED_A_TURN = 16_384
 """Number of entries freed in one turn of the loop, which takes about a millisecond."""
@@ -22,7 +22,7 @@ FEW = 64
 """Maximum size of a dict that is freed at once, because queueing it would cost as much."""
 
 
-class _Grave:
+class _DeferredFree:
     """A queue of dicts that are freed slice by slice on one event loop."""
 
     __slots__ = ("_freed", "_waiting")
@@ -57,10 +57,10 @@ class _Grave:
             loop.call_soon(self._turn, loop)
 
 
-_graves: WeakKeyDictionary[asyncio.AbstractEventLoop, _Grave] = WeakKeyDictionary()
+_graves: WeakKeyDictionary[asyncio.AbstractEventLoop, _DeferredFree] = WeakKeyDictionary()
 
 
-def bury(entries: dict[Any, Any]) -> None:
+def free_in_slices(entries: dict[Any, Any]) -> None:
     """Frees the contents of `entries`, which no code may use any more.
 
     The caller drops its reference.
@@ -73,5 +73,5 @@ def bury(entries: dict[Any, Any]) -> None:
         return
     grave = _graves.get(loop)
     if grave is None:
-        grave = _graves[loop] = _Grave()
+        grave = _graves[loop] = _DeferredFree()
     grave.take(loop, entries)

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.state.backend import NO_KEY
-from aioflow.state.deferred_free import bury
+from aioflow.state.deferred_free import free_in_slices
 from aioflow.state.format import TIMERS
 from aioflow.state.snapshot import TableMeta
 
@@ -347,7 +347,7 @@ class TimerQueue:
                 self._buckets[timestamp] = bucket.late
             else:
                 self._drop(timestamp)
-            bury(bucket.entries)
+            free_in_slices(bucket.entries)
 
     def _drop(self, timestamp: int) -> None:
         # Timestamps whose bucket is gone stay in the heap until they reach its top, or outnumber

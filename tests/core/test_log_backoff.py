@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aioflow.core.log_backoff import Patience
+from aioflow.core.log_backoff import LogBackoff
 
 
 def test_the_first_failure_is_told_and_then_each_after_twice_the_time() -> None:
-    patience = Patience()
+    patience = LogBackoff()
 
     told = [now for now in range(7200) if patience.failed(float(now)) is not None]
 
@@ -17,7 +17,7 @@ def test_the_first_failure_is_told_and_then_each_after_twice_the_time() -> None:
 
 
 def test_message_names_the_duration_and_intervals_restart_after_a_success() -> None:
-    patience = Patience()
+    patience = LogBackoff()
 
     assert patience.succeeded(10.0) is None
     assert patience.failed(20.0) == 0.0

@@ -7,7 +7,7 @@ from typing import Any
 from weakref import ref
 
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.state.deferred_free import FREED_A_TURN, bury
+from aioflow.state.deferred_free import FREED_A_TURN, free_in_slices
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.snapshot import InlineState
 from aioflow.state.timers import TimerQueue
@@ -27,13 +27,13 @@ async def lengths(entries: dict[Any, Any]) -> list[int]:
 
 async def test_much_is_freed_in_as_many_turns() -> None:
     entries = dict.fromkeys(range(MANY))
-    bury(entries)
+    free_in_slices(entries)
     assert await lengths(entries) == [MANY, MANY - FREED_A_TURN, MANY - 2 * FREED_A_TURN, 7]
 
 
 async def test_dropping_state_frees_little_at_once() -> None:
     entries = dict.fromkeys(range(FREED_A_TURN))
-    bury(entries)
+    free_in_slices(entries)
     assert await lengths(entries) == [FREED_A_TURN]
 
 
@@ -44,7 +44,7 @@ async def test_many_that_are_freed_in_one_turn_are_as_much_as_a_large_one() -> N
     ten = [Windowed.fromkeys(range(FREED_A_TURN // 2)) for _ in range(10)]
     there = [ref(entries) for entries in ten]
     while ten:
-        bury(ten.pop())
+        free_in_slices(ten.pop())
     left = [sum(entries() is not None for entries in there)]
     while True:
         await asyncio.sleep(0)
@@ -60,7 +60,7 @@ class Windowed(dict[Any, Any]):
 
 def test_without_a_loop_nothing_is_cleared() -> None:
     entries = dict.fromkeys(range(MANY))
-    bury(entries)
+    free_in_slices(entries)
     assert len(entries) == MANY
 
 
