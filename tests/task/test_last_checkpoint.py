@@ -79,7 +79,7 @@ async def test_a_job_that_is_cancelled_while_it_writes_leaves_no_file_that_looks
 
     def flow() -> tuple[af.Flow, af.DataStream[int]]:
         made = af.Flow("cancelled")
-        pushed = made.source(af.io.push(), uid="in")
+        pushed = made.source(af.io.push(journal=False), uid="in")
         pushed.key_by(lambda n: n % 500).count(uid="count").sink(counted.append)
         return made, pushed
 
