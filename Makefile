@@ -13,13 +13,13 @@ SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 # The lanes services, browser, sim and spark, and what is left of the slow tests: together they are the suite.
 REST    = $(SLOW) and not services and not browser and not simulation and not spark
 PYTEST  = $(BIN)/pytest -n $(JOBS) --dist loadgroup
-# Debug mode replaces the fused chain by one that looks for mutations. These run with the chain that ships.
-SHIPPED = tests/task tests/operators tests/api
+# Debug mode finds functions that change shared values. It replaces the fused chain, so all fast tests run without it too.
+DEBUGGED = tests/task tests/operators tests/advice tests/api
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test check static lint types layers unit debug shipped hashseeds suite services browser processes spark sim hunt fuzz soak ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test check static lint types layers unit debug hashseeds suite services browser processes spark sim hunt fuzz soak ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ demo: $(DEMO)/.ready ## run the demonstration on the core alone, then with Spark
 	$(DEMO)/bin/python -m aioflow demo
 	@$(if $(filter 0,$(SPARK)),,$(DEMO)/bin/python -m aioflow.cli.demo_spark $(if $(filter jre,$(SPARK)),--jre))
 
-test: setup venv lint types layers debug shipped hashseeds suite ## all that must hold: lint, types, layers, tests
+test: setup venv lint types layers unit debug hashseeds suite ## all that must hold: lint, types, layers, tests
 
 check: ## static checks and all tests of one package: PKG=task is tests/task
 	@test -n "$(PKG)" && test -d "tests/$(PKG)" || { echo "PKG names a folder of tests: make check PKG=task" >&2; exit 2; }
@@ -65,14 +65,11 @@ types: venv ## mypy --strict
 layers: venv ## imports point down
 	$(BIN)/lint-imports
 
-unit: venv ## the fast tests once, while working
+unit: venv ## the fast tests
 	$(BIN)/pytest -q -n $(JOBS) -m "$(FAST)"
 
-debug: venv ## the fast tests under asyncio's debug mode
-	PYTHONASYNCIODEBUG=1 $(BIN)/pytest -q -n $(JOBS) -m "$(FAST)"
-
-shipped: venv ## fast tests of tasks, operators and the API, without debug mode
-	$(BIN)/pytest -q -n $(JOBS) -m "$(FAST)" $(SHIPPED)
+debug: venv ## fast tests of tasks, operators and the API in asyncio's debug mode
+	PYTHONASYNCIODEBUG=1 $(BIN)/pytest -q -n $(JOBS) -m "$(FAST)" $(DEBUGGED)
 
 hashseeds: venv ## keys, routing and simulation under several hash seeds
 	set -e; for seed in $(SEEDS); do PYTHONHASHSEED=$$seed $(BIN)/pytest -q -n $(JOBS) -m "hashseed and not slow"; done

@@ -50,9 +50,14 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, data
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest-asyncio turns the debug mode of its loops off, whatever the environment says.
+    if os.environ.get("PYTHONASYNCIODEBUG"):
+        config.option.asyncio_debug = True
+
+
 def pytest_report_header() -> str:
-    seed = os.environ.get("PYTHONHASHSEED", "random")
-    return f"hash seed: {seed}, asyncio debug: {os.environ.get('PYTHONASYNCIODEBUG', '0')}"
+    return f"hash seed: {os.environ.get('PYTHONHASHSEED', 'random')}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -87,21 +92,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_word_of_held_loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drops the warning of a held loop from the log, unless the test is marked `slow_callbacks`.
+    """Drops warnings of a held loop from the log, unless the test is marked `slow_callbacks`.
 
     On a busy machine any action may take 100 ms of the clock, and tests count what is logged.
+    asyncio has a warning of its own in debug mode.
     """
     if request.node.get_closest_marker("slow_callbacks") is not None:
         yield
         return
-    log = logging.getLogger("aioflow.mailbox.metrics")
-    log.addFilter(_is_not_of_a_held_loop)
+    logs = [logging.getLogger(name) for name in ("aioflow.mailbox.metrics", "asyncio")]
+    for log in logs:
+        log.addFilter(_is_not_of_a_held_loop)
     yield
-    log.removeFilter(_is_not_of_a_held_loop)
+    for log in logs:
+        log.removeFilter(_is_not_of_a_held_loop)
 
 
 def _is_not_of_a_held_loop(record: logging.LogRecord) -> bool:
-    return "held the event loop" not in str(record.msg)
+    message = str(record.msg)
+    return "held the event loop" not in message and not message.startswith("Executing %s took")
 
 
 class AsyncioErrors(logging.Handler):

@@ -1,7 +1,8 @@
-"""The leak check of conftest.py catches each kind of leak, and lets a clean test pass."""
+"""conftest.py catches each kind of leak, lets a clean test pass, and sets asyncio's debug mode."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -79,3 +80,9 @@ def test_each_kind_of_leak_fails_the_test_that_leaks(pytester: pytest.Pytester) 
             "*left behind: asyncio logged: Task exception was never retrieved*",
         ]
     )
+
+
+async def test_the_loops_of_tests_are_in_debug_mode_when_the_environment_asks_for_it() -> None:
+    usual = asyncio.new_event_loop()
+    usual.close()
+    assert asyncio.get_running_loop().get_debug() is usual.get_debug()
