@@ -60,8 +60,7 @@ spark.bridge.connector spark.bridge.session
 
 CIRCLES_OF_TYPES = """
 io.blocks io.kafka_client io.kafka_reader io.kafka_sink io.kafka_topics io.nats_client
-io.nats_sink io.nats_streams io.paths io.redis_client io.redis_entries io.redis_sink
-io.redis_streams
+io.nats_sink io.nats_streams io.paths io.redis_client io.redis_sink io.redis_streams
 monitoring.calls monitoring.monitor monitoring.prometheus monitoring.rest_cluster
 monitoring.rest_metrics monitoring.sampling
 spark.bridge.connector spark.bridge.session spark.bridge.sink spark.bridge.source

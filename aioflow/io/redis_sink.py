@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.io.backoff import Backoff
-from aioflow.io.redis_client import answered, exists, is_away, open_client, refusal
-from aioflow.io.redis_entries import encoder_of
+from aioflow.io.redis_client import answered, encoder_of, exists, is_away, open_client, refusal
 from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ from aioflow.io.conversion import checked_format, one_or_more
 from aioflow.io.http_client import checked_url
 from aioflow.io.readers import GroupReader, Message
 from aioflow.io.redis_client import (
+    decoder_of,
+    entry_decoder,
     exists,
     is_away,
     open_client,
     refusal,
 )
-from aioflow.io.redis_entries import decoder_of, entry_decoder
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
