@@ -24,8 +24,7 @@ from time import perf_counter_ns, thread_time
 from typing import Any
 
 import aioflow as af
-from aioflow.cluster.collector import Collector
-from aioflow.cluster.worker import COLLECTED_AFTER
+from aioflow.cluster.collector import COLLECTED_AFTER, Collector
 from benchmarks.bench_throughput import environment, loop_factory, print_rows
 
 GOAL_MS = 100

@@ -151,7 +151,7 @@ class Workers(InFolder):
 
     @property
     def _pool(self) -> Any:
-        return self._job._cluster.pool  # type: ignore[union-attr]
+        return self._job._cluster.processes  # type: ignore[union-attr]
 
 
 class Processes:

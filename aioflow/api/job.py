@@ -659,9 +659,9 @@ def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> RunningJob:
             options.task_options(graph.name),
             options.checkpoint_settings(),
         )
-    from aioflow.cluster.workers import WorkersCluster  # Imports what only processes need.
+    from aioflow.cluster.embedded import EmbeddedCluster  # Loads what only processes need.
 
-    return WorkersCluster(
+    return EmbeddedCluster(
         host,
         graph,
         options.restart,

@@ -12,17 +12,24 @@ import asyncio
 import dataclasses
 import logging
 import pickle
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.completed import CheckpointStats
 from aioflow.checkpoint.metadata import decode_subtask
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
+from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
-from aioflow.cluster.job_peers import SUBMITTER, JobPeers
-from aioflow.cluster.job_session import AttemptKey, attempt_key, pack_error, unpack_error
-from aioflow.cluster.job_taps import JobTaps, Submitter
-from aioflow.cluster.overdue import until_overdue
+from aioflow.cluster.job_peers import SUBMITTER, JobPeer
+from aioflow.cluster.job_session import (
+    AttemptKey,
+    attempt_key,
+    exit_request,
+    pack_error,
+    unpack_error,
+)
+from aioflow.cluster.job_taps import Submitter
+from aioflow.cluster.placed_tasks import PlacedTasks
 from aioflow.cluster.scheduler import (
     DeclareRequirement,
     FreeSlot,
@@ -35,20 +42,19 @@ from aioflow.cluster.scheduler import (
     SubtasksLost,
 )
 from aioflow.cluster.shipping import load_job
-from aioflow.cluster.split_discovery import pack_splits
 from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
-from aioflow.core.errors import Broken, GraphError, JobNotRunning
+from aioflow.core.errors import Broken, GraphError, RemoteError, note_once
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 
 if TYPE_CHECKING:
-    from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.job_store import PersistedJob
+    from aioflow.cluster.restart import RestartPolicy
     from aioflow.cluster.rpc import RpcConnection
-    from aioflow.core.elements import CheckpointBarrier, RecordBatch
+    from aioflow.cluster.shipping import ShippedJob
+    from aioflow.cluster.task_executor import TaskExecutor
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
-    from aioflow.operators.source import Split
 
 __all__ = ["ClusterJob", "needs_submitter"]
 
@@ -59,7 +65,7 @@ SUSPEND_S = 5.0
 
 
 class ClusterJob:
-    """A `JobRunner` of the Dispatcher, and the `TaskExecutorGateway` of its JobMaster.
+    """A `JobRunner` of the Dispatcher. `tasks` is the `TaskExecutorGateway` of its JobMaster.
 
     `declare(job_id, slots)` tells the ResourceManager how many slots the job wants.
     `on_over(job_id)` is called when the job holds nothing here any more.
@@ -68,21 +74,80 @@ class ClusterJob:
     def __init__(
         self,
         host: Host,
+        job_id: str,
+        job: ShippedJob,
+        content: bytes,
+        restart: RestartPolicy,
+        checkpoints: CheckpointSettings | None,
+        token: int,
+        declare: Callable[[str, int], None],
+        submitter: Submitter | None,
+        on_over: Callable[[str], None] = lambda _: None,
+        *,
+        recovered: bool = False,
+        group: OrderedTaskGroup | None = None,
+    ) -> None:
+        """`content`: the job as TaskManagers load it.
+
+        `group`: runs the tasks of a job whose `run` is not called.
+        """
+        self.job_id = job_id
+        self.token = token
+        self.content = content
+        self._declare = declare
+        self._on_over = on_over
+        self._shipped = job
+        self._codec = Codec(job.types)
+        self._group = OrderedTaskGroup() if group is None else group
+        self._host = host
+        self.job_master = JobMaster(
+            host,
+            job_id,
+            job.graph,
+            restart,
+            self._group,
+            checkpoints=checkpoints,
+            codec=self._codec,
+            recovered=recovered,
+        )
+        self._scheduler = SlotScheduler(job_id, job.graph)
+        self.tasks = PlacedTasks(
+            job_id,
+            self._codec,
+            submitter,
+            self._group,
+            job.options.cancellation_timeout_s,
+            self._wait_for_slot,
+            self._cancel_waiting,
+            self._overdue,
+        )
+        self._waiting: list[TaskDeploymentDescriptor] = []
+        self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
+        self.fenced_total = 0
+        """Dropped reports that were meant for another JobMaster of the job."""
+        self._early_loss: Broken | None = None
+        """Loss of a worker before the job asked for slots."""
+        self._publishing = False
+        self._over = False
+        self._metrics: dict[str, dict[str, float]] = {}
+
+    @classmethod
+    def submitted(
+        cls,
+        host: Host,
         job: PersistedJob,
         token: int,
         declare: Callable[[str, int], None],
         submitter: Submitter | None,
         on_over: Callable[[str], None],
         recovered: bool = False,
-    ) -> None:
-        self.job_id = job.job_id
-        self.token = token
-        self.content = job.graph
-        self._declare = declare
-        self._on_over = on_over
-        self._shipped = load_job(job.graph)
-        graph = self._shipped.graph
-        at_home = [vertex.name for vertex in graph.vertices if vertex.stays_here]
+    ) -> ClusterJob:
+        """Makes the job of a cluster.
+
+        Raises GraphError if the job needs its submitter, and that is gone.
+        """
+        shipped = load_job(job.graph)
+        at_home = [vertex.name for vertex in shipped.graph.vertices if vertex.stays_here]
         if at_home and (submitter is None or not submitter.location):
             raise GraphError(
                 f"job {job.name!r} cannot run without the process that submitted it, which is "
@@ -90,36 +155,20 @@ class ClusterJob:
                 "holds functions or results of that process; submit it again, or use a sink that "
                 "is a Sink object"
             )
-        self._codec = Codec(self._shipped.types)
-        self._group = OrderedTaskGroup()
-        self._host = host
-        self.job_master = JobMaster(
+        checkpoints = job.config.get("checkpoints")
+        return cls(
             host,
             job.job_id,
-            graph,
+            shipped,
+            job.graph,
             pickle.loads(job.config["restart"]),
-            self._group,
-            checkpoints=CheckpointSettings(**job.config["checkpoints"])
-            if job.config.get("checkpoints")
-            else None,
-            codec=self._codec,
+            CheckpointSettings(**checkpoints) if checkpoints else None,
+            token,
+            declare,
+            submitter,
+            on_over,
             recovered=recovered,
         )
-        self._scheduler = SlotScheduler(job.job_id, graph)
-        self._peers = JobPeers()
-        if submitter is not None:
-            self._peers.joined(SUBMITTER, submitter.connection, submitter.location)
-        self._taps = JobTaps(job.job_id, self._peers, self._codec, submitter)
-        self._waiting: list[TaskDeploymentDescriptor] = []
-        self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
-        self._placed: dict[ExecutionAttemptId, str] = {}
-        """Where each attempt that has not ended runs."""
-        self._stop_drains: bool | None = None
-        self.fenced_total = 0
-        """Dropped reports that were meant for another JobMaster of the job."""
-        self._publishing = False
-        self._over = False
-        self._metrics: dict[str, dict[str, float]] = {}
 
     # JobRunner.
 
@@ -134,7 +183,7 @@ class ClusterJob:
     async def run(self) -> JobStatus:
         async with self._group:
             try:
-                _ = self._group.create_task(self.job_master.start(self), name="start")
+                _ = self._group.create_task(self.job_master.start(self.tasks), name="start")
                 status = await asyncio.shield(self.job_master.terminated)
                 self._group.cancel_children()
                 await close_within(
@@ -142,14 +191,14 @@ class ClusterJob:
                     CHECKPOINTS_CLOSE_S,
                     what=f"the checkpoints of job {self.job_id}",
                 )
-                if self._taps.submitter is not None and self.stop_error is not None:
-                    self._taps.submitter.connection.notify(
+                if self.tasks.taps.submitter is not None and self.stop_error is not None:
+                    self.tasks.taps.submitter.connection.notify(
                         "stop_failed", pack_error(self.stop_error, self._codec)
                     )
                 return status
             finally:
                 self._over = True
-                self._peers.ask_all("job_over", self.job_id, self.token)
+                self.tasks.peers.ask_all("job_over", self.job_id, self.token)
                 self._publish_now()
                 self._carry_out(self._scheduler.close())
                 self._group.cancel_children()
@@ -175,26 +224,16 @@ class ClusterJob:
     def stop_error(self) -> BaseException | None:
         return self.job_master.stop_error
 
-    # TaskExecutorGateway, for the JobMaster.
+    # Requests of the JobMaster, through `tasks`.
 
-    async def ready(self) -> None:
-        """Returns at once: a restart waits for its slots like a start."""
-
-    def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
+    def _wait_for_slot(self, descriptor: TaskDeploymentDescriptor) -> None:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._request_slots)
         self._waiting.append(descriptor)
         self._publish()
 
-    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
-        worker_id = self._placed.get(attempt)
-        if worker_id is not None:
-            answers = self._peers.ask(worker_id, "cancel_task", attempt_key(attempt))
-            _ = self._group.create_task(
-                self._watch(worker_id, attempt, answers), name=f"cancel {attempt}"
-            )
-            return
-        # It still waits for a slot, so it never ran.
+    def _cancel_waiting(self, attempt: ExecutionAttemptId) -> None:
+        """Cancels a task that still waits for a slot, so it never ran."""
         self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
         for number, batch in list(self._requests.items()):
             batch[:] = [descriptor for descriptor in batch if descriptor.attempt != attempt]
@@ -202,15 +241,13 @@ class ClusterJob:
                 del self._requests[number]
                 self._carry_out(self._scheduler.withdraw(number))
 
-    async def _watch(
-        self, worker_id: str, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]
-    ) -> None:
-        """Declares a TaskManager lost if it does not end a cancelled task in time.
+    def _overdue(self, worker_id: str, attempt: ExecutionAttemptId, why: str) -> None:
+        """Declares a TaskManager lost that has not ended a cancelled task in time.
 
         Its tasks end once its event loop is free again.
         """
-        why = await until_overdue(answers, self._shipped.options.cancellation_timeout_s)
-        if self._placed.get(attempt) != worker_id:
+        if self.tasks.here is not None:
+            self.tasks.here.end_worker(worker_id, f"its task {attempt} {why}")
             return
         logger.error(
             "job %s: task %s %s; taskmanager %s counts as lost",
@@ -220,60 +257,9 @@ class ClusterJob:
             worker_id or "of the submitter",
         )
         if worker_id == SUBMITTER:
-            self._placed.pop(attempt)
-            self.job_master.update_task_state(
-                attempt, ExecutionState.FAILED, Broken(f"task {attempt} {why}")
-            )
-            self._publish()
+            self._failed(attempt, Broken(f"task {attempt} {why}"))
         else:
             self.worker_lost(worker_id)
-
-    def stop_sources(self, job_id: str, *, drain: bool) -> None:
-        self._stop_drains = drain
-        self._peers.ask_all("stop_sources", job_id, drain)
-
-    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
-        worker_id = self._placed.get(attempt)
-        if worker_id is not None:
-            self._peers.ask(worker_id, "trigger_checkpoint", attempt_key(attempt), barrier)
-
-    def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
-        self._peers.ask_all("notify_checkpoint_complete", job_id, checkpoint_id)
-
-    def notify_checkpoint_aborted(
-        self, job_id: str, checkpoint_id: int, latest_completed: int | None
-    ) -> None:
-        self._peers.ask_all("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
-
-    def add_tap(
-        self,
-        job_id: str,
-        place: TapPlace,
-        tap: Callable[[RecordBatch], None],
-        on_missed: object = None,
-    ) -> Sequence[asyncio.Future[None]]:
-        """Adds a tap for a watcher in this process, which may miss records.
-
-        Taps of the submitter have numbers of their own: see `add_remote_tap`.
-        """
-        return self._taps.watch(place, tap)
-
-    def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
-        """Removes a tap that `add_tap` added."""
-        self._taps.unwatch(place, tap)
-
-    async def query_state(
-        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
-    ) -> Any:
-        return await self.query_remote_state(attempt_key(attempt), node_id, pickle.dumps(query))
-
-    async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
-        peer = self._peers.get(self._placed.get(attempt, ""))
-        if peer is None:
-            raise JobNotRunning(f"attempt {attempt} runs nowhere now, it takes no splits")
-        await peer.connection.call(
-            "add_splits", attempt_key(attempt), pack_splits(splits, self._codec)
-        )
 
     # Deployment.
 
@@ -293,10 +279,14 @@ class ClusterJob:
         number, instructions = self._scheduler.request(roaming)
         self._requests[number] = batch
         self._carry_out(instructions)
+        if self._early_loss is not None and number in self._requests:
+            self.start_failed(self._early_loss)
+            return
         for descriptor in self._requests.get(number, ()):
             self.job_master.slot_is_there(descriptor.attempt, False)
 
-    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[Instruction], loss: Broken | None = None) -> None:
+        """Carries out `instructions`. `loss`: why the subtasks that they lose are lost."""
         for instruction in instructions:
             match instruction:
                 case DeclareRequirement(job_id, slots):
@@ -312,7 +302,7 @@ class ClusterJob:
                         )
                     self._publish()
                 case FreeSlot(worker_id, allocation_id):
-                    self._peers.ask(
+                    self.tasks.peers.ask(
                         worker_id,
                         "free_slot",
                         allocation_id,
@@ -320,12 +310,12 @@ class ClusterJob:
                         f"job {self.job_id} needs it no more",
                     )
                 case SubtasksLost(worker_id, subtasks):
-                    lost = Broken(
+                    lost = loss or Broken(
                         f"a slot of taskmanager {worker_id} is gone, and the tasks in it with it"
                     )
                     for subtask in subtasks:
                         attempt = self.job_master.executions.executions[subtask].attempt
-                        if self._placed.pop(attempt, None) is not None:
+                        if self.tasks.placed.pop(attempt, None) is not None:
                             self.job_master.update_task_state(attempt, ExecutionState.FAILED, lost)
                     self._publish()
                 case OfferAnswer():
@@ -333,24 +323,35 @@ class ClusterJob:
 
     def _deploy(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
         executions = self.job_master.executions
+        if self.tasks.here is not None:
+            # Tasks in the program report their end to the JobMaster itself.
+            again = {_subtask(descriptor) for descriptor in batch}
+            for old in [a for a in self.tasks.placed if (a.vertex_id, a.subtask_index) in again]:
+                del self.tasks.placed[old]
         for descriptor in batch:
             worker_id = (
                 SUBMITTER if descriptor.vertex.stays_here else slots[_subtask(descriptor)][0]
             )
-            peer = self._peers.get(worker_id)
-            executions.locations[_subtask(descriptor)] = "" if peer is None else peer.location
-            self._placed[descriptor.attempt] = worker_id
+            if self.tasks.here is not None and worker_id == SUBMITTER:
+                location = self.tasks.here.location
+            else:
+                location = self.tasks.peers.location_of(worker_id)
+            executions.locations[_subtask(descriptor)] = location
+            self.tasks.placed[descriptor.attempt] = worker_id
         for descriptor in batch:
             attempt = descriptor.attempt
             if not executions.awaits_deployment(attempt):
-                self._placed.pop(attempt, None)
+                self.tasks.placed.pop(attempt, None)
+                if self.tasks.here is not None and descriptor.vertex.stays_here:
+                    # A deployment failed meanwhile. No executor will report the end of this task.
+                    self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
                 continue
             self.job_master.slot_is_there(attempt, True)
-            content = self._shipped.ship_task(self._located(descriptor))
-            allocation_id = "" if descriptor.vertex.stays_here else slots[_subtask(descriptor)][1]
-            _ = self._group.create_task(
-                self._submit(attempt, allocation_id, content), name=f"submit {attempt}"
-            )
+            located = self._located(descriptor)
+            if self.tasks.here is not None and descriptor.vertex.stays_here:
+                self._submit_here(located, self.tasks.here.executor)
+                continue
+            self._submit(located, slots)
 
     def _located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
         """Returns the descriptor with the current locations of its producers.
@@ -371,21 +372,57 @@ class ClusterJob:
             inputs.append(dataclasses.replace(gate, channels=tuple(channels)))
         return dataclasses.replace(descriptor, inputs=tuple(inputs))
 
-    async def _submit(
-        self, attempt: ExecutionAttemptId, allocation_id: str, content: bytes
-    ) -> None:
+    def _submit_here(self, descriptor: TaskDeploymentDescriptor, executor: TaskExecutor) -> None:
         try:
-            peer = self._peers.get(self._placed.get(attempt, SUBMITTER))
+            executor.submit_task(descriptor, self.job_master.fencing_token)
+        # A task that cannot be deployed has failed, like any other.
+        except Exception as error:  # noqa: BLE001
+            self._failed(descriptor.attempt, error)
+
+    def _failed(self, attempt: ExecutionAttemptId, error: Exception) -> None:
+        self.tasks.placed.pop(attempt, None)
+        self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
+        self._publish()
+
+    def _submit(self, descriptor: TaskDeploymentDescriptor, slots: Any) -> None:
+        attempt = descriptor.attempt
+        stays_here = descriptor.vertex.stays_here
+        allocation_id = "" if stays_here else slots[_subtask(descriptor)][1]
+        peer = self.tasks.peers.get(self.tasks.placed[attempt])
+        try:
             if peer is None:
                 raise Broken(f"the process that should run {attempt} is gone")
-            await peer.connection.call(
-                "submit_task", self.job_id, self.token, attempt_key(attempt), allocation_id, content
+            # Called now, awaited later, so that an immediate cancellation cannot overtake it.
+            answer = peer.connection.call(
+                "submit_task",
+                self.job_id,
+                self.token,
+                attempt_key(attempt),
+                allocation_id,
+                self._shipped.ship_task(descriptor),
             )
         # A task that cannot be deployed has failed, like any other.
         except Exception as error:  # noqa: BLE001
-            self._placed.pop(attempt, None)
-            self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
-            self._publish()
+            self._not_submitted(attempt, error, peer)
+            return
+        _ = self._group.create_task(
+            self._submitted(attempt, answer, peer), name=f"submit {attempt}"
+        )
+
+    async def _submitted(
+        self, attempt: ExecutionAttemptId, answer: Coroutine[Any, Any, Any], peer: JobPeer
+    ) -> None:
+        try:
+            await answer
+        except Exception as error:  # noqa: BLE001  # As above.
+            self._not_submitted(attempt, error, peer)
+
+    def _not_submitted(
+        self, attempt: ExecutionAttemptId, error: Exception, peer: JobPeer | None
+    ) -> None:
+        if self.tasks.here is not None and peer is not None and not peer.connection.is_open:
+            return  # The worker is lost: `worker_lost` reports why.
+        self._failed(attempt, error)
 
     # Reports of TaskManagers.
 
@@ -398,18 +435,37 @@ class ClusterJob:
         """
         if self._over:
             return (), tuple(offer.allocation_id for offer in offers)
-        if self._peers.joined(worker_id, connection, location):
-            if self._stop_drains is not None:
-                self._peers.ask(worker_id, "stop_sources", self.job_id, self._stop_drains)
-            self._taps.tell(worker_id)
+        if self.tasks.peers.joined(worker_id, connection, location):
+            if self.tasks.stop_drains is not None:
+                self.tasks.peers.ask(worker_id, "stop_sources", self.job_id, self.tasks.stop_drains)
+            self.tasks.taps.tell(worker_id)
         answer, *rest = self._scheduler.offered(worker_id, offers)
         assert isinstance(answer, OfferAnswer)
         self._carry_out(rest)
         return answer.accepted, answer.rejected
 
-    def not_opened(self, error: bytes) -> None:
+    def not_opened(self, worker_id: str, error: bytes) -> None:
         """A TaskManager could not load the code, so no other can either."""
-        failure = unpack_error(error, self._codec) or Broken("a taskmanager could not open the job")
+        failure = self._error(error) or Broken("a taskmanager could not open the job")
+        note_once(failure, f"while {worker_id} opened the job")
+        if self.tasks.here is not None:
+            self.job_master.fail(failure)
+        self._fail_waiting(failure)
+
+    def start_failed(self, loss: Broken) -> None:
+        """A worker of this job alone was lost before tasks were deployed to it.
+
+        The tasks that wait for it fail, so that the restart policy decides. If none waits yet, the
+        first ones that do will fail.
+        """
+        if not self._requests and self.status is JobStatus.CREATED:
+            self._early_loss = loss
+            return
+        self._early_loss = None
+        self._fail_waiting(loss)
+
+    def _fail_waiting(self, failure: BaseException) -> None:
+        """Fails the tasks that wait for slots."""
         for number, batch in list(self._requests.items()):
             del self._requests[number]
             for descriptor in batch:
@@ -427,8 +483,8 @@ class ClusterJob:
         if self._over:
             return
         if reached.is_terminal:
-            self._placed.pop(attempt, None)
-        self.job_master.update_task_state(attempt, reached, unpack_error(error, self._codec))
+            self.tasks.placed.pop(attempt, None)
+        self.job_master.update_task_state(attempt, reached, self._error(error))
         self._publish()
 
     def on_acknowledged(
@@ -459,28 +515,32 @@ class ClusterJob:
             self.job_master.end_of_data_reached(ExecutionAttemptId(*key))
 
     def slot_freed(self, worker_id: str, allocation_id: str) -> None:
-        self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
+        if not self._over:
+            self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
 
-    def worker_lost(self, worker_id: str) -> None:
+    def worker_lost(self, worker_id: str, loss: Broken | None = None) -> None:
         """A TaskManager or its connection is lost. It ends its tasks by itself."""
-        if self._peers.left(worker_id):
+        ran = worker_id in self.tasks.placed.values()
+        if self.tasks.peers.left(worker_id):
             self._metrics.pop(worker_id, None)
-            self._carry_out(self._scheduler.worker_lost(worker_id))
+            self._carry_out(self._scheduler.worker_lost(worker_id), loss)
+        if self.tasks.here is not None and loss is not None and not ran and not self._over:
+            self.start_failed(loss)
 
     def no_resources(self, available: int) -> None:
         self._carry_out(self._scheduler.no_resources(available))
 
     def report(self, worker_id: str, metrics: dict[str, float]) -> None:
         self._metrics[worker_id] = metrics
-        if self._taps.submitter is not None:
-            self._taps.submitter.connection.notify("metrics", self.all_metrics())
+        if self.tasks.taps.submitter is not None:
+            self.tasks.taps.submitter.connection.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         """Hands on a batch of a subscription, or the reason why there is none.
 
         If the tap may miss rows, rows for a slow reader are only counted.
         """
-        self._taps.tapped(tap_id, content, rows, missed, refused)
+        self.tasks.taps.tapped(tap_id, content, rows, missed, refused)
 
     # For monitoring.
 
@@ -513,17 +573,11 @@ class ClusterJob:
 
         Empty if there was none.
         """
-        return self._peers.worker_at(location)
+        return self.tasks.peers.worker_at(location)
 
     def location_of(self, worker_id: str) -> str:
         """Where a TaskManager runs tasks of this job; empty if it runs none."""
-        return self._peers.location_of(worker_id)
-
-    async def read_state(
-        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
-    ) -> Any:
-        """As `query_state`, for a reader in this process."""
-        return self._codec.decode(await self.query_state(attempt, node_id, query))
+        return self.tasks.peers.location_of(worker_id)
 
     # Calls of the submitter.
 
@@ -534,23 +588,24 @@ class ClusterJob:
         """
         if submitter.location or self._over:
             return
-        self._taps.submitter = submitter
-        self._peers.joined(SUBMITTER, submitter.connection, submitter.location)
+        self.tasks.taps.submitter = submitter
+        self.tasks.peers.joined(SUBMITTER, submitter.connection, submitter.location)
         for tap_id, (place, may_miss) in submitter.taps.items():
-            self._taps.add(place, tap_id, may_miss)
+            self.tasks.taps.add(place, tap_id, may_miss)
         self._publish()
 
     def submitter_lost(self) -> None:
         """Cancels the job if the submitting process ran a part of it. Otherwise the job goes on."""
-        submitter, self._taps.submitter = self._taps.submitter, None
-        self._peers.left(SUBMITTER)
+        submitter, self.tasks.taps.submitter = self.tasks.taps.submitter, None
+        self.tasks.peers.left(SUBMITTER)
         if submitter is not None and submitter.location and not self._over:
             logger.warning(
                 "job %s is cancelled: the process that submitted it is gone, and runs a part of it",
                 self.job_id,
             )
-            for attempt in [a for a, worker_id in self._placed.items() if worker_id == SUBMITTER]:
-                del self._placed[attempt]
+            placed = self.tasks.placed
+            for attempt in [a for a, worker_id in placed.items() if worker_id == SUBMITTER]:
+                del placed[attempt]
                 self.job_master.update_task_state(
                     attempt, ExecutionState.FAILED, Broken("the submitting process is gone")
                 )
@@ -558,38 +613,40 @@ class ClusterJob:
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:
         """Done once all TaskManagers that run the job now have the tap."""
-        return wait_all(self._taps.add(place, tap_id, may_miss))
+        return wait_all(self.tasks.taps.add(place, tap_id, may_miss))
 
     def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:
-        self._taps.remove(place, tap_id)
+        self.tasks.taps.remove(place, tap_id)
 
-    async def query_remote_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
-        worker_id = self._placed.get(ExecutionAttemptId(*key))
-        peer = self._peers.get(worker_id)
-        if peer is None:
-            raise JobNotRunning(
-                f"attempt {ExecutionAttemptId(*key)} runs nowhere now; try again once the job runs"
-            )
-        return bytes(await peer.connection.call("query_state", key, node_id, query))
+    def end(self) -> None:
+        """Takes no more reports, when the job is over."""
+        self._over = True
+
+    def _error(self, content: bytes) -> BaseException | None:
+        error = unpack_error(content, self._codec)
+        if self.tasks.here is not None and isinstance(error, RemoteError):
+            # A function that calls sys.exit() ends the program, as it does in one process.
+            return exit_request(error, content, self._codec) or error
+        return error
 
     # Messages to the submitter.
 
     def _publish(self) -> None:
         """Publishes in the next loop turn, so that many changes become one message."""
-        if not self._publishing and self._taps.submitter is not None:
+        if not self._publishing and self.tasks.taps.submitter is not None:
             self._publishing = True
             asyncio.get_running_loop().call_soon(self._publish_now)
 
     def _publish_now(self) -> None:
         self._publishing = False
-        if self._taps.submitter is not None:
+        if self.tasks.taps.submitter is not None:
             graph = self.job_master.executions
             states = [
                 (*attempt_key(e.attempt)[1:], e.state.value) for e in graph.executions.values()
             ]
             error = pack_error(self.error, self._codec)
             started = self.job_master.started.done()
-            self._taps.submitter.connection.notify(
+            self.tasks.taps.submitter.connection.notify(
                 "status", self.status.value, started, graph.restarts, error, states
             )
 

@@ -269,19 +269,6 @@ class ExecutionGraph:
         region.epoch += 1
         return [ScheduleRestart(region_index, region.epoch, delay)]
 
-    def start_failed(self, error: BaseException, now: float, jitter: float) -> float | None:
-        """Notes that a job could not get the resources to start.
-
-        Returns the seconds until the next try, or None if there is none.
-        """
-        if self.status is not JobStatus.CREATED:
-            return None
-        delay = None if self._is_final(error) else self._strategy.on_failure(now, jitter)
-        if delay is not None:
-            self.failure = error
-            self.restarts += 1
-        return delay
-
     def cancel(self) -> list[Instruction]:
         """Ends the job without a result; an ended job stays as it is."""
         if self.status.is_terminal or self.status is JobStatus.CANCELLING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from aioflow.operators.source import Split
 
-__all__ = ["JobMasterGateway", "OnMissed", "TapGateway", "TaskExecutorGateway"]
+__all__ = ["JobMasterGateway", "OnMissed", "TapGateway", "TaskExecutorGateway", "TaskReader"]
 
 OnMissed = Callable[[int, Exception | None], None]
 """Called with the number of records that a watcher missed, or with why it can see none."""
@@ -48,7 +48,19 @@ class TapGateway(Protocol):
     ) -> None: ...
 
 
-class TaskExecutorGateway(TapGateway, Protocol):
+class TaskReader(TapGateway, Protocol):
+    """Reads from the tasks of a job, wherever they run: their output and their state."""
+
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
+        """Runs `query(keyed backend)` between two slices of the task and returns its result.
+
+        The result is Any because `query` chooses it.
+        """
+
+
+class TaskExecutorGateway(TaskReader, Protocol):
     """The requests of a JobMaster to a worker.
 
     `fencing_token` is the JobMaster's; a stale one is refused.
@@ -90,11 +102,6 @@ class TaskExecutorGateway(TapGateway, Protocol):
 
         Raises if they may not have arrived: then send them again.
         """
-
-    async def query_state(
-        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
-    ) -> Any:
-        """Runs `query(keyed backend)` between two slices of the task and returns its result."""
 
 
 class JobMasterGateway(Protocol):

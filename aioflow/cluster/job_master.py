@@ -31,8 +31,6 @@ from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDep
 from aioflow.operators.source import discover_splits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
@@ -54,9 +52,7 @@ CHECKPOINTS_CLOSE_S = 30.0
 class JobMaster:
     """Runs one job.
 
-    `fencing_token` marks this leader; a worker refuses requests with an older token. `ready()` is
-    awaited before each restart. It returns when every task can be placed again, and raises when
-    that will never be so.
+    `fencing_token` marks this leader; a worker refuses requests with an older token.
     """
 
     def __init__(
@@ -66,7 +62,6 @@ class JobMaster:
         graph: JobGraph,
         restart: RestartPolicy,
         group: OrderedTaskGroup,
-        ready: Callable[[], Awaitable[None]] | None = None,
         checkpoints: CheckpointSettings | None = None,
         codec: Codec | None = None,
         *,
@@ -91,7 +86,6 @@ class JobMaster:
                 self.fail,
             )
             self._begins_with = self._checkpoints
-        self._ready = ready
         self._workers: TaskExecutorGateway | None = None
         self._stop_drains: bool | None = None
         self.fencing_token = host.ids.new("fencing")
@@ -164,22 +158,6 @@ class JobMaster:
                 _ = self._group.create_task(
                     self._discovery.watch(vertex, workers), name=f"discover {vertex.name}"
                 )
-
-    async def start_failed(self, error: Exception) -> None:
-        """Waits until the next try to start. Raises `error` if there is none."""
-        delay_s = self.executions.start_failed(
-            error, self._host.clock.monotonic(), self._host.rng.random()
-        )
-        if delay_s is None:
-            raise error
-        logger.warning(
-            "job %s: cannot start: %s; it tries again in %.1f s",
-            self.executions.job_id,
-            error,
-            delay_s,
-        )
-        self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
-        await asyncio.sleep(delay_s)
 
     def cancel(self) -> None:
         """Ends the job without a result."""
@@ -403,19 +381,11 @@ class JobMaster:
 
     async def _restart_later(self, region: int, epoch: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        try:
-            if self._ready is not None:
-                await self._ready()
-        except Exception as error:  # noqa: BLE001  # There are no processes to deploy to.
-            if self.error is not None and error is not self.error:
-                error.__cause__ = self.error
-            self._restart_failed(region, epoch, error, "has no process to run in now")
-            return
         if self._begins_with is not None:
             try:
                 point = await self._begins_with.restore_point(self._discovered)
             except Exception as error:  # noqa: BLE001  # Usually the store is down for a while.
-                self._restart_failed(region, epoch, error, "cannot be restored now")
+                self._restart_failed(region, epoch, error)
                 return
             if self.executions.awaits_restart(region, epoch):
                 self.executions.restore(point.states, point.splits)
@@ -423,8 +393,8 @@ class JobMaster:
                     self._checkpoints.restarts(self.executions.subtasks_of(region))
         self._carry_out(self.executions.restart_due(region, epoch))
 
-    def _restart_failed(self, region: int, epoch: int, error: Exception, what: str) -> None:
-        logger.warning("job %s %s: %s", self.executions.job_id, what, error)
+    def _restart_failed(self, region: int, epoch: int, error: Exception) -> None:
+        logger.warning("job %s cannot be restored now: %s", self.executions.job_id, error)
         now, jitter = self._host.clock.monotonic(), self._host.rng.random()
         self._carry_out(self.executions.restart_failed(region, epoch, error, now, jitter))
 

@@ -6,18 +6,13 @@ Requests to one process stay in order. A request to a lost process is dropped.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from aioflow.core.errors import AioflowError
 
 if TYPE_CHECKING:
     from aioflow.cluster.rpc import RpcConnection
 
 __all__ = ["SUBMITTER", "JobPeer", "JobPeers"]
-
-logger = logging.getLogger(__name__)
 
 SUBMITTER = ""
 """Stands for the submitting process where a worker id is expected."""
@@ -41,11 +36,14 @@ class JobPeers:
         self._peers: dict[str, JobPeer] = {}
         self._worker_ids: dict[str, str] = {}
         """Worker ids by location, including those of lost workers."""
-        self._asking: dict[asyncio.Task[None], None] = {}
 
     def get(self, worker_id: str | None) -> JobPeer | None:
         """Returns None if the process is not, or no longer, connected."""
         return None if worker_id is None else self._peers.get(worker_id)
+
+    def all(self) -> list[JobPeer]:
+        """Returns the connected processes, oldest first."""
+        return list(self._peers.values())
 
     def joined(self, worker_id: str, connection: RpcConnection, location: str) -> bool:
         """Adds a process. Returns False if it is known with this location and connection."""
@@ -80,12 +78,7 @@ class JobPeers:
         peer = self._peers.get(worker_id)
         if peer is None or not peer.connection.is_open:
             return []
-        task = asyncio.get_running_loop().create_task(
-            _quietly(peer.connection, method, args), name=method
-        )
-        self._asking[task] = None  # No other reference protects it from garbage collection.
-        task.add_done_callback(self._asking.pop)
-        return [task]
+        return [peer.connection.ask(method, *args)]
 
     def ask_all(self, method: str, *args: Any) -> None:
         """Sends a request to all processes, including the submitter."""
@@ -100,10 +93,3 @@ class JobPeers:
             if worker_id != SUBMITTER
             for answer in self.ask(worker_id, method, *args)
         ]
-
-
-async def _quietly(connection: RpcConnection, method: str, args: tuple[Any, ...]) -> None:
-    try:
-        await connection.call(method, *args)
-    except AioflowError as error:
-        logger.debug("%s was not done: %s", method, error)

@@ -34,13 +34,21 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.elements import RecordBatch
-    from aioflow.core.errors import CancellationTimeout
+    from aioflow.core.errors import CancellationTimeout, RemoteError
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Split
 
-__all__ = ["REQUESTS", "AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
+__all__ = [
+    "REQUESTS",
+    "AttemptKey",
+    "JobSession",
+    "attempt_key",
+    "exit_request",
+    "pack_error",
+    "unpack_error",
+]
 
 REQUESTS = (
     "submit_task",
@@ -326,10 +334,13 @@ class JobSession:
             self._on_end(attempt)
 
     def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
-        """Reports the task as lost, and ends this process."""
+        """Ends this process, and reports the task as lost.
+
+        In this order: a JobMaster may be over once it knows the end of its last task.
+        """
         assert self._end_process is not None
-        self.update_task_state(attempt, ExecutionState.FAILED, Broken(str(error)))
         self._end_process(str(error))
+        self.update_task_state(attempt, ExecutionState.FAILED, Broken(str(error)))
 
     def acknowledge_checkpoint(
         self,
@@ -389,3 +400,19 @@ def unpack_error(content: bytes, codec: Codec) -> Exception | None:
     """Decodes the output of `pack_error`."""
     message: Any = decode_message(FrameType.ERROR_RESPONSE, content) if content else None
     return None if message is None else rebuild_error(message, codec)
+
+
+def exit_request(error: RemoteError, content: bytes, codec: Codec) -> SystemExit | None:
+    """Returns the SystemExit that `content` describes and `error` stands for; None if it does not.
+
+    Of its class only the name is rebuilt otherwise.
+    """
+    if error.type_name != "SystemExit":
+        return None
+    message: Any = decode_message(FrameType.ERROR_RESPONSE, content)
+    args = [] if message.arguments is None else codec.decode_batch(message.arguments)
+    request = SystemExit(*args)
+    request.__cause__ = error
+    for note in message.notes:
+        request.add_note(note)
+    return request

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.job_peers import JobPeers
+from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.batch import decode_batch
 
 if TYPE_CHECKING:
+    from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.elements import RecordBatch
     from aioflow.core.ids import TapPlace
@@ -40,6 +42,16 @@ class Submitter:
     """Rows of each subscription that were dropped because the process does not keep up."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """A tap of a watcher in this process."""
+
+    place: TapPlace
+    watcher: Watcher
+    on_missed: OnMissed | None
+    may_miss: bool
+
+
 class JobTaps:
     """The taps of one job. `submitter` is set while it is connected."""
 
@@ -50,8 +62,7 @@ class JobTaps:
         self._job_id = job_id
         self._peers = peers
         self._codec = codec
-        self._watchers: dict[int, tuple[TapPlace, Watcher]] = {}
-        """Place and callback of each watcher."""
+        self._watchers: dict[int, _Watch] = {}
         self._watched = 0
 
     def tell(self, worker_id: str) -> None:
@@ -59,22 +70,28 @@ class JobTaps:
         taps = {} if self.submitter is None else self.submitter.taps
         for tap_id, (place, may_miss) in taps.items():
             self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, may_miss)
-        for tap_id, (place, _) in self._watchers.items():
-            self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, True)
+        for tap_id, watch in self._watchers.items():
+            self._peers.ask(worker_id, "add_tap", self._job_id, watch.place, tap_id, watch.may_miss)
 
-    def watch(self, place: TapPlace, watcher: Watcher) -> list[asyncio.Future[None]]:
-        """Adds a watcher in this process, which may miss records.
+    def watch(
+        self, place: TapPlace, watcher: Watcher, on_missed: OnMissed | None, *, may_miss: bool
+    ) -> list[asyncio.Future[None]]:
+        """Adds a watcher in this process.
 
         The returned futures are done once each TaskManager has the tap, or is gone.
         """
         self._watched += 1
-        self._watchers[-self._watched] = place, watcher
-        return self._peers.ask_taskmanagers("add_tap", self._job_id, place, -self._watched, True)
+        self._watchers[-self._watched] = _Watch(place, watcher, on_missed, may_miss)
+        return self._peers.ask_taskmanagers(
+            "add_tap", self._job_id, place, -self._watched, may_miss
+        )
 
     def unwatch(self, place: TapPlace, watcher: Watcher) -> None:
         """Removes a watcher that `watch` added."""
         for tap_id in [
-            tap_id for tap_id, entry in self._watchers.items() if entry == (place, watcher)
+            tap_id
+            for tap_id, watch in self._watchers.items()
+            if (watch.place, watch.watcher) == (place, watcher)
         ]:
             del self._watchers[tap_id]
             self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
@@ -93,9 +110,12 @@ class JobTaps:
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         """Hands on a batch, or the reason why there is none."""
-        if tap_id in self._watchers:
+        watch = self._watchers.get(tap_id)
+        if watch is not None:
             if content:
-                self._watchers[tap_id][1](decode_batch(content, self._codec, "a tap"))
+                watch.watcher(decode_batch(content, self._codec, "a subscription"))
+            if watch.on_missed is not None and (missed or refused):
+                watch.on_missed(missed, TypeNotSupported(refused) if refused else None)
             return
         submitter = self.submitter
         if submitter is None or tap_id not in submitter.taps:

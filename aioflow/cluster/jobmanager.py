@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from aioflow.checkpoint.lease import LeaseOptions, current_holder
 from aioflow.cluster.cluster_job import ClusterJob, needs_submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.job_session import AttemptKey
 from aioflow.cluster.job_store import JobStore, PersistedJob
@@ -29,9 +28,8 @@ from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadersh
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
-from aioflow.cluster.scheduler import SlotOffer
-from aioflow.cluster.slots import SlotStatus
 from aioflow.cluster.submitters import Submitters
+from aioflow.cluster.taskmanager_calls import TaskManagerCalls
 from aioflow.cluster.told import ToldWorker, status_of, tell
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
@@ -118,6 +116,7 @@ class JobManager:
         self._leases = DirectoryLeases(host, f"{options.data}/{LEASE_DIRECTORY}")
         self._address = ""
         self._fenced = 0
+        self._taskmanagers = TaskManagerCalls(self._jobs, self._registers, self._now_resources)
 
     async def run(self) -> None:
         """Runs until `stop` or a cancellation.
@@ -200,7 +199,7 @@ class JobManager:
         submitter = self._submitters.get(job.job_id)
         if recovered and submitter is None and needs_submitter(job):
             submitter = await self._submitters.wait_for(job.job_id)
-        made = ClusterJob(
+        made = ClusterJob.submitted(
             self._host, job, token, resources.declare, submitter, self._forget, recovered
         )
         self._jobs[job.job_id] = made
@@ -232,7 +231,12 @@ class JobManager:
         """
         leading = self._now_leading()
         elsewhere = 0 if leading is None else leading.resources.fenced_total
-        return self._fenced + elsewhere + sum(job.fenced_total for job in self._jobs.values())
+        return (
+            self._fenced
+            + self._taskmanagers.fenced_total
+            + elsewhere
+            + sum(job.fenced_total for job in self._jobs.values())
+        )
 
     def known_jobs(self) -> dict[str, ClusterJob]:
         """The running jobs and the last ended ones; empty while another process leads."""
@@ -296,25 +300,21 @@ class JobManager:
             else None
         )
 
+    async def _registers(self, connection: RpcConnection) -> ResourceManager:
+        leading = await self._leader()
+        self._peers[connection] = None
+        return leading.resources
+
+    def _now_resources(self) -> ResourceManager | None:
+        leading = self._now_leading()
+        return None if leading is None else leading.resources
+
     # Peers.
 
     def _handlers(self, connection: RpcConnection) -> dict[str, Callable[..., Any]]:
         return {
             "leader": self._say_who_leads,
-            # TaskManagers.
-            "register": partial(self._register, connection),
-            "heartbeat": self._on_heartbeat,
-            "alive": self._on_alive,
-            "open_job": self._open_job,
-            "offer_slots": partial(self._offer_slots, connection),
-            "job_not_opened": self._job_not_opened,
-            "slot_freed": self._slot_freed,
-            "update_task_state": partial(self._to_job, ClusterJob.on_task_state),
-            "acknowledge_checkpoint": partial(self._to_job, ClusterJob.on_acknowledged),
-            "decline_checkpoint": partial(self._to_job, ClusterJob.on_declined),
-            "end_of_data_reached": partial(self._to_job, ClusterJob.on_end_of_data),
-            "tapped": partial(self._to_job, ClusterJob.tapped),
-            "report": self._report,
+            **self._taskmanagers.handlers(connection),
             # Submitters.
             "submit": partial(self._submit, connection),
             "attach": partial(self._attach, connection),
@@ -327,8 +327,8 @@ class JobManager:
             "checkpoint": self._checkpoint,
             "overview": self._overview,
             "shutdown": self._shutdown,
-            "add_tap": partial(self._to_job, ClusterJob.add_remote_tap),
-            "remove_tap": partial(self._to_job, ClusterJob.remove_remote_tap),
+            "add_tap": partial(self._taskmanagers.to_job, ClusterJob.add_remote_tap),
+            "remove_tap": partial(self._taskmanagers.to_job, ClusterJob.remove_remote_tap),
             "query_state": self._query_state,
             "told": self._told,
             "ask_taskmanager": self.ask_taskmanager,
@@ -359,84 +359,6 @@ class JobManager:
         if job is None:
             raise UnknownJob(f"job {job_id} does not run here; list the jobs")
         return job
-
-    def _to_job(self, tell: Callable[..., Any], job_id: str, *what: Any) -> Any:
-        if job_id in self._jobs:  # Otherwise the job has just ended.
-            return tell(self._jobs[job_id], *what)
-        return None
-
-    # TaskManagers.
-
-    async def _register(
-        self, connection: RpcConnection, worker_id: str, report: Sequence[tuple[Any, ...]]
-    ) -> int:
-        leading = await self._leader()
-        self._peers[connection] = None
-        return leading.resources.register(
-            connection, worker_id, [SlotStatus(*line) for line in report]
-        )
-
-    def _on_heartbeat(
-        self,
-        worker_id: str,
-        registration: int,
-        report: Sequence[tuple[Any, ...]],
-        fenced_total: int,
-    ) -> None:
-        leading = self._now_leading()
-        if leading is not None:
-            leading.resources.heartbeat(
-                worker_id, registration, [SlotStatus(*line) for line in report], fenced_total
-            )
-
-    def _on_alive(self, worker_id: str, registration: int, held_s: float) -> None:
-        """A heartbeat from a thread of the TaskManager, on a connection of its own."""
-        leading = self._now_leading()
-        if leading is None:
-            raise StaleLeader(
-                f"taskmanager {worker_id} says that it lives to a jobmanager that does not lead"
-            )
-        leading.resources.alive(worker_id, registration)
-
-    def _open_job(self, worker_id: str, job_id: str) -> tuple[int, bytes]:
-        job = self._job(job_id)
-        return job.token, job.content
-
-    def _offer_slots(
-        self,
-        connection: RpcConnection,
-        worker_id: str,
-        job_id: str,
-        token: int,
-        location: str,
-        offers: Sequence[tuple[str, int]],
-    ) -> tuple[Any, Any]:
-        job = self._job(job_id)
-        if job.token != token:
-            self._fenced += 1
-            raise StaleLeader(
-                f"slots were offered to the job master of {job_id} with token {token}, its token "
-                f"is {job.token}"
-            )
-        return job.offered(worker_id, connection, location, [SlotOffer(*offer) for offer in offers])
-
-    def _job_not_opened(self, worker_id: str, job_id: str, token: int, error: bytes) -> None:
-        job = self._jobs.get(job_id)
-        if job is not None and job.token == token:
-            job.not_opened(error)
-
-    def _slot_freed(
-        self, worker_id: str, registration: int, job_id: str, allocation_id: str, reason: str
-    ) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].slot_freed(worker_id, allocation_id)
-        leading = self._now_leading()
-        if leading is not None:
-            leading.resources.slot_freed(worker_id, registration, allocation_id)
-
-    def _report(self, worker_id: str, job_id: str, metrics: dict[str, float]) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].report(worker_id, metrics)
 
     # Submitters.
 
@@ -548,7 +470,7 @@ class JobManager:
         return self._host.procs.identity().pid
 
     async def _query_state(self, job_id: str, key: AttemptKey, node_id: int, query: bytes) -> bytes:
-        return await self._job(job_id).query_remote_state(key, node_id, query)
+        return await self._job(job_id).tasks.query_remote_state(key, node_id, query)
 
 
 def check_bind(address: str, secret_given: bool) -> None:

@@ -26,6 +26,8 @@ from aioflow.core.errors import AioflowError, Closed
 from aioflow.core.wire.serializers import Codec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aioflow.core.host import Host
     from aioflow.protocol.handshake import PeerRole
 
@@ -71,6 +73,7 @@ class Pulse:
         """
         self.heard_at = self._seen_at
         """When the peer last answered."""
+        self._is_watched = True
         self._loop_thread = threading.get_ident()
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -98,6 +101,16 @@ class Pulse:
         self._seen_at = self._host.clock.monotonic()
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._show)
 
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Inside, a held loop is not reported: loading a program may take long."""
+        self._is_watched = False
+        try:
+            yield
+        finally:
+            self._seen_at = self._host.clock.monotonic()
+            self._is_watched = True
+
     # In the thread.
 
     def _run(self) -> None:
@@ -114,7 +127,7 @@ class Pulse:
             while not over.is_set():
                 # Two checks in a row: if the machine starves this process, the thread wakes late
                 # too, and the loop runs right after it.
-                looks_held = looks_held + 1 if self._held_s() > HELD_S else 0
+                looks_held = looks_held + 1 if self._is_watched and self._held_s() > HELD_S else 0
                 if looks_held == 2:
                     self._warn()
                 with contextlib.suppress(TimeoutError):

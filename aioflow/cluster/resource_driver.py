@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
+from aioflow.cluster.heartbeat import (
+    HeartbeatMonitor,
+    HeartbeatOptions,
+    Reason,
+    SendHeartbeat,
+    TimedOut,
+)
+from aioflow.cluster.heartbeat import Instruction as HeartbeatInstruction
 from aioflow.cluster.resource_manager import (
     Instruction,
     NotEnoughResources,
@@ -77,6 +84,8 @@ class ResourceManager:
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
+        if self._provider is not None:
+            self._carry_out(self._slots.tick(self._host.clock.monotonic()))
         _ = self._group.create_task(self._run_timers(), name="slots and heartbeats")
         return self
 
@@ -155,11 +164,21 @@ class ResourceManager:
     def connection_ended(self, connection: RpcConnection) -> None:
         """Declares a TaskManager lost when its connection ends.
 
-        It then ends its tasks; it may register again.
+        It then ends its tasks; it may register again. A provider has `suspicion_s` to say how its
+        process ended.
         """
         for worker_id, worker in list(self._workers.items()):
-            if worker.connection is connection:
+            if worker.connection is not connection:
+                continue
+            if self._provider is None:
                 self._lost(worker_id, "its connection ended")
+            else:
+                self._obey(self._monitor.connection_ended(worker_id, self._host.clock.monotonic()))
+
+    def lose(self, worker_id: str, reason: str) -> None:
+        """Declares a TaskManager lost, for a reason that is known elsewhere. Idempotent."""
+        if worker_id in self._workers:
+            self._lost(worker_id, reason)
 
     async def ask(self, worker_id: str, method: str, *args: Any) -> Any:
         """Calls a TaskManager for monitoring. Raises Broken if it is gone."""
@@ -177,16 +196,20 @@ class ResourceManager:
         worker = self._workers.pop(worker_id)
         self._fenced_by_the_gone += worker.fenced_total
         self._monitor.unmonitor(worker_id)
-        logger.warning("taskmanager %s is lost: %s", worker_id, reason)
-        if self._provider is not None:
-            self._provider.lost(worker_id)
+        loss = None if self._provider is None else self._provider.lost(worker_id, reason)
+        if loss is None:
+            logger.warning("taskmanager %s is lost: %s", worker_id, reason)
+        else:
+            logger.warning("%s", loss)
+        # Its unread messages are dropped: a replacement may run its tasks.
+        worker.connection.abort(loss or Broken(f"taskmanager {worker_id} is lost: {reason}"))
         # Jobs first: they want replacements for lost slots, which must not come from the lost
         # worker.
         instructions = self._slots.unregister_worker(
             self._token, worker_id, worker.registration, self._host.clock.monotonic()
         )
         for job in list(self._jobs.values()):
-            job.worker_lost(worker_id)
+            job.worker_lost(worker_id, loss)
         self._carry_out(instructions)
 
     # Jobs.
@@ -263,15 +286,19 @@ class ResourceManager:
         self._carry_out(self._slots.slot_refused(*key, status, self._host.clock.monotonic()))
 
     async def _run_timers(self) -> None:
+        beat = self._heartbeat
         while True:
-            await asyncio.sleep(self._heartbeat.interval_s / 4)
+            await asyncio.sleep(min(beat.interval_s / 4, beat.suspicion_s or beat.interval_s))
             now = self._host.clock.monotonic()
             self._carry_out(self._slots.tick(now))
-            for instruction in self._monitor.tick(now):
-                match instruction:
-                    case SendHeartbeat(worker_id, _):
-                        self._workers[worker_id].connection.notify("heartbeat")
-                    case TimedOut(worker_id, reason):
-                        connection = self._workers[worker_id].connection
-                        self._lost(worker_id, reason.value)
-                        await connection.close()
+            self._obey(self._monitor.tick(now))
+
+    def _obey(self, instructions: Sequence[HeartbeatInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case SendHeartbeat(worker_id, _):
+                    self._workers[worker_id].connection.notify("heartbeat")
+                case TimedOut(worker_id, Reason.SILENCE):
+                    self._lost(worker_id, f"no sign of life for {self._heartbeat.timeout_s:g} s")
+                case TimedOut(worker_id, reason):
+                    self._lost(worker_id, reason.value)

@@ -1,15 +1,14 @@
 """The interface of a running job, which every runner returns.
 
-`LocalCluster`, `WorkersCluster`, `RemoteRun` and `SparkRun` implement it. The defaults are those of
-a job without processes of its own.
+`LocalCluster`, `EmbeddedCluster`, `RemoteRun` and `SparkRun` implement it. The defaults are those
+of a job without processes of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.cluster.gateways import TapGateway
 from aioflow.core.errors import Broken
 
 if TYPE_CHECKING:
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+    from aioflow.cluster.gateways import TaskReader
     from aioflow.cluster.job_history import JobHistory
     from aioflow.cluster.told import ToldWorker
     from aioflow.core.host import Host
-    from aioflow.graph.deployment import ExecutionAttemptId
 
-__all__ = ["JobMasterView", "RunningJob", "TaskReader"]
+__all__ = ["JobMasterView", "RunningJob"]
 
 
 class JobMasterView(Protocol):
@@ -74,18 +73,6 @@ class JobMasterView(Protocol):
     async def savepoint(self, directory: str | None = None) -> str: ...
     async def savepoints(self) -> list[str]: ...
     async def checkpoint(self) -> int: ...
-
-
-class TaskReader(TapGateway, Protocol):
-    """Reads from the tasks of a job, wherever they run: their output and their state."""
-
-    async def query_state(
-        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
-    ) -> Any:
-        """Runs `query(keyed backend)` between two slices of the task and returns its result.
-
-        The result is Any because `query` chooses it.
-        """
 
 
 class RunningJob(Protocol):

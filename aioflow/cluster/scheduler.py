@@ -40,6 +40,7 @@ __all__ = [
     "SlotScheduler",
     "SubtasksLost",
     "places_of",
+    "slots_needed",
 ]
 
 Subtask = tuple[int, int]
@@ -160,6 +161,17 @@ def places_of(graph: JobGraph, co_location: Mapping[int, str] | None = None) -> 
                 subtasks[index * width // spread].append((vertex.id, index))
         places += [Place(group, index, tuple(of_place)) for index, of_place in enumerate(subtasks)]
     return places
+
+
+def slots_needed(graph: JobGraph) -> int:
+    """Returns how many slots of workers a job takes, at least 1.
+
+    A place takes none if all its subtasks stay in the program. Narrow operators beside a wide one
+    that stays there share fewer slots than they might.
+    """
+    roaming = {vertex.id for vertex in graph.vertices if not vertex.stays_here}
+    places = [p for p in places_of(graph) if any(vertex in roaming for vertex, _ in p.subtasks)]
+    return max(len(places), 1)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,9 @@ JobMasters. Its own slot table is authoritative; the JobManager has a copy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +50,7 @@ from aioflow.protocol.handshake import PeerRole
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from aioflow.cluster.collector import Collector
     from aioflow.core.host import Host
 
 __all__ = ["TaskManager", "TaskManagerOptions"]
@@ -102,11 +105,14 @@ class TaskManager:
         options: TaskManagerOptions,
         own_id: str | None = None,
         end_process: Callable[[str], None] | None = None,
+        collector: Collector | None = None,
     ) -> None:
         """`own_id`: an unused id, given by the process that starts this one.
 
-        `end_process(why)`: as for a `JobSession`.
+        `end_process(why)`: as for a `JobSession`. `collector`: only for a process that runs nothing
+        else.
         """
+        self._collector = collector
         self._end_process = end_process
         self._host = host
         self._secret = secret
@@ -150,6 +156,15 @@ class TaskManager:
             self._run_timers(), name="slots and heartbeats"
         )
         reports = asyncio.get_running_loop().create_task(self._run_reports(), name="metrics")
+        collecting = (
+            []
+            if self._collector is None
+            else [
+                asyncio.get_running_loop().create_task(
+                    self._collector.collect(), name="collect garbage"
+                )
+            ]
+        )
         try:
             while not self._released:
                 try:
@@ -166,12 +181,14 @@ class TaskManager:
                     ):
                         raise
                     self._waits(logging.INFO, error)
-                if self._accepted and not self._options.follows:
+                if self._registration and not self._options.follows:
                     break
                 if not self._released:
                     await asyncio.sleep(self._options.reconnect_s)
         finally:
-            await cancel_and_wait([timers, reports, *self._opening.values(), *self._tasks])
+            await cancel_and_wait(
+                [timers, reports, *collecting, *self._opening.values(), *self._tasks]
+            )
             for session in list(self._sessions.values()):
                 await session.close()
             if self._connection is not None:
@@ -261,6 +278,7 @@ class TaskManager:
             "submit_task": self._on_submit_task,
             "free_slot": self._on_free_slot,
             "job_over": self._on_job_over,
+            "close_job": self._on_close_job,
             "inspect": self.inspector.ask,
             "release": self._on_release,
         }
@@ -307,6 +325,17 @@ class TaskManager:
     def _on_job_over(self, job_id: str, token: int) -> None:
         self._carry_out(self._table.job_over(job_id, token))
         self._close_unused()
+
+    async def _on_close_job(self, job_id: str) -> None:
+        """Closes a finished job, and raises the errors of its resources."""
+        session = self._sessions.pop(job_id, None)
+        if session is not None:
+            self._drop_token(job_id, session.token)
+            await session.close()
+
+    def give_up(self, why: str) -> None:
+        """Asks the JobManager to end this process."""
+        self._tell("give_up", self.id, why)
 
     def _on_release(self, reason: str) -> None:
         logger.info("taskmanager %s is sent home: %s", self.id[:8], reason)
@@ -397,7 +426,10 @@ class TaskManager:
                 old = None
             try:
                 if old is None:
-                    job = load_job(content)
+                    with (
+                        contextlib.nullcontext() if self._pulse is None else self._pulse.unwatched()
+                    ):
+                        job = load_job(content)
                     session = JobSession(
                         self._host,
                         self._secret,
@@ -412,6 +444,10 @@ class TaskManager:
                     )
                     await session.open(self._options.bind)
                     self._sessions[job_id] = session
+                    if self._collector is not None:
+                        # Loaded code stays for ever, so the collector need not walk it again.
+                        gc.collect()
+                        gc.freeze()
             # User code: any error belongs to the job.
             except Exception as error:  # noqa: BLE001
                 logger.warning("job %s cannot be opened: %r", job_id, error)
@@ -425,6 +461,8 @@ class TaskManager:
             return
 
     def _on_task_end(self, attempt: ExecutionAttemptId) -> None:
+        if self._collector is not None:
+            self._collector.look_everywhere()
         self._carry_out(self._table.task_ended(attempt))
 
     def _drop_job(self, job_id: str) -> None:

@@ -9,7 +9,10 @@ one restart policy for all kinds of machines.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from aioflow.core.errors import Broken
 
 __all__ = ["WorkerProvider"]
 
@@ -35,8 +38,9 @@ class WorkerProvider(Protocol):
     def registered(self, worker_id: str) -> None:
         """Notes that this worker has registered."""
 
-    def lost(self, worker_id: str) -> None:
+    def lost(self, worker_id: str, reason: str) -> Broken | None:
         """Notes that this worker is lost.
 
-        It may still run: end it to make room for its replacement.
+        It may still run: end it to make room for its replacement. Returns the error of the tasks
+        that ran there, if the provider can say more than `reason`.
         """

@@ -128,8 +128,8 @@ class MonitoredCluster:
                 job.job_master,
                 job.all_metrics,
                 job.worker_at,
-                job.read_state,
-                job,
+                job.tasks.query_state,
+                job.tasks,
                 job.state_backend,
             )
             for job_id, job in known.items()

@@ -118,9 +118,9 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a worker that is killed while it starts ends the job",
-        "aioflow/cluster/workers.py",
-        "                await self.job_master.start_failed(error)\n",
-        "                raise\n",
+        "aioflow/cluster/cluster_job.py",
+        "        self._early_loss = None\n        self._fail_waiting(loss)\n",
+        "        self._early_loss = None\n        self.job_master.fail(loss)\n",
         (
             "tests/integration/test_killed_while_starting.py::"
             "test_with_checkpoints_a_worker_that_is_killed_while_it_starts_is_replaced_by_default",
@@ -128,7 +128,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a worker that crashes while it starts is started again and again",
-        "aioflow/cluster/worker_pool.py",
+        "aioflow/cluster/worker_processes.py",
         "crashed=code > 0 or -code in CRASHES)",
         "crashed=False)",
         (
@@ -137,10 +137,10 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "replacements that are killed end the job",
-        "aioflow/cluster/job_master.py",
-        '            self._restart_failed(region, epoch, error, "has no process to run in now")\n',
-        "            self.fail(error)\n",
+        "a worker whose start has failed is not started again",
+        "aioflow/cluster/worker_processes.py",
+        "            self._start_failed(worker.loss)\n            failed()\n",
+        "            self._start_failed(worker.loss)\n",
         (
             "tests/integration/test_killed_while_starting.py::"
             "test_replacements_that_are_killed_while_they_start_are_replaced_too",
@@ -631,17 +631,6 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "errors of workers are not retrieved when a start is cancelled",
-        "aioflow/cluster/workers.py",
-        "            errors = await cancel_and_wait(starts)\n",
-        "            errors = await cancel_and_wait([start for start in starts if not "
-        "start.done()])\n",
-        (
-            "tests/cluster/test_workers.py::"
-            "test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it",
-        ),
-    ),
-    Mutant(
         "a handle waits for a jobmanager that is silent",
         "aioflow/cluster/submission.py",
         ("            except TimeoutError:\n                connection.abort(\n"),
@@ -849,11 +838,10 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a worker keeps in state what its own program registered, not the job's",
-        "aioflow/cluster/worker.py",
-        "            self._host, self, fencing_token, self._metrics, job.options, self._codec, "
-        "self._on_stuck\n",
-        "            self._host, self, fencing_token, self._metrics, job.options, None, "
-        "self._on_stuck\n",
+        "aioflow/cluster/job_session.py",
+        "            host, self, self._executor_token, self.metrics, job.options, self._codec, "
+        "on_stuck\n",
+        "            host, self, self._executor_token, self.metrics, job.options, None, on_stuck\n",
         (
             "tests/integration/test_worker_programs.py::"
             "test_workers_keep_classes_of_a_script_in_state_and_savepoints",
@@ -1042,9 +1030,9 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "SystemExit in a worker does not name the operator",
-        "aioflow/cluster/workers.py",
-        "                exit_request.add_note(note)\n",
-        "                pass\n",
+        "aioflow/cluster/job_session.py",
+        "        request.add_note(note)\n",
+        "        pass\n",
         ("tests/api/test_run.py::test_system_exit_of_user_code_names_the_operator",),
     ),
     Mutant(

@@ -122,8 +122,8 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "a worker of one program looks for another jobmanager",
         "aioflow/cluster/taskmanager.py",
-        "                if self._accepted and not self._options.follows:\n",
-        "                if not self._accepted and not self._options.follows:\n",
+        "                if self._registration and not self._options.follows:\n",
+        "                if not self._registration and not self._options.follows:\n",
         (
             "tests/cluster/"
             "test_taskmanager.py::test_taskmanager_bound_to_one_jobmanager_ends_with_it",

@@ -33,6 +33,8 @@ class SlowTaskManager:
 
     def notify(self, method: str, *args: Any) -> None: ...
 
+    def abort(self, error: Exception) -> None: ...
+
 
 async def test_a_slot_that_was_given_out_is_not_shown_as_free_before_the_next_heartbeat() -> None:
     """I2: the view shows the ResourceManager's own books, which each event changes, not the last
@@ -77,7 +79,7 @@ class Provider:
     def registered(self, worker_id: str) -> None:
         self.told.put_nowait(("registered", worker_id))
 
-    def lost(self, worker_id: str) -> None:
+    def lost(self, worker_id: str, reason: str) -> None:
         self.told.put_nowait(("lost", worker_id))
 
 

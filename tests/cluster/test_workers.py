@@ -1,7 +1,7 @@
-"""The pool and the cluster of worker processes without the processes: what is decided when one is
-lost, and where tasks go.
+"""Worker processes of `workers=N` without the processes: what is decided when one is lost, and
+where tasks go.
 
-The workers here are the peers of real connections, so that they can misbehave. With real processes:
+The processes are played, some of them by TaskManagers in this loop. With real processes:
 tests/integration/test_workers.py.
 """
 
@@ -20,12 +20,14 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.cluster.embedded import EmbeddedCluster
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
-from aioflow.cluster.worker_pool import WorkerPool, WorkerProcess
-from aioflow.cluster.workers import WorkersCluster
-from aioflow.core.errors import Broken
+from aioflow.cluster.worker import taskmanager_of
+from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import Broken, ProcessCrashed
 from aioflow.core.host import Process
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
@@ -39,7 +41,7 @@ QUICK = HeartbeatOptions(interval_s=0.02, timeout_s=0.15, suspicion_s=0.05)
 
 
 class Child:
-    """A process that is only played: `kill` ends it."""
+    """A played process. `kill` ends it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -63,16 +65,21 @@ class Child:
         self.end(-9)
 
 
-class Processes:
-    """Instead of starting programs: remembers what was to be started, and lets `play` be the
-    worker.
-    """
+Play = Callable[[Sequence[str], bytes, Child], Any]
+"""Plays a process from its arguments: address, worker id, slots and times."""
 
-    def __init__(self, play: Callable[[str, tuple[str, int], bytes, Child], Any]) -> None:
+
+async def hang(arguments: Sequence[str], secret: bytes, child: Child) -> None:
+    """Plays a process that hangs in its imports."""
+
+
+class Processes:
+    """Lets `play` be each process that is started."""
+
+    def __init__(self, play: Play = hang) -> None:
         self.children: list[Child] = []
-        self.argv: list[Sequence[str]] = []
         self._play = play
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
 
     async def exec(
         self,
@@ -85,67 +92,17 @@ class Processes:
         assert not any(secret.hex() in part for part in argv)
         child = Child(1000 + len(self.children))
         self.children.append(child)
-        self.argv.append(argv)
-        host, _, port = argv[-2].rpartition(":")
-        self._tasks.append(
-            asyncio.create_task(self._play(argv[-1], (host, int(port)), secret, child))
-        )
+        self.tasks.append(asyncio.create_task(self._play(argv[-5:], secret, child)))
         return child
 
     def take_secret(self) -> bytes | None:
         return None
 
 
-class Peers:
-    """Workers that say hello and answer; tests make them go on from there."""
-
-    def __init__(self) -> None:
-        self.connections: dict[str, RpcConnection] = {}
-        self.pings = 0
-
-    def _ping(self) -> None:
-        self.pings += 1
-
-    async def play(
-        self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
-    ) -> None:
-        handlers: dict[str, Callable[..., Any]] = {"ping": self._ping}
-        connection = await connect_rpc(
-            SystemHost(),
-            secret,
-            Codec(),
-            PeerRole.TASKMANAGER,
-            address,
-            handlers,
-            lambda _: child.end(0),
-        )
-        self.connections[worker_id] = connection
-        connection.notify("hello", worker_id)
-
-
-@asynccontextmanager
-async def pool(
-    peers: Peers, heartbeat: HeartbeatOptions = QUICK
-) -> AsyncIterator[tuple[WorkerPool, list[str], list[WorkerProcess]]]:
+def host_with(processes: Any) -> SystemHost:
     host = SystemHost()
-    host.procs = Processes(peers.play)  # type: ignore[assignment]
-    said: list[str] = []
-    lost: list[WorkerProcess] = []
-
-    async def open_worker(worker: WorkerProcess) -> str:
-        return f"at {worker.id}"
-
-    def say(worker: WorkerProcess, what: str) -> None:
-        said.append(f"{worker.id} {what}")
-
-    made = WorkerPool(host, b"s" * 32, heartbeat, {"say": say}, open_worker, lost.append)
-    await made.listen()
-    try:
-        yield made, said, lost
-    finally:
-        await made.close()
-        for connection in peers.connections.values():
-            await connection.close()
+    host.procs = processes
+    return host
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -154,182 +111,240 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_worker_that_says_hello_and_opens_the_job_takes_tasks() -> None:
-    peers = Peers()
-    async with pool(peers) as (workers, said, _):
-        worker = await workers.start_worker()
-        assert worker.is_open
-        assert worker.location == "at worker-1"
-        peers.connections["worker-1"].notify("say", "something")
-        await until(lambda: said == ["worker-1 something"])
+# The provider.
 
 
-async def test_a_silent_worker_is_given_up_killed_and_not_heard_any_more() -> None:
-    """R2."""
-    peers = Peers()
-    async with pool(peers) as (workers, said, lost):
-        worker = await workers.start_worker()
-        await until(lambda: lost == [worker])
-        assert peers.pings > 2
-        assert "no sign of life for 0.15 s" in str(worker.loss)
-        assert worker.process is not None
-        assert worker.process.returncode == -9
-        peers.connections["worker-1"].notify("say", "I am back")
-        await asyncio.sleep(0.05)
-        assert said == []
-        assert workers.open == []
+class Provided:
+    """The workers of a provider, and what it has reported."""
 
-
-async def test_every_message_of_a_worker_is_a_sign_of_life() -> None:
-    peers = Peers()
-    async with pool(peers) as (workers, _, lost):
-        await workers.start_worker()
-        for _ in range(20):
-            peers.connections["worker-1"].notify("say", "here")
-            await asyncio.sleep(0.02)
-        assert lost == []
-
-
-async def test_the_exit_code_is_told_although_the_connection_ends_first() -> None:
-    peers = Peers()
-    async with pool(peers) as (workers, _, lost):
-        worker = await workers.start_worker()
-        child: Any = worker.process
-        connection = peers.connections["worker-1"]
-        connection.on_connection_lost = lambda *_: None  # type: ignore[method-assign]
-        await connection.close()
-        child.end(7)
-        await until(lambda: lost == [worker])
-        assert (
-            str(worker.loss)
-            == "worker-1 (process 1000) is gone: its process ended with exit code 7"
-        )
-
-
-async def test_a_loss_is_told_once() -> None:
-    peers = Peers()
-    async with pool(peers) as (workers, _, lost):
-        worker = await workers.start_worker()
-        workers.lose(worker, "first")
-        workers.lose(worker, "second")
-        await asyncio.sleep(0.1)
-        assert lost == [worker]
-        assert str(worker.loss) == "worker-1 (process 1000) is gone: first"
-
-
-async def test_a_stranger_with_the_secret_and_a_name_that_is_taken_is_cut_off() -> None:
-    peers = Peers()
-    async with pool(peers, HeartbeatOptions(interval_s=1, timeout_s=30)) as (workers, said, lost):
-        worker = await workers.start_worker()
-        gone = asyncio.Event()
-        host, _, port = workers._address.rpartition(":")
-        double = await connect_rpc(
-            SystemHost(),
+    def __init__(self, processes: Any) -> None:
+        self.failed: list[Broken] = []
+        self.again = 0
+        self.lost: list[tuple[str, str]] = []
+        self.provider = WorkerProcesses(
+            host_with(processes),
             b"s" * 32,
-            Codec(),
-            PeerRole.TASKMANAGER,
-            (host, int(port)),
-            {},
-            lambda _: gone.set(),
+            2,
+            1,
+            WORKER_HEARTBEAT,
+            self.failed.append,
+            lambda worker_id, why: self.lost.append((worker_id, why)),
         )
-        double.notify("hello", "worker-1")
-        double.notify("say", "it is me")
-        await asyncio.wait_for(gone.wait(), 60)
-        assert said == []
-        assert worker.is_open
-        assert lost == []
+
+    def start(self, count: int = 1) -> None:
+        self.provider.start_workers(count, self._again)
+
+    def _again(self) -> None:
+        self.again += 1
 
 
-async def test_a_worker_that_ends_while_it_starts_says_how() -> None:
-    class Dies(Peers):
-        async def play(
-            self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
-        ) -> None:
-            child.end(3)
-
-    async with pool(Dies()) as (workers, _, lost):
-        with pytest.raises(
-            Broken, match=r"worker-1 \(process 1000\) is gone: its process ended with exit code 3"
-        ):
-            await workers.start_worker()
-        assert lost == []  # Its starter knows.
+@asynccontextmanager
+async def provided(processes: Any, count: int = 1) -> AsyncIterator[Provided]:
+    made = Provided(processes)
+    made.start(count)
+    try:
+        yield made
+    finally:
+        await made.provider.close()
 
 
-# Placement.
+async def test_a_worker_is_open_from_its_registration_to_its_loss() -> None:
+    async with provided(Processes()) as made:
+        (worker,) = made.provider.all
+        await until(lambda: worker.pid != 0)
+        assert not worker.is_open
+        made.provider.registered("worker-1")
+        assert made.provider.open == [worker]
+        made.provider.lost("worker-1", "no sign of life for 60 s")
+        assert made.provider.open == []
 
 
-def cluster_of(parallelism: int, workers: int) -> WorkersCluster:
+async def test_a_lost_worker_is_killed_and_the_first_reason_stays() -> None:
+    """R2."""
+    processes = Processes()
+    async with provided(processes) as made:
+        await until(lambda: bool(processes.children))
+        made.provider.registered("worker-1")
+        loss = made.provider.lost("worker-1", "no sign of life for 60 s")
+        assert processes.children[0].returncode == -9
+        assert str(loss) == "worker-1 (process 1000) is gone: no sign of life for 60 s"
+        assert made.provider.lost("worker-1", "another") is loss
+
+
+async def test_the_end_of_a_registered_process_is_a_loss_with_its_exit_code() -> None:
+    processes = Processes()
+    async with provided(processes) as made:
+        await until(lambda: bool(processes.children))
+        made.provider.registered("worker-1")
+        processes.children[0].end(7)
+        why = "worker-1 (process 1000) is gone: its process ended with exit code 7"
+        await until(lambda: made.lost == [("worker-1", why)])
+        assert made.failed == []
+        assert made.again == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "how", "kind"),
+    [(3, "with exit code 3", ProcessCrashed), (-9, "by SIGKILL", Broken)],
+)
+async def test_a_process_that_ends_before_it_registers_is_a_failed_start(
+    code: int, how: str, kind: type[Broken]
+) -> None:
+    async def dies(arguments: Sequence[str], secret: bytes, child: Child) -> None:
+        child.end(code)
+
+    async with provided(Processes(dies)) as made:
+        await until(lambda: made.again == 1)
+        (loss,) = made.failed
+        assert type(loss) is kind
+        assert str(loss) == f"worker-1 (process 1000) is gone: its process ended {how}"
+        assert made.lost == []
+
+
+async def test_a_program_that_cannot_be_started_is_a_failed_start() -> None:
+    class Nowhere(Processes):
+        async def exec(self, argv: Sequence[str], **_: Any) -> Process:
+            raise FileNotFoundError(argv[0])
+
+    async with provided(Nowhere()) as made:
+        await until(lambda: made.again == 1)
+        assert "worker-1 could not be started with" in str(made.failed[0])
+
+
+async def test_close_ends_processes_that_have_not_registered_and_starts_no_more() -> None:
+    processes = Processes()
+    async with provided(processes, 2) as made:
+        await until(lambda: len(processes.children) == 2)
+        await made.provider.close()
+        assert [child.returncode for child in processes.children] == [-9, -9]
+        made.start()
+        assert len(made.provider.all) == 2
+    assert made.failed == []
+    assert made.again == 0
+
+
+# The cluster.
+
+
+def cluster_of(
+    parallelism: int,
+    workers: int,
+    play: Play = hang,
+    *,
+    restart: Any = None,
+    heartbeat: HeartbeatOptions | None = None,
+    source: Any = (1,),
+) -> tuple[EmbeddedCluster, Processes]:
     flow = af.Flow("placed", parallelism=parallelism)
-    flow.source([1]).rebalance().map(str).key_by(str).count().sink(lambda row: None)
+    flow.source(source).rebalance().map(str).key_by(str).count().sink(lambda row: None)
     graph = build_job_graph(flow.graph, apart=True)
-    return WorkersCluster(SystemHost(), graph, af.no_restart(), TaskOptions(), workers)
+    processes = Processes(play)
+    host = host_with(processes)
+    policy = af.no_restart() if restart is None else restart
+    return EmbeddedCluster(host, graph, policy, TaskOptions(), workers, heartbeat), processes
 
 
-def add_workers(cluster: WorkersCluster, *ids: str) -> list[WorkerProcess]:
-    added = []
-    for worker_id in ids:
-        worker = WorkerProcess(worker_id, location=f"{worker_id}:1")
-        worker.state = type(worker.state).OPEN
-        cluster.pool._workers[worker_id] = worker
-        added.append(worker)
-    return added
+async def endless() -> AsyncIterator[int]:
+    while True:
+        await asyncio.sleep(0.005)
+        yield 1
 
 
-async def test_subtask_i_goes_to_worker_i_and_what_is_the_programs_stays() -> None:
-    cluster = cluster_of(parallelism=4, workers=2)
-    add_workers(cluster, "a", "b")
-    cluster._place()
-    here = {vertex.id for vertex in cluster._graph.vertices if vertex.stays_here}
-
-    assert here
-    assert all(
-        place == ("" if vertex in here else "ab"[index % 2])
-        for (vertex, index), place in cluster._placed.items()
-    )
+async def serve(arguments: Sequence[str], secret: bytes, child: Child) -> None:
+    """Plays a worker with a TaskManager in this loop."""
+    manager = taskmanager_of(SystemHost(), secret, arguments)
+    running = asyncio.create_task(manager.run())
+    ended = asyncio.create_task(child.wait())
+    await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
+    await cancel_and_wait([running, ended])
+    child.end(0)
 
 
-async def test_a_replacement_gets_the_places_of_the_lost_worker_and_no_other_task_moves() -> None:
-    cluster = cluster_of(parallelism=4, workers=2)
-    lost, _ = add_workers(cluster, "a", "b")
-    cluster._place()
-    before = dict(cluster._placed)
-    lost.state = type(lost.state).LOST
-    add_workers(cluster, "c")
-    cluster._place()
+@asynccontextmanager
+async def running(cluster: EmbeddedCluster, processes: Processes) -> AsyncIterator[None]:
+    job = asyncio.create_task(cluster.run())
+    try:
+        await asyncio.wait([job, cluster.job_master.started], return_when="FIRST_COMPLETED")
+        yield
+    finally:
+        cluster.job_master.cancel()
+        await asyncio.wait_for(job, 60)
+        await cancel_and_wait(processes.tasks)
 
-    assert cluster._placed == {
-        where: "c" if place == "a" else place for where, place in before.items()
+
+def places(cluster: EmbeddedCluster) -> dict[tuple[int, int], str]:
+    return {
+        (attempt.vertex_id, attempt.subtask_index): worker_id
+        for attempt, worker_id in cluster.task_executor.placed.items()
     }
-    assert "a:1" not in cluster.job_master.executions.locations.values()
 
 
-async def test_other_workers_take_over_without_a_replacement_and_without_others_none_does() -> None:
-    cluster = cluster_of(parallelism=4, workers=2)
-    first, second = add_workers(cluster, "a", "b")
-    cluster._place()
-    first.state = type(first.state).LOST
-    cluster._place()
-    assert set(cluster._placed.values()) == {"", "b"}
-    second.state = type(second.state).LOST
-    with pytest.raises(Broken, match="no worker is left"):
-        cluster._place()
+async def test_subtask_i_of_all_operators_shares_a_worker_and_sinks_of_the_program_stay() -> None:
+    cluster, processes = cluster_of(4, 2, serve, source=endless)
+    async with running(cluster, processes):
+        here = {vertex.id for vertex in cluster._job._shipped.graph.vertices if vertex.stays_here}
+        found = places(cluster)
+        assert here
+        assert all(
+            (worker_id == "") == (vertex in here) for (vertex, _), worker_id in found.items()
+        )
+        by_index = [
+            {worker_id for (_, index), worker_id in found.items() if index == at and worker_id}
+            for at in range(4)
+        ]
+        assert all(len(workers) == 1 for workers in by_index)
+        assert sorted(worker for workers in by_index for worker in workers) == [
+            "worker-1",
+            "worker-1",
+            "worker-2",
+            "worker-2",
+        ]
+
+
+async def test_a_replacement_gets_the_places_of_the_lost_worker() -> None:
+    restart = af.fixed_delay(3, "10ms")
+    cluster, processes = cluster_of(4, 2, serve, source=endless, restart=restart)
+    async with running(cluster, processes):
+        before = places(cluster)
+        processes.children[0].kill()
+        await until(
+            lambda: "worker-3" in places(cluster).values() and len(places(cluster)) == len(before)
+        )
+        names = {"worker-1": "worker-3"}
+        assert places(cluster) == {at: names.get(one, one) for at, one in before.items()}
+
+
+async def test_a_silent_worker_is_given_up_and_killed() -> None:
+    """R2."""
+    connections: list[RpcConnection] = []
+
+    async def says_nothing(arguments: Sequence[str], secret: bytes, child: Child) -> None:
+        host, _, port = arguments[0].rpartition(":")
+        address = host, int(port)
+        role = PeerRole.TASKMANAGER
+        handlers = {"heartbeat": lambda: None}
+        connection = await connect_rpc(
+            SystemHost(), secret, Codec(), role, address, handlers, lambda _: None
+        )
+        connections.append(connection)
+        await connection.call("register", arguments[1], [])
+
+    cluster, processes = cluster_of(1, 1, says_nothing, heartbeat=QUICK)
+    async with running(cluster, processes):
+        assert cluster.job_master.status is JobStatus.FAILED
+        assert "no sign of life for 0.15 s" in str(cluster.job_master.error)
+        assert processes.children[0].returncode == -9
+    for connection in connections:
+        await connection.close()
 
 
 async def test_a_job_cancelled_before_its_workers_are_there_is_cancelled() -> None:
-    class Never(Peers):
-        async def play(
-            self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
-        ) -> None:
-            """A worker hangs in its imports."""
-
-    cluster = cluster_of(parallelism=1, workers=1)
-    processes = Processes(Never().play)
-    cluster.host.procs = processes  # type: ignore[misc]
-    running = asyncio.create_task(cluster.run())
+    cluster, processes = cluster_of(1, 1)
+    job = asyncio.create_task(cluster.run())
     await until(lambda: len(processes.children) == 1)
     cluster.job_master.cancel()
 
-    assert await asyncio.wait_for(running, 60) is JobStatus.CANCELED
+    assert await asyncio.wait_for(job, 60) is JobStatus.CANCELED
     assert processes.children[0].returncode == -9
 
 
@@ -338,25 +353,17 @@ async def test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it
     waits for the others.
     """
 
-    class FirstDies(Peers):
-        async def play(
-            self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
-        ) -> None:
-            if worker_id == "worker-1":
-                child.end(-2)
+    async def first_dies(arguments: Sequence[str], secret: bytes, child: Child) -> None:
+        if arguments[1] == "worker-1":
+            child.end(-2)
 
     async def cancelled() -> JobStatus:
-        cluster = cluster_of(parallelism=2, workers=2)
-        cluster.host.procs = Processes(FirstDies().play)  # type: ignore[misc]
-        running = asyncio.create_task(cluster.run())
-        await until(
-            lambda: (
-                len(cluster.pool.all) == 2
-                and [task.get_name() for task in asyncio.all_tasks()].count("start worker") == 1
-            )
-        )
+        restart = af.fixed_delay(3, "1h")
+        cluster, _ = cluster_of(2, 2, first_dies, restart=restart)
+        job = asyncio.create_task(cluster.run())
+        await until(lambda: cluster.job_master.status is JobStatus.RESTARTING)
         cluster.job_master.cancel()
-        return await asyncio.wait_for(running, 60)
+        return await asyncio.wait_for(job, 60)
 
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(

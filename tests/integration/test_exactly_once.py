@@ -40,7 +40,7 @@ async def next_checkpoint(job: af.Job) -> int:
 
 
 def pids(job: af.Job) -> list[int]:
-    return [worker.pid for worker in job._cluster.pool.open]  # type: ignore[union-attr]
+    return [worker.pid for worker in job._cluster.processes.open]  # type: ignore[union-attr]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.cluster.worker_pool import WorkerPool
+from aioflow.cluster.worker_processes import WorkerProcesses
 from tests.integration.clusters import FLOWS, Cluster, aioflow
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -56,10 +56,10 @@ if program in " ".join(sys.orig_argv):
 WORKER = "worker_program"
 STAGES = {
     "exec": WORKER,
-    "the connection": WORKER + "|aioflow.cluster.worker:connect_rpc",
-    "the import of the job": WORKER + "|aioflow.cluster.worker:load_job",
-    "the handshake": WORKER + "|aioflow.cluster.worker:Worker.open_job",
-    "the deployment": WORKER + "|aioflow.cluster.worker:Worker.submit_task",
+    "the connection": WORKER + "|aioflow.cluster.taskmanager:connect_to_leader",
+    "the import of the job": WORKER + "|aioflow.cluster.taskmanager:load_job",
+    "the handshake": WORKER + "|aioflow.cluster.job_session:JobSession.open",
+    "the deployment": WORKER + "|aioflow.cluster.taskmanager:TaskManager._on_submit_task",
     "the opening": WORKER + "|aioflow.task.runtime:OperatorRuntime.open",
     "the restore": WORKER + "|aioflow.state.heap:HeapKeyedStateBackend.restore_from",
 }
@@ -231,7 +231,7 @@ async def test_replacements_that_are_killed_while_they_start_are_replaced_too(
         while not rows:
             await asyncio.sleep(0.01)
         killer.kill(STAGES["exec"], times=3)
-        pool: WorkerPool = job._cluster.pool
+        pool: WorkerProcesses = job._cluster.processes
         (worker,) = pool.open
         os.kill(worker.pid, signal.SIGKILL)
         while killer.killed < 3 or len(pool.open) < 1 or job.status is not af.JobStatus.RUNNING:

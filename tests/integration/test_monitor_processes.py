@@ -117,7 +117,7 @@ async def test_lost_worker_is_reported_and_hides_no_other() -> None:
     ) as client:
         workers: Any = await worker_ids(client)
         # The process is to be ended as the machine would.
-        pool = client.job._cluster.pool  # type: ignore[attr-defined]
+        pool = client.job._cluster.processes  # type: ignore[attr-defined]
         lost = next(worker for worker in pool.open if worker.id == workers[0])
         lost.process.kill()
         async with asyncio.timeout(PATIENCE_S):

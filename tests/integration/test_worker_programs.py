@@ -287,7 +287,7 @@ def build(function):
     return flow, seen
 
 def pids(job):
-    return " ".join(str(worker.pid) for worker in job._cluster.pool.open)
+    return " ".join(str(worker.pid) for worker in job._cluster.processes.open)
 """
 
 SERVICE = (

@@ -19,16 +19,19 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
 import aioflow as af
+from aioflow.cluster.collector import COLLECTED_AFTER
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.rpc import RpcConnection
-from aioflow.cluster.worker import COLLECTED_AFTER
-from aioflow.cluster.worker_pool import WorkerPool
+from aioflow.cluster.worker_processes import WorkerProcesses
 from tests.integration.processes import alive, eventually
+
+if TYPE_CHECKING:
+    from aioflow.cluster.embedded import EmbeddedCluster
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,12 +60,12 @@ class Refused(Exception):
     """An error of user code with arguments."""
 
 
-def pool_of(job: af.Job) -> WorkerPool:
-    return job._cluster.pool  # type: ignore[union-attr]
+def workers_of(job: af.Job) -> WorkerProcesses:
+    return cast("EmbeddedCluster", job._cluster).processes
 
 
 def pids(job: af.Job) -> list[int]:
-    return [worker.pid for worker in pool_of(job).open]
+    return [worker.pid for worker in workers_of(job).open]
 
 
 # Results.
@@ -390,7 +393,7 @@ async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_rig
         killed.touch()
         result = await job.wait()
         assert result.restarts == 1
-        after = [worker.pid for worker in pool_of(job).all]
+        after = [worker.pid for worker in workers_of(job).all]
 
     best: dict[int, int] = {}
     for key, n in got:
@@ -423,7 +426,7 @@ async def test_a_worker_that_sleeps_is_given_up_and_fenced_and_the_job_goes_on_w
     async with flow.run(workers=2, restart=af.fixed_delay(3, "0s"), heartbeat=QUICK) as job:
         await job.input(events).put_many(range(100))
         await eventually(lambda: len(got) == 100)
-        sleeper = pool_of(job).open[0]
+        sleeper = workers_of(job).open[0]
         os.kill(sleeper.pid, signal.SIGSTOP)
         await eventually(lambda: not sleeper.is_open)
         assert "no sign of life for 4 s" in str(sleeper.loss)
@@ -458,19 +461,15 @@ async def test_later_reports_of_a_fenced_worker_change_nothing() -> None:
     events = flow.source(af.io.push())
     events.map(lambda n: n).sink(lambda n: None)
     async with flow.run(workers=1) as job:
-        cluster: Any = job._cluster
-        worker = pool_of(job).open[0]
-        attempt = next(iter(cluster._deployed))
+        there: Any = job._cluster._job  # type: ignore[attr-defined]
+        placed = there.tasks.placed
+        attempt = next(attempt for attempt, worker_id in placed.items() if worker_id)
         key = (attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt)
-        cluster._on_task_state(
-            pool_of(job).all[0], (*key[:3], 99), "FAILED", b""
-        )  # An unknown attempt.
+        there.on_task_state(there.token, (*key[:3], 99), "FAILED", b"")  # An unknown attempt.
         assert job.status == "RUNNING"
-        said = pool_of(job)._heard
-        worker.state = type(worker.state).LOST
-        assert said(worker, cluster._on_task_state, key, "FAILED", b"") is None
-        assert attempt in cluster._deployed
-        worker.state = type(worker.state).OPEN
+        there.on_task_state(there.token - 1, key, "FAILED", b"")
+        assert there.fenced_total == 1
+        assert attempt in placed
         job.input(events).close()
         await job.wait()
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, Self
 
-from aioflow.cluster import worker as worker_module
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.pulse import Pulse
-from aioflow.cluster.worker import UNREACHABLE, Worker
+from aioflow.cluster.worker import FINISHED, UNREACHABLE, taskmanager_of
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken
 from aioflow.network import data_plane, link
@@ -70,14 +68,13 @@ lost.
 
 async def _worker(host: SimulatedHost, argv: list[str]) -> int:
     """Does the work of `aioflow.cluster.worker.main`, without signals and threads."""
-    where, worker_id = argv[-2:]
-    address, _, port = where.rpartition(":")
     secret = host.procs.take_secret()
     assert secret is not None
     try:
-        return await Worker(host, secret, worker_id).run((address, int(port)))
+        await taskmanager_of(host, secret, argv[-5:]).run()
     except (OSError, Broken):
         return UNREACHABLE
+    return FINISHED
 
 
 def heartbeat(slower: float) -> HeartbeatOptions:
@@ -116,14 +113,12 @@ class _SeenExchange(ConsumerExchange):
 
 @contextmanager
 def simulated_workers(links_shorter: float | None = None) -> Iterator[None]:
-    """Runs workers that take their heartbeats from their loop and leave the garbage of the whole
-    simulation alone, and examines their exchanges.
+    """Examines the exchanges of workers.
 
     `links_shorter` multiplies the `LINK_TIMES` after which a link is given up.
     """
-    changed: Any = worker_module
     made: Any = exchange_module
-    before = changed.Pulse, changed.gc, made.ConsumerExchange
+    before = made.ConsumerExchange
     times = [
         (module, name)
         for module in (link, data_plane)
@@ -133,15 +128,11 @@ def simulated_workers(links_shorter: float | None = None) -> Iterator[None]:
     usual = [getattr(module, name) for module, name in times]
     for module, name in times:
         setattr(module, name, LINK_TIMES[name] * (links_shorter or 1.0))
-    changed.Pulse, changed.gc = (
-        SimulatedPulse,
-        SimpleNamespace(collect=lambda: 0, freeze=lambda: None),
-    )
     made.ConsumerExchange = _SeenExchange
     try:
         yield
     finally:
-        changed.Pulse, changed.gc, made.ConsumerExchange = before
+        made.ConsumerExchange = before
         for (module, name), value in zip(times, usual, strict=True):
             setattr(module, name, value)
         _exchanges.clear()

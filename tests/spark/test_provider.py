@@ -13,8 +13,8 @@ import pytest
 
 from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
+from aioflow.spark.workers import provider as provider_module
 from aioflow.spark.workers.provider import SparkProvider
-from aioflow.spark.workers.runner import provider as provider_module
 from aioflow.spark.workers.worker import LACKS, RETRIED, SERVED, WorkerTask
 
 
@@ -109,7 +109,7 @@ async def test_a_worker_that_is_given_up_and_does_not_end_loses_its_spark_job(
     async with provided() as (spark, provider, failures):
         await spark.started("spark-1")
         provider.registered("spark-1")
-        provider.lost("spark-1")
+        provider.lost("spark-1", "its connection ended")
         await until(lambda: spark.cancelled == ["spark-1"])
         assert failures == []
 

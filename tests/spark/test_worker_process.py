@@ -60,7 +60,7 @@ class Provider:
     def registered(self, worker_id: str) -> None:
         self.came.set()
 
-    def lost(self, worker_id: str) -> None: ...
+    def lost(self, worker_id: str, reason: str) -> None: ...
 
     def is_over(self) -> bool:
         return self.process is not None and self.process.poll() is not None

@@ -186,7 +186,7 @@ class SparkProvider:
     def registered(self, worker_id: str) -> None:
         self._here(self._on_registered, worker_id)
 
-    def lost(self, worker_id: str) -> None:
+    def lost(self, worker_id: str, reason: str) -> None:
         self._here(self._on_lost, worker_id)
 
     def _here(self, call: Callable[..., None], *args: Any) -> None:

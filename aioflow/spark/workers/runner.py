@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.remote import RemoteRun
-from aioflow.cluster.scheduler import places_of
+from aioflow.cluster.scheduler import slots_needed
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.aio import cancel_and_wait, wait_first
@@ -243,15 +243,7 @@ class SparkWorkers:
 
         Raises SparkError if the given number is too small.
         """
-        roaming = {vertex.id for vertex in graph.vertices if not vertex.stays_here}
-        # Counted as they will be requested: narrow operators beside a wide one that stays here
-        # share fewer slots than possible.
-        needed = max(
-            sum(
-                any(vertex in roaming for vertex, _ in place.subtasks) for place in places_of(graph)
-            ),
-            1,
-        )
+        needed = slots_needed(graph)
         if self.slots is None:
             return -(-needed // self.workers)
         there = self.workers * self.slots

@@ -1,0 +1,235 @@
+"""`workers=N`: one job, run by a JobManager inside the program, over worker processes.
+
+The workers are TaskManagers that a provider starts. The JobMaster, the ResourceManager and the
+tasks that cannot leave the program run in its loop: collected results, pushed inputs, functions as
+sinks. The JobMaster reaches these tasks by direct calls, and all others as in any cluster. The job
+has no leader election and no store of jobs: it ends with the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.cluster_job import ClusterJob
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
+from aioflow.cluster.placed_tasks import Here, PlacedTasks
+from aioflow.cluster.resource_driver import ResourceManager
+from aioflow.cluster.resource_manager import SlotManagerOptions
+from aioflow.cluster.rpc import RpcServer
+from aioflow.cluster.running_job import RunningJob
+from aioflow.cluster.scheduler import slots_needed
+from aioflow.cluster.shipping import local_job, ship_job
+from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
+from aioflow.cluster.taskmanager_calls import TaskManagerCalls
+from aioflow.cluster.told import ToldWorker, status_of
+from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
+from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.errors import Closed
+from aioflow.core.metrics import MetricGroup
+from aioflow.core.wire.serializers import Codec
+from aioflow.network.connection import fresh_secret
+from aioflow.network.data_plane import DataPlane
+from aioflow.protocol.handshake import PeerRole
+from aioflow.task.closing import attach_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.cluster.heartbeat import HeartbeatOptions
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.cluster.rpc import RpcConnection
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["EmbeddedCluster"]
+
+TOKEN = 1
+"""Fencing token of the JobMaster: there is never another one."""
+
+CLOSE_TIMEOUT_S = RESOURCES_CLOSE_S + 5.0
+"""How long workers may take to close shared resources after the job has finished."""
+
+
+class EmbeddedCluster(RunningJob):
+    """Runs one job over `count` worker processes."""
+
+    job_master: JobMaster
+    task_executor: PlacedTasks
+
+    def __init__(
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        count: int,
+        heartbeat: HeartbeatOptions | None = None,
+        checkpoints: CheckpointSettings | None = None,
+    ) -> None:
+        self._group = OrderedTaskGroup()
+        self.host = host
+        self.job_id = host.ids.new("job")
+        job = local_job(graph, options)
+        self._job = ClusterJob(
+            host,
+            self.job_id,
+            job,
+            ship_job(graph, options),
+            restart,
+            checkpoints,
+            TOKEN,
+            lambda job_id, slots: self._resources.declare(job_id, slots),
+            None,
+            group=self._group,
+        )
+        self.job_master = self._job.job_master
+        self.task_executor = self._job.tasks
+        secret = fresh_secret(host)
+        codec = Codec(job.types)
+        self._metrics = MetricGroup(host.clock.monotonic)
+        self._here = TaskExecutor(
+            host,
+            self.job_master,
+            self.job_master.fencing_token,
+            self._metrics,
+            options,
+            codec,
+        )
+        self._data_plane = DataPlane(host, secret, codec, self._here.partitions)
+        self._location = ""
+        heartbeat = heartbeat or WORKER_HEARTBEAT
+        slots = -(-slots_needed(graph) // count)
+        self.processes = WorkerProcesses(
+            host,
+            secret,
+            count,
+            slots,
+            heartbeat,
+            self._job.start_failed,
+            lambda worker_id, why: self._resources.lose(worker_id, why),
+        )
+        jobs = {self.job_id: self._job}
+        # The provider limits the time of a start, and the restart policy the number of starts.
+        limits = SlotManagerOptions(
+            slots_per_worker=slots,
+            workers_min=count,
+            workers_max=count,
+            idle_timeout_s=None,
+            request_timeout_s=math.inf,
+            start_timeout_s=math.inf,
+            retry_s=0.0,
+        )
+        self._resources = ResourceManager(host, TOKEN, limits, heartbeat, jobs, "", self.processes)
+        self._calls = TaskManagerCalls(jobs, self._registers, self._now_resources)
+        roles = frozenset([PeerRole.TASKMANAGER])
+        self._server = RpcServer(host, secret, Codec(), roles, self._handlers, self._on_closed)
+        self._closing = False
+
+    # Life cycle.
+
+    async def run(self) -> JobStatus:
+        """Starts the workers, deploys, and waits for the end.
+
+        A cancellation cancels the job; no process outlives it.
+        """
+        failure: Exception | None = None
+        status: JobStatus | None = None
+        async with self._group:
+            try:
+                async with self._here:
+                    status = await self._run()
+                if status is JobStatus.FINISHED:
+                    await self._job.tasks.close_sessions(CLOSE_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001  # Kept as it is: the group would wrap it.
+                failure = error
+            finally:
+                self._group.cancel_children()
+                await close_within(self._close(), CLOSE_TIMEOUT_S, what="the workers")
+                await close_within(
+                    self.job_master.close(),
+                    CHECKPOINTS_CLOSE_S,
+                    what=f"the checkpoints of job {self.job_id}",
+                )
+        if failure is not None:
+            if status is not JobStatus.FAILED or self.job_master.error is None:
+                raise failure
+            attach_errors(self.job_master.error, [failure])
+        assert status is not None, "an error was raised otherwise"
+        return status
+
+    async def _run(self) -> JobStatus:
+        """Runs the job from the first worker to the end of the last task."""
+        self._location = f"127.0.0.1:{await self._data_plane.listen()}"
+        self._here.join(self._data_plane, self._location)
+        self._job.tasks.here = Here(self._here, self._location, self._resources.lose)
+        self.processes.address = f"127.0.0.1:{await self._server.listen()}"
+        async with self._resources:
+            try:
+                _ = self._group.create_task(self.job_master.start(self._job.tasks), name="start")
+                return await asyncio.shield(self.job_master.terminated)
+            except BaseException:
+                self.job_master.cancel()
+                raise
+            finally:
+                self._closing = True
+                self._job.end()
+
+    async def _close(self) -> None:
+        self._resources.release_all("the job is over")
+        await self._server.close()
+        await self.processes.close()
+        await self._data_plane.close()
+
+    # Peers.
+
+    def _handlers(self, connection: RpcConnection) -> dict[str, Callable[..., Any]]:
+        return {"leader": lambda: "here", **self._calls.handlers(connection)}
+
+    async def _registers(self, connection: RpcConnection) -> ResourceManager:
+        if self._closing:
+            raise Closed(f"job {self.job_id} is over, it takes no more workers")
+        return self._resources
+
+    def _now_resources(self) -> ResourceManager | None:
+        return None if self._closing else self._resources
+
+    def _on_closed(self, connection: RpcConnection) -> None:
+        if not self._closing:
+            self._resources.connection_ended(connection)
+
+    # For monitoring.
+
+    @property
+    def location(self) -> str:
+        return self._location
+
+    def metrics(self) -> dict[str, float]:
+        return {**self._job.all_metrics(), **self._metrics.snapshot()}
+
+    def own_metrics(self) -> dict[str, float]:
+        return self._metrics.own_values()
+
+    def workers(self) -> list[ToldWorker]:
+        is_over = self.job_master.status.is_terminal
+        return [
+            ToldWorker(
+                worker_id,
+                slots,
+                slots if is_over else free,
+                round(self._resources.silence_s(worker_id) * 1000),
+                self._job.location_of(worker_id),
+                status_of(self._job.metrics_of(worker_id)),
+            )
+            for worker_id, slots, free in self._resources.overview()
+        ]
+
+    def worker_at(self, location: str) -> str:
+        return self._job.worker_at(location)
+
+    async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
+        return await self._resources.ask(worker_id, "inspect", what, *args)

@@ -1,0 +1,226 @@
+"""Starts the worker processes of one job by exec on this machine: a `WorkerProvider`.
+
+    started --it registers--> there --it ends, is silent, or is told to end--> lost
+            --it ends, or does not register in time--> its start has failed
+
+A lost worker is killed before its loss is reported, so that a worker that only slept cannot go on
+beside its replacement. No process outlives `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.core.aio import wait_all, wait_first
+from aioflow.core.errors import Broken, ProcessCrashed
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host, Process
+
+__all__ = ["WORKER_HEARTBEAT", "WorkerProcess", "WorkerProcesses"]
+
+logger = logging.getLogger(__name__)
+
+WORKER_HEARTBEAT = HeartbeatOptions(interval_s=1.0, timeout_s=60.0, suspicion_s=0.2)
+"""A function may block its worker's loop: loading a model takes tens of seconds.
+
+The end of a process is noticed at once, without heartbeats. The suspicion leaves time for its exit
+code, which arrives after the end of its connection.
+"""
+
+PROGRAM_SILENCE_FACTOR = 5
+"""Factor by which a worker waits longer for heartbeats of the program than the program for its.
+
+A program may block its own loop for minutes (a notebook cell). The end of its process is noticed at
+once.
+"""
+
+START_TIMEOUT_S = 60.0
+"""Timeout from exec to the registration."""
+
+EXIT_TIMEOUT_S = 5.0
+"""How long a worker may take to end after its connection was closed."""
+
+CRASHES = frozenset(
+    [
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    ]
+)
+"""Signals that a process causes itself.
+
+All others come from outside: from an operator, or from the kernel when memory runs out.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """One worker."""
+
+    id: str
+    process: Process | None = None
+    registered: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    loss: Broken | None = None
+    """Why it is lost."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes tasks."""
+        return self.registered.done() and self.loss is None
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 before the process was started."""
+        return 0 if self.process is None else self.process.pid
+
+    def lose(self, why: str, *, crashed: bool = False) -> Broken:
+        """Kills the process, and returns the first reason of its loss.
+
+        `crashed`: its own program caused the end, and may do so again.
+        """
+        if self.loss is None:
+            self.loss = (ProcessCrashed if crashed else Broken)(f"{self} is gone: {why}")
+        if self.process is not None:
+            self.process.kill()
+        return self.loss
+
+    def __str__(self) -> str:
+        return f"{self.id} (process {self.pid})"
+
+
+class WorkerProcesses:
+    """The workers of one job; a `WorkerProvider`.
+
+    `start_failed(loss)` is called for each worker that did not register, and `lose(worker_id, why)`
+    for each registered one whose process has ended.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        workers: int,
+        slots: int,
+        heartbeat: HeartbeatOptions,
+        start_failed: Callable[[Broken], None],
+        lose: Callable[[str, str], None],
+    ) -> None:
+        self.workers = workers
+        self.slots = slots
+        self.address = ""
+        """`host:port` at which workers register."""
+        self._host = host
+        self._secret = secret
+        self._heartbeat = heartbeat
+        self._start_failed = start_failed
+        self._lose = lose
+        self._known: dict[str, WorkerProcess] = {}
+        self._numbers = itertools.count(1)
+        self._lives: dict[asyncio.Task[None], WorkerProcess] = {}
+        self._closing = False
+
+    @property
+    def open(self) -> list[WorkerProcess]:
+        """Workers that take tasks, oldest first."""
+        return [worker for worker in self._known.values() if worker.is_open]
+
+    @property
+    def all(self) -> list[WorkerProcess]:
+        """All workers, including starting and lost ones, oldest first."""
+        return list(self._known.values())
+
+    # For the ResourceManager.
+
+    def start_workers(self, count: int, failed: Callable[[], object]) -> None:
+        for _ in range(0 if self._closing else count):
+            worker = WorkerProcess(f"worker-{next(self._numbers)}")
+            self._known[worker.id] = worker
+            life = asyncio.get_running_loop().create_task(
+                self._live(worker, failed), name=f"process of {worker.id}"
+            )
+            self._lives[life] = worker
+            life.add_done_callback(self._lives.pop)
+
+    def registered(self, worker_id: str) -> None:
+        worker = self._known.get(worker_id)
+        if worker is not None and not worker.registered.done():
+            worker.registered.set_result(None)
+
+    def lost(self, worker_id: str, reason: str) -> Broken | None:
+        worker = self._known.get(worker_id)
+        return None if worker is None else worker.lose(reason)
+
+    async def close(self) -> None:
+        """Ends every worker, by force after EXIT_TIMEOUT_S. No process is left."""
+        self._closing = True
+        for worker in self._lives.values():
+            if not worker.registered.done():
+                worker.lose("the job was over before it had started")
+        if not await wait_all(list(self._lives), timeout_s=EXIT_TIMEOUT_S):
+            for worker in self._lives.values():
+                logger.warning("%s does not end by itself, it is killed", worker)
+                worker.lose("it did not end by itself")
+            await wait_all(list(self._lives))
+
+    # One worker.
+
+    async def _live(self, worker: WorkerProcess, failed: Callable[[], object]) -> None:
+        """Starts a worker and waits for the end of its process."""
+        try:
+            process = worker.process = await self._exec(worker)
+        except OSError as error:
+            worker.loss = Broken(f"{worker.id} could not be started with {sys.executable}: {error}")
+            worker.loss.__cause__ = error
+        else:
+            await self._until_end(worker, process)
+        if self._closing:
+            return
+        assert worker.loss is not None
+        if worker.registered.done():
+            self._lose(worker.id, str(worker.loss))
+        else:
+            logger.warning("%s", worker.loss)
+            self._start_failed(worker.loss)
+            failed()
+
+    async def _exec(self, worker: WorkerProcess) -> Process:
+        # -P: the working directory is only on the path if it is on this process's path.
+        argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker_program"]
+        beat = self._heartbeat
+        silence_s = beat.timeout_s * PROGRAM_SILENCE_FACTOR
+        argv += [self.address, worker.id, str(self.slots), str(beat.interval_s), str(silence_s)]
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        return await self._host.procs.exec(argv, env={"PYTHONPATH": paths}, secret=self._secret)
+
+    async def _until_end(self, worker: WorkerProcess, process: Process) -> None:
+        if self._closing:
+            process.kill()
+        end = asyncio.get_running_loop().create_task(process.wait(), name=f"exit of {worker.id}")
+        if not await wait_first([end, worker.registered], timeout_s=START_TIMEOUT_S):
+            worker.lose(f"it did not register within {START_TIMEOUT_S:g} s")
+        code = await end
+        how = f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
+        worker.lose(f"its process ended {how}", crashed=code > 0 or -code in CRASHES)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
