@@ -131,6 +131,9 @@ class Space:
         """
         return list(islice(self.entries, start, start + count))
 
+    def skip(self, keys: Iterable[Any]) -> None:
+        """Notes restored keys of timers, see `TimerSpace`."""
+
     def columns(self, keys: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
         """Returns namespaces and keys of the rows of `keys` in a file."""
         return [self.namespace] * len(keys), keys

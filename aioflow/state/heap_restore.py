@@ -152,7 +152,10 @@ async def restored_archive(
                     continue
                 else:
                     spoken = found.keys.setdefault(section, SpokenKeys())
-                spoken.add(space, [key for _, _, key in some])
+                found_keys = [key for _, _, key in some]
+                if space.is_timers:
+                    space.skip(found_keys)
+                spoken.add(space, found_keys)
             await asyncio.sleep(0)
         for spoken in (found.gone, *found.keys.values()):
             spoken.settle()

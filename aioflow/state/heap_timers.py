@@ -47,6 +47,13 @@ class TimerSpace(Space):
         self.queue.mark, self.queue.grown, self._removed = notes.mark, notes.grown, notes.removed
         return notes
 
+    def skip(self, keys: Iterable[Entry]) -> None:
+        """Gives no new timer the number of one of `keys`, which a file contains.
+
+        Removed ones among them would count as registered since.
+        """
+        self.queue.order = max(self.queue.order, *map(_ORDER, keys))
+
     def columns(self, keys: Sequence[Entry]) -> tuple[Iterable[int], Iterable[Any]]:
         return map(_TIMESTAMP, keys), map(_TIMER, keys)
 
@@ -67,9 +74,10 @@ class TimerSpace(Space):
             order
             if order > known_after
             or order_of(timestamp, (key, namespace)) == order
-            or any(order in of for of in removed)
+            or any(of.get(order) == entry for of in removed)
             else MISSING
-            for timestamp, key, namespace, order in keys
+            for entry in keys
+            for timestamp, key, namespace, order in (entry,)
         ]
 
     def registered(

@@ -115,6 +115,16 @@ STATE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "timers after a restore get numbers that files contain",
+        "aioflow/state/heap_restore.py",
+        "                    space.skip(found_keys)\n",
+        "                    pass\n",
+        (
+            "tests/state/test_changes.py::"
+            "test_a_timer_removed_before_a_restore_stays_removed_in_later_checkpoints",
+        ),
+    ),
+    Mutant(
         "a mail fires the timers of one timestamp",
         "aioflow/state/timers.py",
         "        due = max(timestamp_ms, begun_ms - 1)\n",

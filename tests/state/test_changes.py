@@ -224,3 +224,35 @@ async def test_namespaces_that_no_file_contains_leave_no_note_while_checkpoints_
     handle = await state.begin_snapshot(60).write(output)
     assert handle is None, "there is no state"
     state.close()
+
+
+async def test_a_timer_removed_before_a_restore_stays_removed_in_later_checkpoints() -> None:
+    state, output = backend(), InlineState()
+    timers = Passing(state).timers
+    handle: Any = None
+    for number in range(1, 4):
+        if number == 1:
+            for key in range(500):
+                timers.register_event_time_timer(key, None, FAR + key)
+        elif number == 2:
+            for key in range(500, 520):
+                timers.register_event_time_timer(key, None, FAR + key)
+        else:
+            for key in range(500, 520):
+                timers.delete_event_time_timer(key, None, FAR + key)
+        handle = await state.begin_snapshot(number).write(output)
+        state.checkpoint_completed(number)
+    expected = timers.event_time_timers()
+    state.close()
+    for number in range(4, 30):  # Sections are written again in turn.
+        state = backend()
+        await state.restore_from([handle], output)
+        timers = Passing(state).timers
+        assert timers.event_time_timers() == expected
+        for timestamp, key, namespace in expected[:30]:
+            timers.delete_event_time_timer(key, namespace, timestamp)
+            timers.register_event_time_timer(f"{number} {key}", namespace, timestamp + 1000)
+        expected = timers.event_time_timers()
+        handle = await state.begin_snapshot(number).write(output)
+        assert handle is not None
+        state.close()
