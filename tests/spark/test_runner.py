@@ -17,9 +17,9 @@ import aioflow as af
 from aioflow.expressions.rows import compile_predicate
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.runner import rdds
 from aioflow.spark.runner.blocks import BlockRow
 from aioflow.spark.runner.rdds import StageRdds, narrowed, predicate_of
-from aioflow.spark.runner.runner import rdds
 from aioflow.spark.runner.translate import plan_flow
 from tests.spark.answers import ANSWERS, Event
 
