@@ -231,6 +231,7 @@ class TaskAssembly:
             unbounded=not node.source.bounded,
             discovers=not node.source.bounded
             and getattr(node.source, "discover_every", None) is not None,
+            per_run=bool(getattr(node.source, "per_run", False)),
         )
 
     def create_metrics(

@@ -55,10 +55,12 @@ class SourceInput:
         *,
         unbounded: bool = False,
         discovers: bool = False,
+        per_run: bool = False,
     ) -> None:
         """`schedule(timestamp_ms, callback)` registers a processing-time timer, for idleness.
 
         `unbounded`: some splits may be silent for long. `discovers`: more splits may come.
+        `per_run`: the end of the reader is the end of this run only (see `Source`).
         """
         self._reader = as_reader(reader, unbounded=unbounded)
         self._splits = [split for split in splits if not split.finished]
@@ -86,6 +88,7 @@ class SourceInput:
         """
         self._unbounded = unbounded
         self._discovers = discovers
+        self._per_run = per_run
         self._times = SplitWatermarks(strategy, self._reader, now_ms)
         # The restored watermark, not sent downstream yet: late records are late again from the
         # start.
@@ -244,8 +247,8 @@ class SourceInput:
         """Returns the position of every split after the last emitted record. Between two polls."""
         reader = self._reader
         # A reader that ended because the job is stopped has not really ended: it continues after a
-        # restore.
-        ended = self._is_finished and self._stopped is None
+        # restore. So does one of a source that each run gives more, from its position.
+        ended = self._is_finished and self._stopped is None and not self._per_run
         finished = reader.finished_splits
         state, left = [], []
         for split in self._splits:

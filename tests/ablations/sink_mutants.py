@@ -59,6 +59,16 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "the position of a push source is lost when its inlet is closed",
+        "aioflow/task/source_input.py",
+        " and self._stopped is None and not self._per_run\n",
+        " and self._stopped is None\n",
+        (
+            "tests/io/test_journal.py::"
+            "test_a_source_that_was_closed_does_not_read_again_what_a_checkpoint_covers",
+        ),
+    ),
+    Mutant(
         "a put does not wait for the journal",
         "aioflow/io/pushing.py",
         "        self._append([value], None if timestamp is None else [timestamp])\n"

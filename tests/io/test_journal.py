@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -334,6 +335,26 @@ async def test_a_run_reads_what_a_cancelled_one_had_acknowledged(tmp_path: Path)
     async with flow.run(checkpoints=tmp_path) as job:
         assert await counted(job) == 2
     assert list(tmp_path.rglob("journal/*/*")) == []
+
+
+async def test_a_source_that_was_closed_does_not_read_again_what_a_checkpoint_covers(
+    tmp_path: Path,
+) -> None:
+    """The program dies after the checkpoint, and before it has removed the covered file."""
+    with suppress(KeyError):
+        async with flow.run(checkpoints=tmp_path / "store", every="1h") as job:
+            await job.input(hits).put_many("aaa")
+            (folder,) = tmp_path.rglob("journal")
+            shutil.copytree(folder, tmp_path / "kept")
+            job.input(hits).close()
+            await job.wait()
+            raise KeyError
+    shutil.copytree(tmp_path / "kept", folder, dirs_exist_ok=True)
+    for expected in (3, 4):
+        async with flow.run(checkpoints=tmp_path / "store", every="1h") as job:
+            await job.input(hits).caught_up()
+            assert await counted(job) == expected
+            await job.input(hits).put("a")
 
 
 async def test_without_a_journal_elements_are_in_memory_only(tmp_path: Path) -> None:
