@@ -34,6 +34,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode
+from aioflow.inspection.redaction import redacted
 from aioflow.io.journal import Earlier, Journal
 from aioflow.io.memory import as_source
 from aioflow.io.pushing import PushSource
@@ -357,7 +358,9 @@ def _journal(source: PushSource[Any], uid: str, options: RunOptions, flow: str) 
             "checkpoints nothing says which of its elements are done with"
         )
     if source.journal is not None:
-        directory = f"{source.journal}/{encode_flow(flow)}"
+        # Each store has its own: runs of this flow over other stores would mix up the elements.
+        store = encode_flow(redacted(settings.store.rstrip("/")))
+        directory = f"{source.journal}/{encode_flow(flow)}/{store}"
     elif (root := local_path(flow_url(settings.store, flow))) is not None:
         directory = f"{root}/journal"
     else:

@@ -69,6 +69,13 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "two stores share the journal of one directory",
+        "aioflow/api/flow.py",
+        '        directory = f"{source.journal}/{encode_flow(flow)}/{store}"\n',
+        '        directory = f"{source.journal}/{encode_flow(flow)}"\n',
+        ("tests/io/test_journal.py::test_two_stores_do_not_share_the_journal_of_one_directory",),
+    ),
+    Mutant(
         "a put does not wait for the journal",
         "aioflow/io/pushing.py",
         "        self._append([value], None if timestamp is None else [timestamp])\n"

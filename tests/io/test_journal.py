@@ -391,6 +391,23 @@ async def test_a_journal_may_be_elsewhere_than_the_checkpoints(tmp_path: Path) -
             pass
 
 
+async def test_two_stores_do_not_share_the_journal_of_one_directory(tmp_path: Path) -> None:
+    far = af.Flow("hits")
+    source = far.source(af.io.push(journal=tmp_path / "wal"), uid="hits")
+    rows = source.key_by(lambda page: page).count(uid="counts")
+    stores = [tmp_path / "a", tmp_path / "b"]
+    with suppress(KeyError):
+        async with far.run(checkpoints=stores[0]) as a, far.run(checkpoints=stores[1]) as b:
+            for _ in range(3):
+                await a.input(source).put("a")
+                await b.input(source).put("b")
+            raise KeyError
+    for store, expected in zip(stores, ([3, 0], [0, 3]), strict=True):
+        async with far.run(checkpoints=store) as job:
+            await job.input(source).caught_up()
+            assert [await job.state(rows).get(page, default=0) for page in "ab"] == expected
+
+
 async def test_a_value_that_cannot_travel_is_refused_at_the_put(tmp_path: Path) -> None:
     async with flow.run(checkpoints=tmp_path) as job:
         with pytest.raises(af.TypeNotSupported, match="push source 'hits'"):
