@@ -225,8 +225,11 @@ class Journal:
         times = None if timestamps is None else encode(timestamps, owner=self._owner)
         self._pending.append((len(values), encode(values, owner=self._owner), times))
         if self._batch is None:
-            self._batch = asyncio.get_running_loop().create_future()
-            self._wake()
+            self._start_batch()
+
+    def _start_batch(self) -> None:
+        self._batch = asyncio.get_running_loop().create_future()
+        self._wake()
 
     async def written(self) -> None:
         """Waits until all elements that were added before are on disk.
@@ -234,6 +237,8 @@ class Journal:
         Raises CheckpointError if the elements cannot be written; the next write includes them
         again.
         """
+        if self._batch is None and self._writing is None and self._pending:
+            self._start_batch()  # The last write has failed before this call.
         batch = self._batch or self._writing
         if batch is not None:
             await asyncio.shield(batch)

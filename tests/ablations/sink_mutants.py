@@ -76,6 +76,16 @@ SINK_MUTANTS: list[Mutant] = [
         ("tests/io/test_journal.py::test_two_stores_do_not_share_the_journal_of_one_directory",),
     ),
     Mutant(
+        "a put returns after a failed write that ended before it waited for one",
+        "aioflow/io/journal.py",
+        "        if self._batch is None and self._writing is None and self._pending:\n",
+        "        if False:\n",
+        (
+            "tests/io/test_journal.py::"
+            "test_put_many_returns_only_with_its_elements_on_disk_if_a_write_failed_while_it_waited",
+        ),
+    ),
+    Mutant(
         "a put does not wait for the journal",
         "aioflow/io/pushing.py",
         "        self._append([value], None if timestamp is None else [timestamp])\n"

@@ -19,6 +19,7 @@ import pytest
 import aioflow as af
 from aioflow.core.system_host import SystemHost
 from aioflow.io.journal import Earlier, Journal
+from aioflow.io.pushing import PushInlet
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 from tests.integration.clusters import ROOT
@@ -159,23 +160,24 @@ async def test_another_key_is_refused(tmp_path: Path) -> None:
             await read(folder, key=key)
 
 
+class FullDisk:
+    """Writes half of it, then says that there is no space."""
+
+    def __init__(self, host: SystemHost) -> None:
+        self.host, self.full = host, True
+        self.fs = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host.fs, name)
+
+    async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        if self.full:
+            await self.host.fs.append(path, data[: len(data) // 2], sync=sync)
+            raise OSError(28, "No space left on device")
+        await self.host.fs.append(path, data, sync=sync)
+
+
 async def test_a_full_disk_fails_the_put_and_the_next_one_writes_both(tmp_path: Path) -> None:
-    class FullDisk:
-        """Writes half of it, then says that there is no space."""
-
-        def __init__(self, host: SystemHost) -> None:
-            self.host, self.full = host, True
-            self.fs = self
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.host.fs, name)
-
-        async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
-            if self.full:
-                await self.host.fs.append(path, data[: len(data) // 2], sync=sync)
-                raise OSError(28, "No space left on device")
-            await self.host.fs.append(path, data, sync=sync)
-
     host = SystemHost()
     disk: Any = FullDisk(host)
     own = journal(tmp_path / "journal")
@@ -190,6 +192,31 @@ async def test_a_full_disk_fails_the_put_and_the_next_one_writes_both(tmp_path: 
     await own.close()
     await host.close()
     assert [value for _, value in await read(tmp_path / "journal")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_put_many_returns_only_with_its_elements_on_disk_if_a_write_failed_while_it_waited(
+    tmp_path: Path, full: bool
+) -> None:
+    host = SystemHost()
+    disk: Any = FullDisk(host)
+    own = journal(tmp_path / "journal")
+    inlet = PushInlet[int](2, journal=own)
+    await inlet.attach(None, True, True, disk)
+    putting = asyncio.ensure_future(inlet.put_many([0, 1]))  # Waits for room after both.
+    await asyncio.sleep(0)
+    with pytest.raises(af.CheckpointError, match="No space left"):
+        await own.written()
+    disk.full = full
+    inlet.poll(2)
+    if full:
+        with pytest.raises(af.CheckpointError, match="No space left"):
+            await putting
+    else:
+        await putting
+    await own.close()
+    await host.close()
+    assert len(await read(tmp_path / "journal")) == (0 if full else 2)
 
 
 async def test_files_are_removed_once_a_checkpoint_covers_their_elements(tmp_path: Path) -> None:
