@@ -336,17 +336,23 @@ def _with_own_sources(graph: StreamGraph, options: RunOptions, flow: str) -> Str
     """
     uids = graph.uids()
     own = graph.copy()
+    pushed = [uids[i] for i, node in graph.nodes.items() if isinstance(node.source, PushSource)]
     for i, node in graph.nodes.items():
         if isinstance(node.source, PushSource):
-            journal = _journal(node.source, uids[i], options, flow)
+            journal = _journal(node.source, uids[i], pushed, options, flow)
             own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run(journal))
         elif node.source is not None:
             own.nodes[i] = replace(node, source=_own_source(node.source))
     return own
 
 
-def _journal(source: PushSource[Any], uid: str, options: RunOptions, flow: str) -> Journal | None:
-    """Returns the journal of a push source for one run, None if the run has none."""
+def _journal(
+    source: PushSource[Any], uid: str, pushed: list[str], options: RunOptions, flow: str
+) -> Journal | None:
+    """Returns the journal of a push source for one run, None if the run has none.
+
+    `pushed`: the uids of all push sources of the flow.
+    """
     settings = options.checkpoint_settings()
     if source.journal is False:
         return None
@@ -369,7 +375,12 @@ def _journal(source: PushSource[Any], uid: str, options: RunOptions, flow: str) 
         earlier = Earlier.READ
     else:
         earlier = Earlier.REMOVE if settings.fresh else Earlier.REFUSE
-    return Journal(f"{directory}/{encode_flow(uid)}", f"push source {uid!r}", settings.key, earlier)
+    journal = Journal(
+        f"{directory}/{encode_flow(uid)}", f"push source {uid!r}", settings.key, earlier
+    )
+    if not settings.allow_non_restored and uid == pushed[0]:  # One of them looks for strangers.
+        journal.refuse_others(directory, [encode_flow(one) for one in pushed])
+    return journal
 
 
 def _own_source(source: Source[Any]) -> Source[Any]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.urls import GOES_ON
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
 from aioflow.core.wire.serializers import Codec, DecodeError
 
@@ -78,6 +79,8 @@ class Journal:
         self._owner = owner
         self._key = b"" if key is None else hashlib.sha256(key).digest()
         self._earlier = earlier
+        self._beside: tuple[str, list[str]] | None = None
+        """The directory of all journals of the flow, and the names that belong to its sources."""
         self._codec = Codec()
         self._host: Host | None = None
         self._files: list[_File] = []
@@ -99,13 +102,21 @@ class Journal:
 
     # Reading.
 
+    def refuse_others(self, directory: str, known: list[str]) -> None:
+        """Makes `load` raise RestoreError if a journal in `directory` has elements, and its name is
+        not `known`: its source has another uid now, or is gone.
+        """
+        self._beside = (directory, known)
+
     async def load(self, host: Host, start: int) -> tuple[int, list[Element]]:
         """Reads the elements from number `start` on, and begins to write.
 
         Returns the number of the first one, and the elements. Raises RestoreError if an element is
         missing or damaged.
         """
-        names = await self._names(host)
+        if self._beside is not None:
+            await self._check_others(host, *self._beside)
+        names = await self._names(host, self._directory)
         self._index = 1 + max((int(name) for name in names), default=0)
         first, elements = start, list[Element]()
         if names and self._earlier is Earlier.REMOVE:
@@ -134,10 +145,27 @@ class Journal:
         self._wake()
         return first, elements
 
-    async def _names(self, host: Host) -> list[str]:
-        if not await host.fs.exists(self._directory):
+    async def _check_others(self, host: Host, directory: str, known: list[str]) -> None:
+        if not await host.fs.exists(directory):
+            return
+        for name, is_directory in await host.fs.scan(directory):
+            if not is_directory or name in known or name.endswith(GOES_ON):
+                continue  # A name that goes on is of a uid too long to look for.
+            other = f"{directory}/{name}"
+            names = await self._names(host, other)
+            if names and self._earlier is Earlier.REMOVE:
+                await host.fs.remove([f"{other}/{name}" for name in names], within=other)
+            elif names:
+                raise RestoreError(
+                    f"the journal {other} may hold accepted elements, and this flow has no push "
+                    "source with that uid: give the source its former uid=, or remove the journal "
+                    "to go on without them; allow_non_restored=True leaves it unread"
+                )
+
+    async def _names(self, host: Host, directory: str) -> list[str]:
+        if not await host.fs.exists(directory):
             return []
-        return sorted(name for name in await host.fs.list(self._directory) if name.isdigit())
+        return sorted(name for name in await host.fs.list(directory) if name.isdigit())
 
     async def _read(self, host: Host, names: list[str], start: int) -> tuple[int, list[Element]]:
         first, elements = start, list[Element]()

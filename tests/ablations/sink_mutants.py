@@ -86,6 +86,16 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "the journal of a push source whose uid has changed is passed over",
+        "aioflow/api/flow.py",
+        "        journal.refuse_others(directory, [encode_flow(one) for one in pushed])\n",
+        "        pass\n",
+        (
+            "tests/io/test_journal.py::"
+            "test_elements_of_a_source_whose_uid_has_changed_are_refused_and_not_lost",
+        ),
+    ),
+    Mutant(
         "a put does not wait for the journal",
         "aioflow/io/pushing.py",
         "        self._append([value], None if timestamp is None else [timestamp])\n"

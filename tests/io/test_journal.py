@@ -364,6 +364,24 @@ async def test_a_run_reads_what_a_cancelled_one_had_acknowledged(tmp_path: Path)
     assert list(tmp_path.rglob("journal/*/*")) == []
 
 
+async def test_elements_of_a_source_whose_uid_has_changed_are_refused_and_not_lost(
+    tmp_path: Path,
+) -> None:
+    await abandoned(tmp_path)
+    renamed = af.Flow("hits")
+    renamed.source(af.io.push(), uid="renamed").key_by(str).count(uid="counts")
+    for options in ({}, {"restore": None}):
+        with pytest.raises(af.RestoreError, match=r"journal/hits may hold .* its former uid="):
+            async with renamed.run(checkpoints=tmp_path, **options):
+                pass
+    async with renamed.run(checkpoints=tmp_path, allow_non_restored=True) as job:
+        await job.cancel()
+    assert len(list(tmp_path.rglob("journal/hits/*"))) == 1
+    async with renamed.run(checkpoints=tmp_path, restore=None, fresh=True):
+        pass
+    assert list(tmp_path.rglob("journal/hits/*")) == []
+
+
 async def test_a_source_that_was_closed_does_not_read_again_what_a_checkpoint_covers(
     tmp_path: Path,
 ) -> None:
