@@ -10,6 +10,7 @@ removed once a checkpoint covers all of their elements.
               4 bytes  length of the content
               8 bytes  number of the first element
               8 bytes  position that a completed checkpoint covers
+              4 bytes  CRC-32 of these three: a damaged length is told from a frame cut off
               content  the elements, piece by piece: number, encoded values, timestamps or None
 
 Invariant: the written frames contain every element from the covered position on, in order. A crash
@@ -25,6 +26,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from aioflow.checkpoint.urls import GOES_ON
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
@@ -39,7 +41,11 @@ logger = logging.getLogger(__name__)
 
 DIGEST_BYTES = 16
 HEADER = struct.Struct(">IQQ")
-FRAME_START = DIGEST_BYTES + HEADER.size
+HEAD_BYTES = HEADER.size + 4
+FRAME_START = DIGEST_BYTES + HEAD_BYTES
+
+SECTOR = 512
+"""Size of the pieces that a disk writes whole. A loss of power may leave others as zeros."""
 
 FRAME_BYTES = 8 * 1024 * 1024
 """Size at which a frame ends, and the elements go on in another one."""
@@ -206,11 +212,14 @@ class Journal:
         frames, at = [], 0
         while at < len(data):
             head = data[at + DIGEST_BYTES : at + FRAME_START]
-            length, number, covered = HEADER.unpack(head) if len(head) == HEADER.size else (0, 0, 0)
+            is_whole = len(head) == HEAD_BYTES
+            length, number, covered = HEADER.unpack_from(head) if is_whole else (0, 0, 0)
             content = data[at + FRAME_START : at + FRAME_START + length]
             if data[at : at + DIGEST_BYTES] != self._digest(head, content):
-                end = at + FRAME_START + length
-                if end < len(data) and any(head):
+                if any(head) and (
+                    at + FRAME_START + length < len(data)
+                    or (is_whole and not _is_sound(head) and not _ends_in_header(data, at))
+                ):
                     raise RestoreError(
                         f"{self._owner}: the journal {path} is damaged at byte {at}, or was "
                         "written with another checkpoint_key: give that key, or remove "
@@ -356,6 +365,7 @@ class Journal:
             if size >= FRAME_BYTES or i == len(pieces) - 1:
                 content = self._codec.encode_batch(frame, owner=self._owner)
                 head = HEADER.pack(len(content), number, self._covered)
+                head += crc32(head).to_bytes(4, "big")
                 frames += [self._digest(head, content), head, content]
                 number += count
                 frame, size, count = [], 0, 0
@@ -372,6 +382,16 @@ class Journal:
             await host.fs.remove([file.path for file in covered], within=self._directory)
         except OSError as error:  # The next run removes them.
             logger.warning("%s: covered files of the journal stay: %s", self._owner, error)
+
+
+def _is_sound(head: bytes) -> bool:
+    return crc32(head[: HEADER.size]) == int.from_bytes(head[HEADER.size :], "big")
+
+
+def _ends_in_header(data: bytes, at: int) -> bool:
+    """Returns whether the header at `at` crosses sectors, and the later one was never written."""
+    sector = (at // SECTOR + 1) * SECTOR
+    return sector < at + FRAME_START and not any(data[sector:])
 
 
 def _fail(waiting: asyncio.Future[None], error: Exception) -> None:

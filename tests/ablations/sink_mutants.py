@@ -96,6 +96,16 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a damaged length in the journal passes for a frame that was cut off",
+        "aioflow/io/journal.py",
+        "                    or (is_whole and not _is_sound(head) and ",
+        "                    or (False and ",
+        (
+            "tests/io/test_journal.py::"
+            "test_a_frame_cut_off_by_a_crash_is_dropped_and_damage_before_it_is_refused",
+        ),
+    ),
+    Mutant(
         "a put does not wait for the journal",
         "aioflow/io/pushing.py",
         "        self._append([value], None if timestamp is None else [timestamp])\n"
