@@ -17,6 +17,7 @@ import msgspec
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken, GraphError, did_you_mean
+from aioflow.core.wire.types import register_type
 from aioflow.inspection.redaction import redacted
 from aioflow.io.arguments import (
     MALFORMED,
@@ -525,3 +526,7 @@ class _SseReader(BufferedReader):
                         return
                     backoff.ended(config)
                 await backoff.sleep()
+
+
+# The names in savepoints: those of the first release that wrote them.
+register_type(ServerSentEvent, name="aioflow.io.event_streams:ServerSentEvent")

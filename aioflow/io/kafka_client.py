@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aioflow.core.errors import GraphError
+from aioflow.core.wire.types import register_type
 
 if TYPE_CHECKING:
     from aioflow.operators.source import Split
@@ -361,3 +362,7 @@ class KafkaRecord(NamedTuple):
     topic: str
     partition: int
     offset: int
+
+
+# The names in savepoints: those of the first release that wrote them.
+register_type(KafkaRecord, name="aioflow.io.kafka_topics:KafkaRecord")

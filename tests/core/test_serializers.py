@@ -28,6 +28,9 @@ from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
 from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.core.wire.types import TypeRegistry
 from aioflow.core.wire.values import Tagger, Untagger
+from aioflow.io.http_client import ServerSentEvent
+from aioflow.io.kafka_client import KafkaRecord
+from aioflow.operators.window.assigners import GlobalWindow, TimeWindow
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -858,3 +861,19 @@ def test_numpy_arrays_and_scalars_keep_their_dtype_and_shape() -> None:
     for value in (numpy.array([object()]), numpy.array([(1, 2)], dtype="i4,i4"), numpy.longlong(1)):
         assert "cannot travel" in why(value)
     assert "cannot travel" in why(numpy.ma.masked_array([1]))
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (TimeWindow(0, 5), b"aioflow.operators.windowing:TimeWindow"),
+        (GlobalWindow(), b"aioflow.operators.windowing:GlobalWindow"),
+        (KafkaRecord("v", None, 5, [], "t", 0, 1), b"aioflow.io.kafka_topics:KafkaRecord"),
+        (ServerSentEvent("d", "e", "1"), b"aioflow.io.event_streams:ServerSentEvent"),
+    ],
+)
+def test_values_of_ours_keep_the_names_that_older_savepoints_hold(value: Any, name: bytes) -> None:
+    codec = Codec()
+    content = codec.encode([value], owner="state")
+    assert name in content
+    assert codec.decode(content) == [value]

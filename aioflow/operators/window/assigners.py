@@ -26,6 +26,7 @@ from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import Duration, to_ms
+from aioflow.core.wire.types import register_type
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_row
 from aioflow.operators.window.arguments import is_event_time, positive_ms, signed_ms
@@ -448,3 +449,8 @@ def _offset(offset: int) -> str:
 
 def _domain(is_event_time: bool) -> str:
     return "" if is_event_time else ", processing time"
+
+
+# The names in savepoints: those of the first release that wrote them.
+register_type(TimeWindow, name="aioflow.operators.windowing:TimeWindow")
+register_type(GlobalWindow, name="aioflow.operators.windowing:GlobalWindow")
