@@ -221,7 +221,7 @@ def refuse_pushed(graph: StreamGraph, call: str) -> None:
 
 
 def warn_of_loose_ends(graph: StreamGraph) -> None:
-    """Logs a warning for streams that nobody reads, in a run whose caller cannot subscribe to them.
+    """Logs a warning for streams without a reader, in a run whose caller cannot subscribe to them.
 
     This is no error, because a function may have side effects.
     """

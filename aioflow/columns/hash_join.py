@@ -344,7 +344,7 @@ class JoinSides:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many records are pending that `settle` should be called."""
+        """Whether enough records are pending to call `settle`."""
         return self._pending_count >= PENDING_MAX
 
     def settle(self) -> Iterator[None]:

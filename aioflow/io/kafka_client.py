@@ -144,7 +144,7 @@ async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.shield(task)
-        except Exception as error:  # noqa: BLE001  # Nobody needs the connection any more.
+        except Exception as error:  # noqa: BLE001  # The connection is not needed any more.
             logger.debug("a connection to Kafka that was given up: %r", error)
         await cancel_and_wait([task])
         raise

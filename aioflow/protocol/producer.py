@@ -471,7 +471,7 @@ class ProducerExchange:
         self._post(outlet.channel, outlet.error)
 
     def _close(self, outlet: Outlet) -> None:
-        """Ends `outlet`, because nobody reads it any more."""
+        """Ends `outlet`, which has no reader any more."""
         if self._outlets.pop(outlet.channel, None) is not None:
             outlet.is_closed = True
             self._drop(outlet)

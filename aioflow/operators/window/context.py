@@ -1,5 +1,5 @@
-"""The contexts of triggers, evictors and window functions. There is one object of each kind, which
-is set anew for each call.
+"""The contexts of triggers, evictors and window functions. There is one object of each kind, whose
+fields are set before each call.
 
 `MergingWindowSet` tracks the open session windows of a key, and the namespace of each window's
 contents. After Flink's MergingWindowSet. When windows merge, the contents of the first stay in
@@ -58,7 +58,7 @@ class _Clocks:
 
 
 class BoundTriggerContext(_Clocks):
-    """The `TriggerContext` of an operator, which sets it anew for each call.
+    """The `TriggerContext` of an operator, which sets its fields before each call.
 
     The operator sets `key`, `window` and, during a merge, `merged`.
     """

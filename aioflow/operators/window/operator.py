@@ -673,7 +673,7 @@ class WindowOperator(Operator):
 
 
 def _joined(first: list[Any], second: list[Any]) -> list[Any]:
-    """Returns one list with the elements of both lists, which nobody else uses.
+    """Returns one list with the elements of both lists, which have no other user.
 
     The shorter list is moved into the longer one, because a long session may merge with many short
     ones.

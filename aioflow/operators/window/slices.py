@@ -17,8 +17,8 @@ Invariants:
   keeps that order within each key group only: in a window that was open at a restore, the earlier
   keys are emitted group by group.
 
-Windows of processing time use the same slices, so that a whole batch is added by one call, whatever
-its keys are.
+Windows of processing time use the same slices, so that one call adds a whole batch with
+all its keys.
 
 The clock takes the place of event time: all records of a batch arrive at one instant, and no record
 is ever late. One timer of the operator serves all keys; it fires every window that has ended.

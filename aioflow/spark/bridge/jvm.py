@@ -234,7 +234,7 @@ class SparkProcess:
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
 
     def stop(self) -> None:
-        """Ends the context and the Java process, in whatever state they are.
+        """Ends the context and the Java process, in any state.
 
         Has no effect if the program itself made the context.
         """

@@ -338,7 +338,7 @@ def _with_frames_there(graph: JobGraph) -> JobGraph:
 
 def _prints(node: StreamNode) -> bool:
     """Returns whether a sink writes to standard output. Such a sink must not run on Spark's
-    executors, whose output nobody would see.
+    executors, whose output is not shown anywhere.
     """
     factory: Callable[..., object] | None = node.factory
     return (
