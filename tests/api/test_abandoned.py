@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.task.ending import TaskPhase
 from tests.api.test_checkpoints import Numbers, eventually
 
 pytestmark = pytest.mark.timeout(60)
@@ -87,7 +88,7 @@ async def test_checkpoint_requested_while_a_job_drains_does_not_replace_its_save
         await eventually(lambda: len(held) == 20)
         stopping = asyncio.create_task(job.stop(drain=True))
         source = job._cluster.task_executor.tasks[0]  # type: ignore[union-attr]
-        await eventually(lambda: source._end.is_awaited)
+        await eventually(lambda: source.life.phase is TaskPhase.LINGERING)
         asked = asyncio.create_task(job.checkpoint())
         await asyncio.sleep(0)
         opened.set()

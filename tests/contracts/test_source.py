@@ -99,8 +99,7 @@ def _csv(directory: Path) -> tuple[Source[Any], list[Any]]:
 def _push(directory: Path) -> tuple[Source[Any], list[Any]]:
     source = push(capacity=COUNT).for_run()
     assert source.inlet is not None
-    for i in range(COUNT):
-        source.inlet._append(i, None)
+    source.inlet._append(list(range(COUNT)), None)
     source.inlet.close()
     return source, list(range(COUNT))
 
