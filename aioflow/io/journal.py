@@ -118,8 +118,18 @@ class Journal:
         """Reads the elements from number `start` on, and begins to write.
 
         Returns the number of the first one, and the elements. Raises RestoreError if an element is
-        missing or damaged.
+        missing or damaged, and CheckpointError if the directory cannot be used.
         """
+        try:
+            return await self._load(host, start)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._owner}: the journal {self._directory} cannot be opened: {error}; give "
+                "push(journal=) a directory that this process may write"
+            ) from error
+
+    async def _load(self, host: Host, start: int) -> tuple[int, list[Element]]:
+        self._files.clear()  # Of a call that failed.
         if self._beside is not None:
             await self._check_others(host, *self._beside)
         names = await self._names(host, self._directory)

@@ -483,3 +483,12 @@ def test_a_journal_that_is_no_directory_is_refused(journal: Any) -> None:
     with pytest.raises(af.GraphError, match=r"push\(journal="):
         af.io.push(journal=journal)
     assert json.dumps(repr(af.io.push()))
+
+
+async def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    here = af.Flow("hits")
+    here.source(af.io.push(journal=tmp_path / "file"), uid="hits").sink(af.io.blackhole())
+    with pytest.raises(af.CheckpointError, match=r"the journal .*file.* cannot be opened"):
+        async with here.run(checkpoints="memory://journal-unopened"):
+            pass
