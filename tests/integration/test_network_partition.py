@@ -221,7 +221,8 @@ def test_a_partition_between_jobmanager_and_taskmanager_is_a_loss_on_each_side(
     until(lambda: cluster.status(job) == "RUNNING", "the job runs")
     machines.cut()
     until(
-        lambda: "is lost: no heartbeat" in cluster.log("jobmanager"), "the JobManager has noticed"
+        lambda: "is lost: no sign of life" in cluster.log("jobmanager"),
+        "the JobManager has noticed",
     )
     until(
         lambda: re.search(r"ends \d+ tasks", cluster.log("taskmanager")) is not None,

@@ -151,6 +151,7 @@ async def test_entered_subscription_sees_all_later_rows(
         assert [one.done() for one in told] == [True, True]
         await job.input(events).put(1)
         assert await anext(rows) == 2
+    await asyncio.gather(*told)  # Those that end the subscription too.
 
 
 async def test_later_subscriber_to_partially_read_records_sees_records(

@@ -119,8 +119,8 @@ WORLD_MUTANTS: list[Mutant] = [
     Mutant(
         "a restart waits for ever",
         "aioflow/cluster/job_master.py",
-        "        await asyncio.sleep(delay_s)\n        try:\n            if self._ready",
-        "        await asyncio.sleep(delay_s * 1e6)\n        try:\n            if self._ready",
+        "        await asyncio.sleep(delay_s)\n        if self._begins_with is not None:\n",
+        "        await asyncio.sleep(delay_s * 1e6)\n        if self._begins_with is not None:\n",
         (),
     ),
     Mutant(
