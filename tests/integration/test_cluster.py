@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -507,9 +508,10 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(
     assert job.status == "FINISHED"
 
 
-async def swallow(n: int) -> int:
-    """The fourth call does not end when it is cancelled."""
+async def swallow(n: int, *, held: str) -> int:
+    """The fourth call makes the file `held`, and does not end when it is cancelled."""
     while n == 3:
+        Path(held).touch()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
     return n
@@ -520,11 +522,13 @@ async def test_a_function_that_swallows_its_cancellation_ends_with_its_taskmanag
 ) -> None:
     await asyncio.to_thread(cluster.start, workers=1, slots=1)
     flow = af.Flow("stuck")
-    rows = flow.source(slow_ticks).map(swallow)
+    held = cluster.data / "held"
+    rows = flow.source(slow_ticks).map(partial(swallow, held=str(held)), name="map(swallow)")
     rows.sink(af.io.blackhole())
     where = af.RemoteCluster(cluster.data, secret=cluster.secret)
     async with flow.run(on=where, cancellation_timeout="500ms", subscribe=[rows]) as job:
         assert await first_rows(job, rows) == [0, 1, 2]
+        await asyncio.to_thread(until, held.exists, "the fourth call has begun")
         async with asyncio.timeout(60):
             await job.cancel()
         assert job.status == "CANCELED"
