@@ -375,12 +375,12 @@ def _journal(
         earlier = Earlier.READ
     else:
         earlier = Earlier.REMOVE if settings.fresh else Earlier.REFUSE
-    journal = Journal(
-        f"{directory}/{encode_flow(uid)}", f"push source {uid!r}", settings.key, earlier
-    )
+    beside = None
     if not settings.allow_non_restored and uid == pushed[0]:  # One of them looks for strangers.
-        journal.refuse_others(directory, [encode_flow(one) for one in pushed])
-    return journal
+        beside = (directory, [encode_flow(one) for one in pushed])
+    return Journal(
+        f"{directory}/{encode_flow(uid)}", f"push source {uid!r}", settings.key, earlier, beside
+    )
 
 
 def _own_source(source: Source[Any]) -> Source[Any]:

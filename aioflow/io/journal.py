@@ -10,7 +10,7 @@ removed once a checkpoint covers all of their elements.
               4 bytes  length of the content
               8 bytes  number of the first element
               8 bytes  position that a completed checkpoint covers
-              4 bytes  CRC-32 of these three: a damaged length is told from a frame cut off
+              4 bytes  CRC-32 of these three; it distinguishes damage from a truncated frame
               content  the elements, piece by piece: number, encoded values, timestamps or None
 
 Invariant: the written frames contain every element from the covered position on, in order. A crash
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from aioflow.checkpoint.urls import GOES_ON
+from aioflow.core.aio import wait_all
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
 from aioflow.core.wire.serializers import Codec, DecodeError
 
@@ -77,16 +78,24 @@ class _File:
 class Journal:
     """The journal of one source in one run. All calls must come from one event loop.
 
-    `owner` names the source in errors.
+    `owner` names the source in errors. `beside`: the directory of all journals of the flow, and the
+    names in it that belong to its sources. If a journal of another name has elements, `load` raises
+    RestoreError: its source has another uid now, or is gone.
     """
 
-    def __init__(self, directory: str, owner: str, key: bytes | None, earlier: Earlier) -> None:
+    def __init__(
+        self,
+        directory: str,
+        owner: str,
+        key: bytes | None,
+        earlier: Earlier,
+        beside: tuple[str, list[str]] | None = None,
+    ) -> None:
         self._directory = directory
         self._owner = owner
         self._key = b"" if key is None else hashlib.sha256(key).digest()
         self._earlier = earlier
-        self._beside: tuple[str, list[str]] | None = None
-        """The directory of all journals of the flow, and the names that belong to its sources."""
+        self._beside = beside
         self._codec = Codec()
         self._host: Host | None = None
         self._files: list[_File] = []
@@ -107,12 +116,6 @@ class Journal:
         return f"Journal({self._directory!r})"
 
     # Reading.
-
-    def refuse_others(self, directory: str, known: list[str]) -> None:
-        """Makes `load` raise RestoreError if a journal in `directory` has elements, and its name is
-        not `known`: its source has another uid now, or is gone.
-        """
-        self._beside = (directory, known)
 
     async def load(self, host: Host, start: int) -> tuple[int, list[Element]]:
         """Reads the elements from number `start` on, and begins to write.
@@ -148,6 +151,11 @@ class Journal:
                 "reads them, fresh=True with restore=None removes them"
             )
         await host.fs.mkdirs(self._directory, private=True)
+        if elements and self._pending and (elements[0][0] is None) != (self._pending[0][2] is None):
+            raise RestoreError(
+                f"{self._owner}: the elements in the journal {self._directory} and those put since "
+                "the start differ: give all of them timestamps, or none"
+            )
         self._next = first + len(elements)
         self._covered = start
         self._host = host
@@ -300,7 +308,7 @@ class Journal:
     async def close(self) -> None:
         """Writes all pending elements. Elements that were added before `load` are dropped."""
         while self._writer is not None:
-            await self._writer
+            await wait_all([self._writer])
         if self._batch is not None:
             _fail(self._batch, JobNotRunning(f"{self._owner}: the job ended before it had started"))
 
@@ -312,21 +320,24 @@ class Journal:
     async def _work(self, host: Host) -> None:
         """Writes until nothing is pending or an error occurs, and removes covered files."""
         try:
-            while self._pending:
-                if not await self._write(host):
+            while True:
+                while self._pending:
+                    if not await self._write(host):
+                        return
+                if not await self._remove_covered(host):
                     return
-            await self._remove_covered(host)
         finally:
             self._writer = None
-            if self._pending and self._batch is not None:  # Added during the removal.
-                self._wake()
+
+    def _take_batch(self) -> asyncio.Future[None] | None:
+        batch, self._batch = self._batch, None
+        return batch
 
     async def _write(self, host: Host) -> bool:
-        """Writes all pending elements in one frame. Returns whether they are on disk."""
+        """Writes all pending elements, frame by frame. Returns whether they are on disk."""
         pending, self._pending = self._pending, []
-        batch, self._batch = self._batch, None
+        batch = self._take_batch() or asyncio.get_running_loop().create_future()
         self._writing = batch
-        frames = self._encoded(pending)
         file, self._open = self._open, None
         is_new = file is None
         if file is None:
@@ -335,10 +346,12 @@ class Journal:
             self._files.append(file)
         covered = self._covered
         try:
-            await host.fs.append(file.path, frames, sync=True)
+            # Each is on disk before the next: a crash cuts off the last one only.
+            for frame in self._encoded(pending) or [b""]:
+                await host.fs.append(file.path, frame, sync=True)
             if is_new:
                 await host.fs.fsync_dir(self._directory)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # The callers of `put` get it.
             # The file may end with a part of the frame, so the next try writes to a new one.
             self._pending = pending + self._pending
             failure = CheckpointError(
@@ -346,8 +359,8 @@ class Journal:
                 "element was accepted and may be processed, but a crash would lose it"
             )
             failure.__cause__ = error
-            later, self._batch, self._writing = self._batch, None, None
-            for waiting in (batch, later):
+            self._writing = None
+            for waiting in (batch, self._take_batch()):
                 if waiting is not None:
                     _fail(waiting, failure)
             return False
@@ -356,13 +369,12 @@ class Journal:
         file.end = self._next
         if self._covered == covered:
             self._open = file
-        if batch is not None:
-            batch.set_result(None)
+        batch.set_result(None)
         return True
 
-    def _encoded(self, pieces: list[_Piece]) -> bytes:
+    def _encoded(self, pieces: list[_Piece]) -> list[bytes]:
         """Returns the frames of the pieces that no checkpoint covers yet."""
-        frames, number = [], self._next
+        frames, number = list[bytes](), self._next
         frame: list[_Piece] = []
         size = count = 0
         for i, piece in enumerate(pieces):
@@ -376,15 +388,16 @@ class Journal:
                 content = self._codec.encode_batch(frame, owner=self._owner)
                 head = HEADER.pack(len(content), number, self._covered)
                 head += crc32(head).to_bytes(4, "big")
-                frames += [self._digest(head, content), head, content]
+                frames.append(self._digest(head, content) + head + content)
                 number += count
                 frame, size, count = [], 0, 0
-        return b"".join(frames)
+        return frames
 
-    async def _remove_covered(self, host: Host) -> None:
+    async def _remove_covered(self, host: Host) -> bool:
+        """Removes the covered files. Returns whether there were any."""
         covered = [file for file in self._files if file.end <= self._covered]
         if not covered:
-            return
+            return False
         self._files = [file for file in self._files if file.end > self._covered]
         if self._open in covered:
             self._open = None
@@ -392,6 +405,7 @@ class Journal:
             await host.fs.remove([file.path for file in covered], within=self._directory)
         except OSError as error:  # The next run removes them.
             logger.warning("%s: covered files of the journal stay: %s", self._owner, error)
+        return True
 
 
 def _is_sound(head: bytes) -> bool:

@@ -303,9 +303,8 @@ class PushInlet(Generic[T]):
             raise CheckpointError(NOT_DURABLE)
 
     def _append(self, values: list[T], timestamps: list[int] | None) -> None:
-        if self._timed is None:
-            self._timed = timestamps is not None
-        if self._timed != (timestamps is not None):
+        timed = timestamps is not None
+        if self._timed not in (None, timed):
             raise ValueError(
                 f"put() got {'a' if timestamps else 'no'} timestamp, expected one for every "
                 "element or for none"
@@ -317,6 +316,7 @@ class PushInlet(Generic[T]):
             )
         if self._journal is not None:
             self._journal.add(values, timestamps)
+        self._timed = timed
         if timestamps is not None:
             self._timestamps += timestamps
         self._values += values

@@ -21,10 +21,17 @@ _REDIS, _NATS, _KAFKA = (
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
+        "a write of the journal that no put has begun is not waited for",
+        "aioflow/io/journal.py",
+        "        self._writing = batch\n",
+        "",
+        ("tests/io/test_journal.py::test_a_write_that_a_checkpoint_has_begun_again_is_waited_for",),
+    ),
+    Mutant(
         "a put is acknowledged before its journal is on disk",
         "aioflow/io/journal.py",
-        "            await host.fs.append(file.path, frames, sync=True)\n",
-        "            await host.fs.append(file.path, frames)\n",
+        "                await host.fs.append(file.path, frame, sync=True)\n",
+        "                await host.fs.append(file.path, frame)\n",
         ("tests/io/test_journal.py::test_no_acknowledged_element_is_lost_over_four_crashes",),
     ),
     Mutant(
@@ -82,13 +89,13 @@ SINK_MUTANTS: list[Mutant] = [
         "        if False:\n",
         (
             "tests/io/test_journal.py::"
-            "test_put_many_returns_only_with_its_elements_on_disk_if_a_write_failed_while_it_waited",
+            "test_put_many_returns_only_with_its_elements_on_disk_after_a_failed_write",
         ),
     ),
     Mutant(
         "the journal of a push source whose uid has changed is passed over",
         "aioflow/api/flow.py",
-        "        journal.refuse_others(directory, [encode_flow(one) for one in pushed])\n",
+        "        beside = (directory, [encode_flow(one) for one in pushed])\n",
         "        pass\n",
         (
             "tests/io/test_journal.py::"

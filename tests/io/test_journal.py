@@ -18,7 +18,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.system_host import SystemHost
-from aioflow.io.journal import DIGEST_BYTES, FRAME_START, HEADER, Earlier, Journal
+from aioflow.io.journal import DIGEST_BYTES, FRAME_BYTES, FRAME_START, HEADER, Earlier, Journal
 from aioflow.io.pushing import PushInlet
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
@@ -33,9 +33,13 @@ def journal(
     return Journal(str(folder), "push source 'hits'", key, earlier)
 
 
+@pytest.mark.parametrize("frame_bytes", [FRAME_BYTES, 1], ids=["one frame", "many frames"])
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_no_acknowledged_element_is_lost_over_four_crashes(how: str) -> None:
+def test_no_acknowledged_element_is_lost_over_four_crashes(
+    how: str, frame_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each life reads what no checkpoint covers, in order and once, then writes more of it."""
+    monkeypatch.setattr("aioflow.io.journal.FRAME_BYTES", frame_bytes)
     replayed = 0
     for seed in range(25):
         accepted: list[int] = []
@@ -177,16 +181,19 @@ async def test_another_key_is_refused(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """Writes half of it, then says that there is no space."""
+    """Writes half of it, then says that there is no space. Waits for `slow`, if that is cleared."""
 
     def __init__(self, host: SystemHost) -> None:
         self.host, self.full = host, True
+        self.slow = asyncio.Event()
+        self.slow.set()
         self.fs = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.host.fs, name)
 
     async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        await self.slow.wait()
         if self.full:
             await self.host.fs.append(path, data[: len(data) // 2], sync=sync)
             raise OSError(28, "No space left on device")
@@ -211,7 +218,7 @@ async def test_a_full_disk_fails_the_put_and_the_next_one_writes_both(tmp_path: 
 
 
 @pytest.mark.parametrize("full", [True, False])
-async def test_put_many_returns_only_with_its_elements_on_disk_if_a_write_failed_while_it_waited(
+async def test_put_many_returns_only_with_its_elements_on_disk_after_a_failed_write(
     tmp_path: Path, full: bool
 ) -> None:
     host = SystemHost()
@@ -235,6 +242,27 @@ async def test_put_many_returns_only_with_its_elements_on_disk_if_a_write_failed
     assert len(await read(tmp_path / "journal")) == (0 if full else 2)
 
 
+async def test_a_write_that_a_checkpoint_has_begun_again_is_waited_for(tmp_path: Path) -> None:
+    host = SystemHost()
+    disk: Any = FullDisk(host)
+    own = journal(tmp_path / "journal")
+    await own.load(disk, 0)
+    own.add([0, 1], None)
+    with pytest.raises(af.CheckpointError, match="No space left"):
+        await own.written()
+    disk.full = False
+    disk.slow.clear()
+    own.covered(1)  # It writes again what has failed.
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(own.written())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    disk.slow.set()
+    await waiting
+    await own.close()
+    await host.close()
+
+
 async def test_files_are_removed_once_a_checkpoint_covers_their_elements(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     host, own = SystemHost(), journal(folder)
@@ -251,6 +279,35 @@ async def test_files_are_removed_once_a_checkpoint_covers_their_elements(tmp_pat
     await own.close()
     await host.close()
     assert list(folder.iterdir()) == []
+
+
+async def test_files_that_a_checkpoint_covers_during_a_removal_are_removed_too(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "journal"
+    host, own = SystemHost(), journal(folder)
+    await own.load(host, 0)
+    for n in range(3):
+        own.add([n], None)
+        await own.written()
+        own.covered(n)
+    own.covered(2)
+    await asyncio.sleep(0)  # The removal runs.
+    own.covered(3)
+    await own.close()
+    await host.close()
+    assert list(folder.iterdir()) == []
+
+
+async def test_timestamps_that_differ_from_those_of_the_journal_are_refused(tmp_path: Path) -> None:
+    await filled(tmp_path / "journal", 2)
+    host, own = SystemHost(), journal(tmp_path / "journal")
+    own.add([1], None)
+    with pytest.raises(af.RestoreError, match="give all of them timestamps, or none"):
+        await own.load(host, 0)
+    await own.close()
+    await host.close()
+    assert len(await read(tmp_path / "journal")) == 2
 
 
 # Through a job.
