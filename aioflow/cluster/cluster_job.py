@@ -455,11 +455,11 @@ class ClusterJob:
     def start_failed(self, loss: Broken) -> None:
         """A worker of this job alone was lost before tasks were deployed to it.
 
-        The tasks that wait for it fail, so that the restart policy decides. If none waits yet, the
-        first ones that do will fail.
+        The tasks that wait for slots fail, so that the restart policy decides. If the job has not
+        begun, its first tasks will fail, with the first of these losses.
         """
         if not self._requests and self.status is JobStatus.CREATED:
-            self._early_loss = loss
+            self._early_loss = self._early_loss or loss
             return
         self._early_loss = None
         self._fail_waiting(loss)

@@ -111,10 +111,11 @@ class EmbeddedCluster(RunningJob):
             slots,
             heartbeat,
             self._job.start_failed,
-            lambda worker_id, why: self._resources.lose(worker_id, why),
+            self._lose,
         )
         jobs = {self.job_id: self._job}
-        # The provider limits the time of a start, and the restart policy the number of starts.
+        # The provider limits the time of a start. The restart policy counts the failed starts that
+        # tasks wait for.
         limits = SlotManagerOptions(
             slots_per_worker=slots,
             workers_min=count,
@@ -122,7 +123,6 @@ class EmbeddedCluster(RunningJob):
             idle_timeout_s=None,
             request_timeout_s=math.inf,
             start_timeout_s=math.inf,
-            retry_s=0.0,
         )
         self._resources = ResourceManager(host, TOKEN, limits, heartbeat, jobs, "", self.processes)
         self._calls = TaskManagerCalls(jobs, self._registers, self._now_resources)
@@ -166,7 +166,7 @@ class EmbeddedCluster(RunningJob):
         """Runs the job from the first worker to the end of the last task."""
         self._location = f"127.0.0.1:{await self._data_plane.listen()}"
         self._here.join(self._data_plane, self._location)
-        self._job.tasks.here = Here(self._here, self._location, self._resources.lose)
+        self._job.tasks.here = Here(self._here, self._location, self._lose)
         self.processes.address = f"127.0.0.1:{await self._server.listen()}"
         async with self._resources:
             try:
@@ -177,6 +177,7 @@ class EmbeddedCluster(RunningJob):
                 raise
             finally:
                 self._closing = True
+                self.processes.begin_closing()
                 self._job.end()
 
     async def _close(self) -> None:
@@ -197,6 +198,10 @@ class EmbeddedCluster(RunningJob):
 
     def _now_resources(self) -> ResourceManager | None:
         return None if self._closing else self._resources
+
+    def _lose(self, worker_id: str, why: str) -> None:
+        if not self._closing:
+            self._resources.lose(worker_id, why)
 
     def _on_closed(self, connection: RpcConnection) -> None:
         if not self._closing:

@@ -1,7 +1,7 @@
 """Starts the worker processes of one job by exec on this machine: a `WorkerProvider`.
 
-    started --it registers--> there --it ends, is silent, or is told to end--> lost
-            --it ends, or does not register in time--> its start has failed
+    started --registers--> there --ends, is silent, or is stopped--> lost
+            --ends, or does not register in time--> its start has failed
 
 A lost worker is killed before its loss is reported, so that a worker that only slept cannot go on
 beside its replacement. No process outlives `close`.
@@ -140,11 +140,6 @@ class WorkerProcesses:
         """Workers that take tasks, oldest first."""
         return [worker for worker in self._known.values() if worker.is_open]
 
-    @property
-    def all(self) -> list[WorkerProcess]:
-        """All workers, including starting and lost ones, oldest first."""
-        return list(self._known.values())
-
     # For the ResourceManager.
 
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
@@ -166,9 +161,13 @@ class WorkerProcesses:
         worker = self._known.get(worker_id)
         return None if worker is None else worker.lose(reason)
 
+    def begin_closing(self) -> None:
+        """Starts no more workers. From now on the end of one is no loss."""
+        self._closing = True
+
     async def close(self) -> None:
         """Ends every worker, by force after EXIT_TIMEOUT_S. No process is left."""
-        self._closing = True
+        self.begin_closing()
         for worker in self._lives.values():
             if not worker.registered.done():
                 worker.lose("the job was over before it had started")

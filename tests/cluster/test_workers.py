@@ -23,7 +23,7 @@ import aioflow as af
 from aioflow.cluster.embedded import EmbeddedCluster
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.heartbeat import HeartbeatOptions
-from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.cluster.rpc import RpcConnection, RpcServer, connect_rpc
 from aioflow.cluster.worker import taskmanager_of
 from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
 from aioflow.core.aio import cancel_and_wait
@@ -392,3 +392,45 @@ def test_the_program_of_a_worker_is_deaf_to_the_terminal_before_it_loads_anythin
         env=environment,
     )
     assert (done.returncode, done.stderr) == (7, "")
+
+
+async def few() -> AsyncIterator[int]:
+    for number in range(20):
+        await asyncio.sleep(0.005)
+        yield number
+
+
+async def test_worker_that_ends_after_the_job_is_no_loss_and_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, processes = cluster_of(3, 2, serve, source=few)
+    at_once = RpcServer.close
+
+    async def late(self: RpcServer) -> None:
+        await at_once(self)
+        await until(lambda: all(child.returncode is not None for child in processes.children))
+
+    monkeypatch.setattr(RpcServer, "close", late)
+    assert await cluster.run() is JobStatus.FINISHED
+    assert len(processes.children) == 2
+    assert "is gone" not in caplog.text
+    assert any("numRecordsIn" in name for name in cluster.metrics())
+    await cancel_and_wait(processes.tasks)
+
+
+async def test_failed_starts_that_no_task_waits_for_are_a_second_apart() -> None:
+    async def first_serves(arguments: Sequence[str], secret: bytes, child: Child) -> None:
+        if arguments[1] == "worker-1":
+            await serve(arguments, secret, child)
+        else:
+            child.end(3)
+
+    cluster, processes = cluster_of(
+        1, 1, first_serves, source=endless, restart=af.fixed_delay(3, "1h")
+    )
+    async with running(cluster, processes):
+        processes.children[0].kill()
+        await until(lambda: len(processes.children) == 2)
+        begun = asyncio.get_running_loop().time()
+        await until(lambda: len(processes.children) == 4)
+        assert asyncio.get_running_loop().time() - begun >= 1
