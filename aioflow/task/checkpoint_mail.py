@@ -2,7 +2,7 @@
 
 A trigger waits for its turn in the mailbox, unless its barrier overtakes. Notices overtake all
 other mail, and reach operators that wait inside their own action. While the task does not run,
-triggers are declined. Of the notices, only those about aborted checkpoints are kept until it runs.
+triggers are declined. Of the notices, only those about aborted checkpoints are noted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CheckpointMail:
         self._network: NetworkInput | None = None
 
     def open(self, checkpoints: SubtaskCheckpoints, task_input: NetworkInput | SourceInput) -> None:
-        """Begins to pass messages on: the mailbox loop begins."""
+        """Begins to pass messages on: the parts are made."""
         self._checkpoints = checkpoints
         self._network = task_input if isinstance(task_input, NetworkInput) else None
         for checkpoint_id in self._early_aborts:
@@ -90,7 +90,11 @@ class CheckpointMail:
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Notifies the task that the checkpoint will not complete; `latest_completed` did."""
         if self._life.phase < TaskPhase.RUNNING:
-            self._early_aborts.append(checkpoint_id)
+            if self._checkpoints is None:
+                self._early_aborts.append(checkpoint_id)
+            else:
+                self._checkpoints.forgo(checkpoint_id)
+            return
         self._notice(
             partial(self._on_aborted, checkpoint_id, latest_completed),
             "checkpoint %d aborted",

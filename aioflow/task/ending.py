@@ -3,6 +3,7 @@
     ENDED     --all results of async functions are there--> FINISHING
     FINISHING --with checkpoints--> LINGERING
     LINGERING --consumers are through, last checkpoint complete--> LEAVING
+    FINISHING --without checkpoints--> CLOSED
 
 `finish` processes all remaining work. No checkpoint is taken meanwhile, since operators are between
 their last element and their end. `leave` then closes the stream. With checkpoints the task lingers
@@ -43,7 +44,7 @@ class TaskPhase(IntEnum):
     LINGERING = 5
     """Waits for the checkpoint that commits everything."""
     LEAVING = 6
-    """The end goes downstream."""
+    """With checkpoints: the last one is complete, and the partitions end."""
     CLOSED = 7
     """The loop is over, and parts are closed."""
 

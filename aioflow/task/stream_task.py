@@ -234,13 +234,13 @@ class StreamTask:
         if isinstance(loop, SourceLoop):
             with naming_source(runtime.head, runtime.scope):
                 await loop.input.open()
-            if self._stop is not None:
-                loop.input.stop(drain=self._stop is InputStatus.END_OF_DATA)
         in_flight = None
         if restore is not None and restore.in_flight:
             in_flight = await assembly.read_channel_state(restore, loop.input)
-        # Last, with no await after it: includes subscriptions that came while user code was
-        # opening.
+        # Last, with no await after it: includes a stop and subscriptions that came while user code
+        # was opening.
+        if self._stop is not None and isinstance(loop, SourceLoop):
+            loop.input.stop(drain=self._stop is InputStatus.END_OF_DATA)
         for index, node in enumerate(self.descriptor.vertex.nodes):
             if taps := self._taps.get(node.id):
                 runtime.chain.set_taps(runtime.operator_index(index), taps)

@@ -325,6 +325,22 @@ async def test_a_notice_of_abort_before_the_task_runs_is_remembered() -> None:
         assert running.reader.markers == [1]
 
 
+async def test_a_notice_of_abort_while_user_code_opens_is_remembered() -> None:
+    """F7.4."""
+
+    class HearsOfAbort(Snapshotted):
+        async def open(self) -> None:
+            running.task.notify_checkpoint_aborted(1, None)
+            await super().open()
+
+    running = Checked(factories([], cls=HearsOfAbort))
+    async with running:
+        running.trigger(1)
+        running.trigger(2)
+        await running.acknowledged(2)
+        assert running.reader.markers == [1]
+
+
 async def test_memory_of_aborted_checkpoints_is_bounded() -> None:
     """F7: of a thousand notices the newest are kept, and none once a later checkpoint has
     completed.
