@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from aioflow.state.snapshot import StateInput
     from aioflow.task.channel_state_restore import RestoredChannelState
     from aioflow.task.checkpointing import SubtaskCheckpoints
-    from aioflow.task.context import SourceOwner
+    from aioflow.task.context import RuntimeOwner, SourceOwner
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.input import InputConsumer
-    from aioflow.task.runtime import RuntimeOwner
 
 __all__ = ["PERMITS_PER_SUBPARTITION", "TaskAssembly", "create_output", "create_runtime"]
 

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from aioflow.mailbox.timers import ProcessingTimer
     from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
 
-__all__ = ["SourceTaskContext", "SubtaskRuntimeContext", "TaskOperatorContext", "TaskServices"]
+__all__ = [
+    "RuntimeOwner",
+    "SourceTaskContext",
+    "SubtaskRuntimeContext",
+    "TaskOperatorContext",
+    "TaskServices",
+]
 
 T = TypeVar("T")
 
@@ -45,8 +51,8 @@ class Resources(Protocol):
     async def get(self, resource: Resource) -> Any: ...
 
 
-class TaskServices(Protocol):
-    """The interface of the task for an operator's context."""
+class RuntimeOwner(Protocol):
+    """The task that the operators belong to."""
 
     @property
     def host(self) -> Host: ...
@@ -55,6 +61,13 @@ class TaskServices(Protocol):
     @property
     def group(self) -> OrderedTaskGroup:
         """Owner of helper tasks."""
+
+    def report(self, error: BaseException) -> None:
+        """Fails the task with the error of a helper task."""
+
+
+class TaskServices(RuntimeOwner, Protocol):
+    """The interface of the task for an operator's context."""
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None: ...
     def emit_side(
@@ -66,7 +79,6 @@ class TaskServices(Protocol):
         watermark: int,
     ) -> None: ...
     def emit_status(self, idle: bool) -> None: ...
-    def report(self, error: BaseException) -> None: ...
 
 
 class SourceOwner(Protocol):

@@ -15,6 +15,7 @@ If a step has to wait, the action is suspended until it can go on, while mail is
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aioflow.core.errors import note_once
@@ -74,7 +75,7 @@ class Intake:
         self._output.broadcast_event(event)
 
 
-class TaskLoop(Generic[InputT]):
+class TaskLoop(ABC, Generic[InputT]):
     """Moves records from the input through the chain to the output, one slice at a call."""
 
     def __init__(
@@ -177,9 +178,9 @@ class TaskLoop(Generic[InputT]):
             self._runtime.processor.suspend()
         return True
 
+    @abstractmethod
     def _poll_events(self) -> None:
         """Waits, after the end of data, for events and mail."""
-        raise NotImplementedError
 
     def _take_input(self) -> None:
         """Takes one batch of the input, and processes the first slice of it."""

@@ -36,11 +36,9 @@ from aioflow.task.restoring import (
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
-    from aioflow.core.aio import OrderedTaskGroup
     from aioflow.core.availability import Availability
     from aioflow.core.elements import RecordBatch
     from aioflow.core.functions import OutputTag
-    from aioflow.core.host import Host
     from aioflow.core.metrics import MetricGroup
     from aioflow.core.scope import Scope
     from aioflow.core.wire.serializers import Codec
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from aioflow.state.backend import StateBackend
     from aioflow.state.snapshot import StateInput
     from aioflow.task.chain import OperatorChain
-    from aioflow.task.context import Resources
+    from aioflow.task.context import RuntimeOwner
 
 __all__ = [
     "Drive",
@@ -57,7 +55,6 @@ __all__ = [
     "OperatorOutput",
     "OperatorRuntime",
     "Parking",
-    "RuntimeOwner",
     "SubtaskSettings",
 ]
 
@@ -90,21 +87,6 @@ class OperatorOutput(Protocol):
 
     def emit_status(self, idle: bool) -> None:
         """Takes the news that the stream is idle, or active again."""
-
-
-class RuntimeOwner(Protocol):
-    """The task that the operators belong to."""
-
-    @property
-    def host(self) -> Host: ...
-    @property
-    def resources(self) -> Resources: ...
-    @property
-    def group(self) -> OrderedTaskGroup:
-        """Owner of helper tasks."""
-
-    def report(self, error: BaseException) -> None:
-        """Fails the task with the error of a helper task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from aioflow.spark.runner.time import ReplayedTimers
     from aioflow.spark.runner.translate import Stage
     from aioflow.state.snapshot import OperatorSnapshot
-    from aioflow.task.context import TaskOperatorContext
-    from aioflow.task.runtime import RuntimeOwner
+    from aioflow.task.context import RuntimeOwner, TaskOperatorContext
 
 __all__ = ["Outlet", "StageTask", "StageTasks", "SubtaskId"]
 
