@@ -51,7 +51,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # pytest-asyncio turns the debug mode of its loops off, whatever the environment says.
+    # pytest-asyncio runs its loops without debug mode, even if the environment asks for it.
     if os.environ.get("PYTHONASYNCIODEBUG"):
         config.option.asyncio_debug = True
 

@@ -282,7 +282,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "with_stand_ins(graph, first, whole) if apart else first",
         "with_stand_ins(graph, first, whole)",
         (
-            "tests/graph/test_stand_ins.py::test_stand_ins_replace_records_where_only_fields_are_read",
+            "tests/graph/test_stand_ins.py::"
+            "test_stand_ins_replace_records_where_only_fields_are_read",
         ),
     ),
     Mutant(
@@ -357,7 +358,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "        tables.forget()  # Discards entries of an earlier batch that was not sent.\n",
         "        tables.commit()\n",
         (
-            "tests/core/test_entry_tables.py::test_data_that_could_not_be_encoded_counts_as_not_sent",
+            "tests/core/test_entry_tables.py::"
+            "test_data_that_could_not_be_encoded_counts_as_not_sent",
         ),
     ),
     Mutant(

@@ -342,7 +342,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "    holds_end = False\n",
         (
             "tests/api/"
-            "test_run.py::test_results_that_the_clock_gives_at_the_end_precede_the_end_of_event_time",
+            "test_run.py::"
+            "test_results_that_the_clock_gives_at_the_end_precede_the_end_of_event_time",
         ),
     ),
     Mutant(

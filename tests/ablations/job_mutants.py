@@ -354,7 +354,7 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/testing/test_mutation.py::test_a_slow_operator_is_named_in_debug_mode_too",),
     ),
     Mutant(
-        "every function that held the loop is told to be async, an aggregate too",
+        "the warning about a held loop advises async for an aggregate too",
         "aioflow/task/stream_task.py",
         "            description, remedy = describe_place(culprit.ctx), culprit.slow_remedy\n",
         "            description = describe_place(culprit.ctx)\n",
@@ -376,7 +376,8 @@ JOB_MUTANTS: list[Mutant] = [
         '    if name.startswith("_"):  # Copying',
         "    if not name:  # Copying",
         (
-            "tests/api/test_mistakes.py::test_unknown_attribute_of_a_stream_is_a_plain_attribute_error",
+            "tests/api/test_mistakes.py::"
+            "test_unknown_attribute_of_a_stream_is_a_plain_attribute_error",
         ),
     ),
     Mutant(

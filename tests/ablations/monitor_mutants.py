@@ -177,7 +177,8 @@ MONITOR_MUTANTS: list[Mutant] = [
         "            series[name][column] = math.nan\n",
         "            series[name][column] += 0.0\n",
         (
-            "tests/monitoring/test_series.py::test_series_that_did_not_exist_at_a_moment_is_none_then",
+            "tests/monitoring/test_series.py::"
+            "test_series_that_did_not_exist_at_a_moment_is_none_then",
         ),
     ),
     Mutant(

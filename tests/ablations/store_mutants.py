@@ -140,7 +140,8 @@ STORE_MUTANTS: list[Mutant] = [
         "                self._in_doubt.clear()\n",
         (
             "tests/checkpoint_store/"
-            "test_store.py::test_checkpoint_removed_by_several_is_forgotten_once_and_nothing_else_is",
+            "test_store.py::"
+            "test_checkpoint_removed_by_several_is_forgotten_once_and_nothing_else_is",
         ),
     ),
     Mutant(

@@ -280,7 +280,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "            del waiting",
         (
             "tests/task/"
-            "test_channel_state_restore.py::test_a_line_that_is_through_holds_the_others_at_its_end",
+            "test_channel_state_restore.py::"
+            "test_a_line_that_is_through_holds_the_others_at_its_end",
         ),
     ),
 ]

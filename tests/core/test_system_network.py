@@ -43,7 +43,7 @@ async def test_connection_accepted_before_the_listener_was_closed_is_not_forgott
             await asyncio.sleep(0)
 
         assert Accepted.made == Accepted.connected == Accepted.lost
-        # Accepted or not, it is told that the listener is closed.
+        # The client sees the close, whether its connection was accepted or not.
         client.settimeout(30)
         try:
             assert client.recv(1) == b""
