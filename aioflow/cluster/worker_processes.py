@@ -80,11 +80,6 @@ class WorkerProcess:
     """Why it is lost."""
 
     @property
-    def is_open(self) -> bool:
-        """Whether it takes tasks."""
-        return self.registered.done() and self.loss is None
-
-    @property
     def pid(self) -> int:
         """The process id; 0 before the process was started."""
         return 0 if self.process is None else self.process.pid
@@ -134,11 +129,6 @@ class WorkerProcesses:
         self._numbers = itertools.count(1)
         self._lives: dict[asyncio.Task[None], WorkerProcess] = {}
         self._closing = False
-
-    @property
-    def open(self) -> list[WorkerProcess]:
-        """Workers that take tasks, oldest first."""
-        return [worker for worker in self._known.values() if worker.is_open]
 
     # For the ResourceManager.
 
