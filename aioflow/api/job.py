@@ -30,8 +30,7 @@ from aioflow.core.errors import (
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.deployment import ExecutionState
-from aioflow.graph.optimize.columns import fields_seen
-from aioflow.graph.optimize.combiner import is_taken_apart
+from aioflow.graph.optimize import fields_seen, is_taken_apart
 from aioflow.io.memory import FunctionSource
 from aioflow.io.pushing import PushInlet, PushSource
 from aioflow.operators.sink import commits

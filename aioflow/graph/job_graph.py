@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
-from aioflow.graph.optimize.columns import with_columns
-from aioflow.graph.optimize.combiner import with_combiner
-from aioflow.graph.optimize.projection import with_projection
-from aioflow.graph.optimize.stand_ins import with_stand_ins
+from aioflow.graph.optimize import with_columns, with_combiner, with_projection, with_stand_ins
 from aioflow.graph.stream_graph import (
     Chaining,
     Partitioning,

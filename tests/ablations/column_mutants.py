@@ -84,7 +84,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "late elements come out without the fields that their window does not read",
-        "aioflow/graph/optimize/projection.py",
+        "aioflow/graph/optimize.py",
         "    if any(out.side is not None for out in graph.outputs_of(node.id)):\n        return "
         "True\n",
         "",
@@ -97,7 +97,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "late elements that run(subscribe=) names come without the fields that their window does "
         "not read",
-        "aioflow/graph/optimize/projection.py",
+        "aioflow/graph/optimize.py",
         "    return any(not isinstance(place, int) and place[0] == node.id for place in whole)\n",
         "    return False\n",
         (
@@ -261,9 +261,13 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "late elements with a reader are folded before they are sent",
-        "aioflow/graph/optimize/combiner.py",
-        "    if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):\n",
-        "    if graph.parallelism_of(node) == 1:\n",
+        "aioflow/graph/optimize.py",
+        "    if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):\n"
+        "        return None\n"
+        "    return node.traits.combiner\n",
+        "    if graph.parallelism_of(node) == 1:\n"
+        "        return None\n"
+        "    return node.traits.combiner\n",
         (
             "tests/graph/test_optimize.py::"
             "test_batches_are_folded_before_they_are_dealt_out_to_windows_with_unread_late_ones",
@@ -288,7 +292,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a tuple has is taken for a field of its stand-in",
-        "aioflow/graph/optimize/stand_ins.py",
+        "aioflow/graph/optimize.py",
         "found is not None and found[1] in fields for found in read",
         "found is not None for found in read",
         ("tests/graph/test_stand_ins.py::test_records_are_made_where_more_than_fields_is_read",),

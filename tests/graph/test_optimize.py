@@ -15,7 +15,7 @@ import pytest
 import aioflow as af
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.graph.optimize.combiner import is_taken_apart
+from aioflow.graph.optimize import is_taken_apart
 from aioflow.operators.source import discover_splits
 from tests.io.driver import system_context
 

@@ -1,0 +1,353 @@
+"""The optimisations of a flow's graph before it runs. They read the traits of operators.
+
+Projection sends only what the consumer of a keyed exchange reads: some fields, one value, or the
+key alone. The combiner aggregates each batch before it is sent to the subtasks of a window.
+
+`with_columns` decides which sources produce batches of columns, and which columns are read and
+sent. Some sources always produce columns. Others, such as files of JSON lines, can produce columns
+or rows (one Python object per record). The program does not choose: its use of the records decides.
+A source produces columns if they stay columns until an aggregate, a window or a sink uses them. A
+function on the way needs rows, and those are best made at once. The remark of a source's node says
+why it produces rows.
+
+`with_stand_ins` replaces the records of some sources by cheap objects with the same fields. Making
+a NamedTuple from a line of JSON costs several times what it takes to read the line. A stand-in is
+possible if the records go straight into a keyed exchange that sends only keys, or one field
+(`operators.aggregate.projection`). Functions with known bodies (`operators.inlining`) must read the
+times, the keys and that field. Then no user code sees the stand-in. Stand-ins are only used with
+worker processes: subscriptions and in-flight data there encode the record itself. Within one
+process a subscriber would see the stand-in.
+
+A parameter `whole` lists the places (outputs of operators) whose records are observed by taps, so
+that they must keep all fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.trees import column_names
+from aioflow.graph.stream_graph import (
+    Partitioning,
+    ShipStrategy,
+    StreamEdge,
+    StreamGraph,
+    StreamNode,
+)
+from aioflow.operators.inlining import body_of
+from aioflow.operators.traits import BY_FUNCTION, ONE_BY_ONE, why_rows_for_times
+from aioflow.operators.watermarks import WatermarkKind
+
+if TYPE_CHECKING:
+    from aioflow.core.ids import TapPlace
+    from aioflow.operators.aggregate.local import LocalAggregate
+    from aioflow.operators.watermarks import WatermarkStrategy
+
+__all__ = [
+    "emits_late_elements",
+    "fields_read",
+    "fields_seen",
+    "is_taken_apart",
+    "taken_by",
+    "with_columns",
+    "with_combiner",
+    "with_projection",
+    "with_stand_ins",
+]
+
+
+def with_projection(
+    graph: StreamGraph,
+    node: StreamNode,
+    partitioning: Partitioning,
+    whole: Collection[TapPlace] = (),
+) -> Partitioning:
+    """Returns `partitioning`, extended by the parts of a record that its consumer `node` reads, so
+    that only these are sent.
+
+    It is returned unchanged if the consumer's output may contain other parts of the record.
+    """
+    if partitioning.strategy is not ShipStrategy.HASH:
+        return partitioning
+    by_expression = is_expression(partitioning.function) and not node.traits.keeps_columns
+    return replace(
+        partitioning,
+        fields=fields_read(graph, node, whole) if by_expression else None,
+        keys_alone=node.traits.counts,
+        taken=taken_by(graph, node, whole),
+    )
+
+
+def fields_read(
+    graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
+) -> tuple[str | int, ...] | None:
+    """Returns the fields of a record that the operator of `node` itself reads.
+
+    Returns None if it reads all fields, or if whole records come out, as in a window whose late
+    elements are read.
+    """
+    return None if emits_late_elements(graph, node, whole) else node.traits.reads
+
+
+def taken_by(
+    graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
+) -> tuple[Callable[[Any], Any], ...] | None:
+    """Returns the function for the only part of a record that an aggregate or a window reads.
+
+    Returns None if whole records are sent, for example to a single subtask, or if late elements are
+    read.
+    """
+    if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
+        return None
+    return node.traits.taken
+
+
+def emits_late_elements(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> bool:
+    """Returns whether anybody reads the late elements of a window."""
+    if any(out.side is not None for out in graph.outputs_of(node.id)):
+        return True
+    return any(not isinstance(place, int) and place[0] == node.id for place in whole)
+
+
+def with_combiner(
+    graph: StreamGraph,
+    node: StreamNode,
+    partitioning: Partitioning,
+    whole: Collection[TapPlace] = (),
+) -> Partitioning:
+    """Returns `partitioning`, extended by the aggregate that reduces each batch before it is sent
+    to the consumer `node`.
+    """
+    if partitioning.strategy is not ShipStrategy.HASH:
+        return partitioning
+    return replace(partitioning, local=_combiner_of(graph, node, whole))
+
+
+def _combiner_of(
+    graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
+) -> LocalAggregate | None:
+    """Returns the aggregate that reduces a batch before it is sent to the window `node`.
+
+    Returns None if all records are sent, because they go to a single subtask or because late
+    elements are read.
+    """
+    if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
+        return None
+    return node.traits.combiner
+
+
+def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> bool:
+    """Whether late elements at `place` are incomplete, because only a part of each record was
+    sent.
+    """
+    if isinstance(place, int):
+        return False
+    node = graph.nodes[place[0]]
+    return taken_by(graph, node, whole) is not None or _combiner_of(graph, node, whole) is not None
+
+
+NO_COLUMNS = (
+    "rows: its elements are Python values, and those of parquet, arrow, jsonl, csv and datagen of "
+    "expressions can be columns"
+)
+NOT_USED = "nothing puts columns to use: an aggregate, a window or a sink of parquet or arrow does"
+
+
+def with_columns(
+    graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace] = ()
+) -> StreamNode:
+    """Returns a source node whose source produces columns, if that is possible and useful.
+
+    Otherwise returns `node` with the reason in its remark.
+    """
+    source, by_row = node.source, why_rows_for_times(node.watermarks)
+    if source is None:
+        return node
+    if getattr(source, "columnar", False):
+        if by_row:
+            return replace(
+                node, remark=f"columns, of which rows are made for their times: {by_row}"
+            )
+        return _narrowed(graph, node, whole)
+    offer = getattr(source, "with_columns", None)
+    obstacle = by_row or _obstacle(graph, node)
+    if offer is None:
+        return node if obstacle else replace(node, remark=NO_COLUMNS)
+    if obstacle is None and (columnar := offer()) is not None:
+        return _narrowed(graph, replace(node, source=columnar), whole)
+    # A source with `with_columns` also has `why_rows`.
+    reason = obstacle or source.why_rows  # type: ignore[attr-defined]
+    return replace(node, remark=f"rows: {reason}")
+
+
+def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
+    """Returns a source node that leaves out unread columns, if its source can do that."""
+    offer = getattr(node.source, "with_fields", None)
+    read = None if offer is None else _read_behind(graph, node, whole)
+    if not read or not all(isinstance(name, str) for name in read):
+        return node
+    # `offer` is not None, because some field is read.
+    return replace(node, source=offer(tuple(sorted(read))))  # type: ignore[misc]
+
+
+def fields_seen(
+    graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()
+) -> list[str] | None:
+    """Returns the fields that an observer of `place` sees, None if it sees all.
+
+    The observer sees fewer fields if unread ones are left out. `whole` must be the same as when the
+    graph was built. Late elements of a window come from the input of its aggregate.
+    """
+    for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
+        node = with_columns(
+            graph, graph.nodes[node_id], whole=(*whole, node_id)
+        )  # With all of its fields.
+        read = _read_behind(graph, node, whole) if getattr(node.source, "columnar", False) else None
+        if read is None or _read_behind(graph, node, (*whole, place)) is not None:
+            continue
+        if not isinstance(place, int) or _narrowed(graph, node, whole).source is not node.source:
+            return sorted(map(str, read))
+    return None
+
+
+def _read_behind(
+    graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
+) -> set[str | int] | None:
+    """Returns the fields that later steps, and the event time of `node`, read; None for all."""
+    if node.id in whole:
+        return None
+    times = node.watermarks.timestamp if node.watermarks is not None else None
+    read = set(column_names(times)) if is_expression(times) else set[str | int]()
+    for edge in graph.outputs_of(node.id):
+        if edge.side is not None:
+            continue
+        found = _read_by(graph, edge, whole)
+        if found is None:
+            return None
+        read |= found
+    return read
+
+
+def _read_by(
+    graph: StreamGraph, edge: StreamEdge, whole: Collection[TapPlace]
+) -> set[str | int] | None:
+    """Returns the fields that the consumer at `edge` reads; None for all."""
+    if _why_exchanged_as_rows(edge.partitioning) is not None:
+        return None
+    node = graph.nodes[edge.target]
+    fields = fields_read(graph, node, whole)
+    if fields is None:
+        return None
+    read = set(fields)
+    if edge.partitioning is not None and edge.partitioning.strategy is ShipStrategy.HASH:
+        read |= set(column_names(edge.partitioning.function))
+    if not node.traits.keeps_records:
+        return read
+    behind = _read_behind(graph, node, whole)
+    return None if behind is None else read | behind
+
+
+def _obstacle(graph: StreamGraph, node: StreamNode) -> str | None:
+    """Returns the reason why a step after `node` needs rows; None if all consumers use columns."""
+    edges = [edge for edge in graph.outputs_of(node.id) if edge.side is None]
+    found = (_obstacle_on(graph, edge) for edge in edges)
+    return next((one for one in found if one is not None), None) if edges else NOT_USED
+
+
+def _obstacle_on(graph: StreamGraph, edge: StreamEdge) -> str | None:
+    node = graph.nodes[edge.target]
+    reason = _why_exchanged_as_rows(edge.partitioning) or node.traits.why_rows
+    if reason is not None:
+        return f"for {node.name!r}, {reason}"
+    return _obstacle(graph, node) if node.traits.keeps_columns else None
+
+
+def _why_exchanged_as_rows(partitioning: Partitioning | None) -> str | None:
+    """Returns the reason why an exchange sends rows, None if it can send columns.
+
+    It sends rows if it distributes records one by one, or by a function.
+    """
+    if partitioning is None:
+        return None
+    if partitioning.strategy is ShipStrategy.HASH:
+        return None if is_expression(partitioning.function) else BY_FUNCTION
+    return (
+        ONE_BY_ONE if partitioning.strategy in (ShipStrategy.SHUFFLE, ShipStrategy.CUSTOM) else None
+    )
+
+
+_FIELD = re.compile(r"\.([A-Za-z_]\w*)")
+
+_BY_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE, WatermarkKind.INGESTION)
+"""Watermark strategies that read only the timestamp of a record."""
+
+
+def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
+    """Returns a source node that emits simpler objects if only fields of its records are read,
+    otherwise `node` itself.
+
+    `whole` are the places whose records are observed by taps.
+    """
+    offer = getattr(node.source, "with_stand_ins", None)
+    if offer is None or node.id in whole or getattr(node.source, "columnar", False):
+        return node
+    found = offer()
+    if found is None:
+        return node
+    source, fields = found
+    edges = [edge for edge in graph.outputs_of(node.id) if edge.side is None]
+    if (
+        not edges
+        or not _read_by_times(node.watermarks, fields)
+        or not all(_gets_only(graph, edge, fields, whole) for edge in edges)
+    ):
+        return node
+    return replace(node, source=source)
+
+
+def _read_by_times(strategy: WatermarkStrategy[Any] | None, fields: Collection[str]) -> bool:
+    if strategy is None:
+        return True
+    return strategy.kind in _BY_TIME and (
+        strategy.timestamp is None or _reads_fields(strategy.timestamp, fields)
+    )
+
+
+def _gets_only(
+    graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]
+) -> bool:
+    """Returns whether the consumer at `edge` gets only keys, and at most one field of the
+    records.
+    """
+    if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
+        return False
+    partitioning = with_projection(graph, graph.nodes[edge.target], edge.partitioning, whole)
+    if not _reads_fields(partitioning.function, fields):
+        return False
+    # A field of a stand-in always exists. Other functions may fail, and then records are sent
+    # whole.
+    return partitioning.keys_alone or (
+        partitioning.taken is not None and all(_is_field(one, fields) for one in partitioning.taken)
+    )
+
+
+def _reads_fields(function: Any, fields: Collection[str]) -> bool:
+    """Whether `function` reads nothing but `fields` of its argument."""
+    body = None if is_expression(function) else body_of(function)
+    if body is None or len(body.pieces) < 2:
+        return False
+    read = [_FIELD.match(piece) for piece in body.pieces[1:]]
+    return all(found is not None and found[1] in fields for found in read)
+
+
+def _is_field(function: Callable[[Any], Any], fields: Collection[str]) -> bool:
+    body = body_of(function)
+    return (
+        body is not None
+        and body.pieces[0] == ""
+        and body.pieces[1:] in {(f".{name}",) for name in fields}
+    )

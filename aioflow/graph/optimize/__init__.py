@@ -1,1 +1,0 @@
-"""The optimisations of a flow's graph before it runs. They read the traits of operators."""
