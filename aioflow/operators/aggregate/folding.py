@@ -25,8 +25,8 @@ from aioflow.core.errors import GraphError, with_article
 from aioflow.core.functions import AggregateFunction
 from aioflow.core.signatures import check_takes
 from aioflow.expressions.nodes import Expr, is_expression
-from aioflow.expressions.row_errors import ROW_ERRORS
 from aioflow.expressions.rows import (
+    ROW_ERRORS,
     build_function,
     compile_predicate,
     compile_row,

@@ -37,35 +37,35 @@ from aioflow.operators.aggregate.folding import (
 )
 
 __all__ = [
-    "agg",
-    "count",
-    "sum",
-    "min",
-    "max",
-    "mean",
-    "collect",
-    "top",
-    "min_by",
-    "max_by",
-    "first",
-    "last",
-    "distinct",
-    "explain_failure",
-    "resolve_aggregate",
     "Agg",
     "BuiltIn",
-    "Count",
-    "Sum",
-    "Min",
-    "Max",
-    "Mean",
     "Collect",
-    "Top",
-    "MinBy",
-    "MaxBy",
+    "Count",
+    "Distinct",
     "First",
     "Last",
-    "Distinct",
+    "Max",
+    "MaxBy",
+    "Mean",
+    "Min",
+    "MinBy",
+    "Sum",
+    "Top",
+    "agg",
+    "collect",
+    "count",
+    "distinct",
+    "explain_failure",
+    "first",
+    "last",
+    "max",
+    "max_by",
+    "mean",
+    "min",
+    "min_by",
+    "resolve_aggregate",
+    "sum",
+    "top",
 ]
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ def explain_failure(aggregate: object, error: BaseException, value: Any) -> None
 
     An example is that a field is text.
     """
-    from aioflow.expressions.row_errors import note_text
+    from aioflow.expressions.rows import note_text
 
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
         if isinstance(part, (Sum, Mean)) and is_expression(part.fn):
