@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from aioflow.testing.fault_proxy import FaultProxy
     from aioflow.testing.harness import HarnessSnapshot, ManualClock, OperatorHarness, Timer
     from aioflow.testing.simulated import SimulatedRun, run_simulated
-    from aioflow.testing.simulation.errors import SimDeadlock, SimFenceBroken, SimLivelock
     from aioflow.testing.simulation.faults import Faults
     from aioflow.testing.simulation.host import SimulatedHost
+    from aioflow.testing.simulation.process import SimDeadlock, SimFenceBroken, SimLivelock
     from aioflow.testing.simulation.run import SimResult, simulate
     from aioflow.testing.simulation.transport import NetworkOptions
 
 __all__ = [
-    "OperatorHarness",
+    "FaultProxy",
+    "Faults",
     "HarnessSnapshot",
     "ManualClock",
-    "Timer",
-    "ValueMutated",
-    "run_simulated",
-    "SimulatedRun",
-    "FaultProxy",
-    "simulate",
-    "SimResult",
-    "SimulatedHost",
-    "Faults",
     "NetworkOptions",
+    "OperatorHarness",
     "SimDeadlock",
     "SimFenceBroken",
     "SimLivelock",
+    "SimResult",
+    "SimulatedHost",
+    "SimulatedRun",
+    "Timer",
+    "ValueMutated",
+    "run_simulated",
+    "simulate",
 ]
 
 _MODULES = {
@@ -53,9 +53,9 @@ _MODULES = {
     "SimulatedHost": "aioflow.testing.simulation.host",
     "Faults": "aioflow.testing.simulation.faults",
     "NetworkOptions": "aioflow.testing.simulation.transport",
-    "SimDeadlock": "aioflow.testing.simulation.errors",
-    "SimFenceBroken": "aioflow.testing.simulation.errors",
-    "SimLivelock": "aioflow.testing.simulation.errors",
+    "SimDeadlock": "aioflow.testing.simulation.process",
+    "SimFenceBroken": "aioflow.testing.simulation.process",
+    "SimLivelock": "aioflow.testing.simulation.process",
 }
 
 

@@ -19,7 +19,7 @@ from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
 from aioflow.core.system_host import SystemHost
-from aioflow.testing.inline import settle
+from aioflow.testing.loops import settle
 
 __all__ = ["VirtualHost", "VirtualLoop", "outside_of_loops"]
 

@@ -11,27 +11,27 @@ One seed gives one history. The engine runs unchanged: it sees asyncio, and a `H
 """
 
 from aioflow.testing.simulation.disk import SimDisk
-from aioflow.testing.simulation.errors import SimDeadlock, SimFenceBroken, SimLivelock
 from aioflow.testing.simulation.faults import Faults, inject
 from aioflow.testing.simulation.host import SimulatedHost, SimulatedProcess, Simulation
 from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.network import SimNetwork
+from aioflow.testing.simulation.process import SimDeadlock, SimFenceBroken, SimLivelock
 from aioflow.testing.simulation.run import SimResult, simulate
 from aioflow.testing.simulation.transport import NetworkOptions
 
 __all__ = [
-    "simulate",
-    "SimResult",
-    "SimulatedHost",
-    "Simulation",
-    "SimulatedProcess",
     "Faults",
-    "inject",
     "NetworkOptions",
-    "SimNetwork",
-    "SimDisk",
-    "SimLoop",
     "SimDeadlock",
+    "SimDisk",
     "SimFenceBroken",
     "SimLivelock",
+    "SimLoop",
+    "SimNetwork",
+    "SimResult",
+    "SimulatedHost",
+    "SimulatedProcess",
+    "Simulation",
+    "inject",
+    "simulate",
 ]

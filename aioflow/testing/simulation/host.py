@@ -15,8 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 from aioflow.core.host import Listener, Process, ProcessIdentity, ProtocolFactory
-from aioflow.testing.simulation.disk import SimDisk
-from aioflow.testing.simulation.filesystem import SimFileSystem
+from aioflow.testing.simulation.disk import SimDisk, SimFileSystem
 from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.network import SimNetwork
 from aioflow.testing.simulation.process import SimMachine, SimProcess

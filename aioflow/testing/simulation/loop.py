@@ -24,10 +24,17 @@ from contextvars import Context
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from aioflow.testing.inline import settle
-from aioflow.testing.simulation.errors import SimDeadlock, SimFenceBroken, SimLivelock
-from aioflow.testing.simulation.leftovers import close_chain, end_generator
-from aioflow.testing.simulation.process import OWNER, Life, SimHandle, SimMachine, SimProcess
+from aioflow.testing.loops import close_chain, end_generator, settle
+from aioflow.testing.simulation.process import (
+    OWNER,
+    Life,
+    SimDeadlock,
+    SimFenceBroken,
+    SimHandle,
+    SimLivelock,
+    SimMachine,
+    SimProcess,
+)
 
 __all__ = ["SimLoop"]
 

@@ -1,4 +1,6 @@
-"""Simulated machines and processes. Each callback belongs to one process and to one of its lives.
+"""Simulated machines and processes, and the errors that end a run which does not end by itself.
+
+Each callback belongs to one process and to one of its lives.
 
 Invariant: a callback runs only in the life of the process that made it. Killing a process begins a
 new generation, so that all callbacks, timers and messages of the old one are void. A task's
@@ -14,7 +16,36 @@ from collections import deque
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Protocol
 
-__all__ = ["OWNER", "Life", "Orphan", "SimHandle", "SimMachine", "SimProcess"]
+__all__ = [
+    "OWNER",
+    "Life",
+    "Orphan",
+    "SimDeadlock",
+    "SimFenceBroken",
+    "SimHandle",
+    "SimLivelock",
+    "SimMachine",
+    "SimProcess",
+]
+
+
+class SimDeadlock(Exception):
+    """Nothing can ever run again: no callback is ready and no timer is set.
+
+    Names the tasks that wait.
+    """
+
+
+class SimLivelock(Exception):
+    """The run passed its limit of steps or of virtual time without ending, or one callback its
+    limit of processor time.
+    """
+
+
+class SimFenceBroken(Exception):
+    """Code under simulation reached for the real machine: a file, a socket, a process, a thread
+    or a sleep.
+    """
 
 
 class Orphan(Protocol):

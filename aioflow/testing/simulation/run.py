@@ -1,20 +1,33 @@
-"""Runs a program under one seed and returns the result."""
+"""Runs a program under one seed and returns the result.
+
+The watchdog ends a run in which one callback never returns: limits of steps and of virtual time
+count only between callbacks. The fence keeps simulated code off the real machine. While it stands,
+opening a file or a socket, starting a thread or a process, or sleeping for real raises
+`SimFenceBroken` on the spot, and ends the run even if that error is swallowed. Imports, tracebacks,
+logging and the test runner keep their access.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Coroutine
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
-from aioflow.testing.simulation.fence import fence as stand_fence
 from aioflow.testing.simulation.host import SimulatedHost, Simulation
 from aioflow.testing.simulation.loop import START_S, SimLoop
+from aioflow.testing.simulation.process import SimFenceBroken, SimLivelock
 from aioflow.testing.simulation.transport import NetworkOptions
-from aioflow.testing.simulation.watchdog import watchdog
 
 __all__ = ["SimResult", "simulate"]
 
@@ -72,7 +85,7 @@ def simulate(
         sim = Simulation(loop, network)
         with (
             watchdog(loop, max_callback_s),
-            stand_fence(loop) if fence else contextlib.nullcontext(),
+            fenced(loop) if fence else contextlib.nullcontext(),
         ):
             value = loop.run_until_complete(main(sim.root))
             loop.run_until_complete(_clean_up(loop))
@@ -108,3 +121,135 @@ async def _clean_up(loop: SimLoop) -> None:
     for error in await cancel_and_wait(left):
         loop.errors.append(f"{loop.root.name}: task left pending ended with {error!r}")
     await loop.close_own_generators()
+
+
+FRAMES_SHOWN = 12
+
+
+class Interrupted(BaseException):
+    """Raised where the callback is, to get out of it.
+
+    No Exception: what loops for ever may catch all of those.
+    """
+
+
+@contextmanager
+def watchdog(loop: SimLoop, limit_s: float) -> Iterator[None]:
+    """Fails the run of `loop` with SimLivelock, which shows the stack, when one callback takes more
+    than `limit_s` of processor time, to twice that. Only the main thread of a program hears its
+    timer: elsewhere nothing is watched.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = -1
+
+    def look(_signal: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        if loop.steps != seen:
+            seen = loop.steps
+            return
+        where = "".join(traceback.format_stack(frame)[-FRAMES_SHOWN:])
+        loop.fatal = SimLivelock(
+            f"seed {loop.seed!r}: step {loop.steps}, of process {loop.current.name}, is not over "
+            f"after {limit_s:g} s of processor time; it "
+            f"is here:\n{where}"
+        )
+        raise Interrupted
+
+    former = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s, limit_s)
+    try:
+        yield
+    except Interrupted:
+        assert loop.fatal is not None, "it is set before anything is interrupted"
+        raise loop.fatal from None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
+
+
+_FENCED = frozenset(
+    {
+        "_thread.start_joinable_thread", "_thread.start_new_thread", "open", "os.exec", "os.fork",
+        "os.forkpty", "os.listdir", "os.mkdir", "os.posix_spawn", "os.remove", "os.rename",
+        "os.rmdir", "os.scandir", "os.system", "socket.__new__", "socket.bind", "socket.connect",
+        "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen", "time.sleep",
+    }
+)  # fmt: skip
+
+_PASS = (
+    "importlib", "_frozen_importlib", "zipimport", "linecache", "traceback", "logging", "warnings",
+    "inspect", "tokenize", "_pytest", "pluggy", "coverage", "pdb", "bdb",
+)  # fmt: skip
+"""Modules whose own access to the machine is no business of a simulation."""
+
+_fenced_loop: SimLoop | None = None
+_installed = False
+
+
+@contextlib.contextmanager
+def fenced(loop: SimLoop) -> Iterator[None]:
+    """Fences in all code that runs on `loop` while the block lasts."""
+    global _fenced_loop, _installed
+    if not _installed:
+        sys.addaudithook(
+            _hook
+        )  # It cannot be taken out again; without a fenced loop it costs one comparison.
+        _installed = True
+    before, _fenced_loop = _fenced_loop, loop
+    try:
+        # Before Python 3.13 these two raise no audit event.
+        with (
+            _guard(time, "sleep", "time.sleep"),
+            _guard(threading.Thread, "start", "_thread.start_new_thread"),
+        ):
+            yield
+    finally:
+        _fenced_loop = before
+
+
+@contextlib.contextmanager
+def _guard(owner: object, name: str, event: str) -> Iterator[None]:
+    """Treat calls of one function as the audit event that it does not raise."""
+    real = getattr(owner, name)
+
+    def guarded(*args: Any) -> object:  # Any: the arguments of the real function.
+        _refuse(event, args[0])
+        return real(*args)
+
+    setattr(owner, name, guarded)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+def _hook(event: str, args: tuple[object, ...]) -> None:
+    if _fenced_loop is not None and event in _FENCED:
+        _refuse(event, args[0] if args else None)
+
+
+def _refuse(event: str, subject: object) -> None:
+    loop = _fenced_loop
+    if loop is None or not _is_simulated(sys._getframe(1)):
+        return
+    shown = f"{event} ({subject!r})" if subject is not None else event
+    error = SimFenceBroken(
+        f"process {loop.current.name} reached for the real machine: {shown}. Go through the Host, "
+        "or switch the fence off (fence=False) if the test means it"
+    )
+    loop.fail(error)
+    raise error
+
+
+def _is_simulated(frame: FrameType | None) -> bool:
+    """Tell whether a callback of the loop is on the stack with nothing privileged above it."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module.startswith(_PASS):
+            return False
+        if frame.f_code is SimLoop._run_once.__code__:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,16 +1,34 @@
-"""Closes the coroutines and generators that a finished run left suspended.
+"""What the event loops of tests share: blocking calls without threads, and the end of leftovers.
 
-They cannot affect the next run.
+The coroutines and generators that a finished run left suspended cannot affect the next run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from types import CoroutineType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["close_chain", "end_generator"]
+__all__ = ["close_chain", "end_generator", "settle"]
+
+T = TypeVar("T")
+
+
+def settle(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
+    """Calls `func` and sets its result on `future`, unless `future` is done already."""
+    if future.done():
+        return
+    try:
+        future.set_result(func(*args))
+    except StopIteration as error:
+        wrapped = RuntimeError("blocking call raised StopIteration")
+        wrapped.__cause__ = error
+        future.set_exception(wrapped)
+    except BaseException as error:  # noqa: BLE001  # Raised where the call is awaited.
+        future.set_exception(error)
+
 
 CLOSES_MAX = 8
 """How many awaits of one coroutine's cleanup are cut short before it is left alone."""
