@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.checkpoint.state_files import LocalState
 from aioflow.checkpoint.store import RESTORE_ONLY, open_store
-from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.aio import OrderedTaskGroup, close_within, switch_interval
 from aioflow.core.errors import Closed, JobNotRunning
-from aioflow.core.switch_interval import switch_interval
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import (
     ExecutionAttemptId,

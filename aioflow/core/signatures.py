@@ -1,19 +1,20 @@
-"""Checks, when the flow is built, whether a user's function accepts the engine's arguments.
+"""What the signature of a user's function accepts.
 
-A function is rejected only if Python would reject the call at the first element. A signature that
-cannot be read, or that a decorator has replaced, is accepted: `functools.wraps` shows the
-parameters of the wrapped function, and the wrapper may take others.
+A function is rejected, when the flow is built, only if Python would reject the call at the first
+element. A signature that cannot be read, or that a decorator has replaced, is accepted:
+`functools.wraps` shows the parameters of the wrapped function, and the wrapper may take others.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from aioflow.core.errors import GraphError
 
-__all__ = ["check_takes", "wrong_signature"]
+__all__ = ["call_with", "check_takes", "takes_argument", "wrong_signature"]
 
 
 def check_takes(function: Any, what: str, parameters: str) -> None:
@@ -51,3 +52,27 @@ def _signature(function: Any) -> inspect.Signature | None:
     # Some builtins tell nothing about themselves, and a class may do so in its own way.
     except Exception:  # noqa: BLE001
         return None
+
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
+def takes_argument(function: Callable[..., Any]) -> bool:
+    """Returns whether `function` can be called with one positional argument.
+
+    A callable without a readable signature cannot.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.kind in _POSITIONAL for parameter in parameters.values())
+
+
+def call_with(function: Callable[..., Any], argument: object) -> Any:
+    """Calls `function(argument)`, or `function()` if it takes no argument."""
+    return function(argument) if takes_argument(function) else function()

@@ -1,28 +1,35 @@
-"""The `Host` of the real machine: its clocks and ids, and the threads for blocking calls.
+"""The `Host` of the real machine: clocks, ids, threads for blocking calls, sockets and processes.
 
-Files, sockets and processes are in `core.system_files`, `core.system_network` and
-`core.system_processes`.
+The files are in `core.system_files`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
+import os
 import random
+import resource
 import secrets
+import signal
+import socket
+import ssl as ssl_module
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, TypeVarTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+from aioflow.core.host import ProcessIdentity
 from aioflow.core.system_files import SystemFileSystem
-from aioflow.core.system_network import SystemNetwork
-from aioflow.core.system_processes import SystemProcesses
 
-__all__ = ["SystemHost"]
+if TYPE_CHECKING:
+    from aioflow.core.host import Listener, Process, ProtocolFactory, ProtocolT
+
+__all__ = ["SECRET_FD_ENV", "SystemHost", "SystemNetwork", "SystemProcesses"]
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -120,7 +127,7 @@ class SystemHost:
             except BaseException as exc:  # noqa: BLE001  # Carried to the loop, where it is raised.
                 error = exc
             # The loop may be closed already, if its owner gave up waiting for this thread.
-            with contextlib.suppress(RuntimeError):
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._dedicated = [
@@ -163,7 +170,7 @@ class SystemHost:
             deadline = time.monotonic() + GIVEN_UP_S
             for thread in threads:
                 thread.join(max(deadline - time.monotonic(), 0.0))
-            with contextlib.suppress(RuntimeError):
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle)
 
         # Joining blocks, so it gets a thread too; it is a daemon because what it waits for may
@@ -211,3 +218,187 @@ class _SystemIds:
 
     def new(self, kind: str) -> str:
         return secrets.token_hex(16)
+
+
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
+"""Maximum time for the TLS handshake of a peer, before its protocol is made.
+
+The loops' own limit of a minute is too long for unauthorised peers.
+"""
+
+
+class SystemNetwork:
+    """The `Network` of the real machine."""
+
+    __slots__ = ()
+
+    async def connect(
+        self,
+        protocol_factory: ProtocolFactory[ProtocolT],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> tuple[asyncio.Transport, ProtocolT]:
+        # Both asyncio and uvloop switch Nagle's algorithm off themselves.
+        return await asyncio.get_running_loop().create_connection(
+            protocol_factory,
+            host,
+            port,
+            ssl=ssl,
+            server_hostname=server_hostname,
+            ssl_handshake_timeout=None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S,
+        )
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+    ) -> Listener:
+        loop = asyncio.get_running_loop()
+        timeout_s = None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S
+        return _SystemListener(
+            await loop.create_server(
+                protocol_factory, host, port, ssl=ssl, ssl_handshake_timeout=timeout_s
+            )
+        )
+
+
+class _SystemListener:
+    __slots__ = ("_server", "port")
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        server = self._server
+        loop = server.get_loop()
+        if not isinstance(loop, asyncio.SelectorEventLoop):
+            server.close()
+            return
+        # A connection that asyncio has accepted gets its transport a turn later, and if the server
+        # was closed meanwhile it is dropped with its socket open (python/cpython#109564). So
+        # nothing more is accepted from now on, and what was accepted goes first.
+        for listening in server.sockets:
+            loop.remove_reader(listening)
+            with suppress(
+                OSError
+            ):  # Not every system ends a listener so; there it ends a turn later.
+                listening.shutdown(socket.SHUT_RDWR)
+        loop.call_soon(server.close)
+
+
+SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
+"""Environment variable with the descriptor from which a started process can read its secret once.
+"""
+
+
+class _SystemProcess:
+    __slots__ = ("_process", "pid")
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):  # It ended between the look and the signal.
+                self._process.send_signal(number)
+
+
+class SystemProcesses:
+    """The `Processes` of the operating system."""
+
+    __slots__ = ()
+
+    def identity(self) -> ProcessIdentity:
+        pid = os.getpid()
+        return ProcessIdentity(socket.gethostname(), pid, _machine(), _start_time(pid) or "")
+
+    def usage(self) -> tuple[float, int]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        # The unit of the peak is a byte on macOS and a KiB elsewhere.
+        peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return used.ru_utime + used.ru_stime, peak_bytes
+
+    def has_ended(self, process: ProcessIdentity) -> bool:
+        # Another boot, another machine or another container: its numbers mean nothing here.
+        if not process.machine or process.machine != _machine():
+            return False
+        return _start_time(process.pid) != process.started
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        secret: bytes | None = None,
+    ) -> Process:
+        environment = {**os.environ, **(env or {})}
+        environment.pop(SECRET_FD_ENV, None)
+        if secret is None:
+            return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment))
+        if (
+            len(secret) > 4096
+        ):  # The minimum size of a pipe: writing never blocks, even before the child reads.
+            raise ValueError(f"secret for {argv[0]} has {len(secret)} bytes, expected at most 4096")
+        read_end, write_end = os.pipe()
+        try:
+            with open(write_end, "wb") as pipe:  # noqa: ASYNC230  # It fits into the pipe.
+                pipe.write(secret)
+            environment[SECRET_FD_ENV] = str(read_end)
+            return _SystemProcess(
+                await asyncio.create_subprocess_exec(*argv, env=environment, pass_fds=(read_end,))
+            )
+        finally:
+            os.close(read_end)
+
+    def take_secret(self) -> bytes | None:
+        number = os.environ.pop(SECRET_FD_ENV, None)
+        if number is None:
+            return None
+        with open(int(number), "rb") as pipe:
+            return pipe.read()
+
+
+def _machine() -> str:
+    """Returns an id of the machine's present boot and of the namespace of its process numbers; ""
+    if unknown.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """Returns the start time of a running process, in ticks since boot.
+
+    Returns None if there is none, or if it has ended and its parent has not noticed yet.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name of the program comes first and may hold spaces and parentheses.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

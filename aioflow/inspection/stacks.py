@@ -21,21 +21,20 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import wait_all
+from aioflow.core.aio import switch_interval, wait_all
 from aioflow.core.errors import JobNotRunning
-from aioflow.core.switch_interval import switch_interval
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
 __all__ = [
+    "FlameSampler",
+    "Samples",
+    "Stack",
     "await_chain",
     "place_of",
     "tasks_by_name",
     "thread_infos",
-    "FlameSampler",
-    "Samples",
-    "Stack",
 ]
 
 AWAITS_MAX = 50

@@ -34,8 +34,7 @@ from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import AioflowError, GraphError, RestoreError, describe_record, note_once
 from aioflow.core.functions import CheckpointedFunction, Function, has_operator_state
-from aioflow.core.optional_arguments import call_with, takes_argument
-from aioflow.core.signatures import check_takes
+from aioflow.core.signatures import call_with, check_takes, takes_argument
 from aioflow.core.user_code import check_own_task
 from aioflow.operators.operator import CHEAPER_OR_ASYNC, UNBOUNDED_ROOM, Operator
 from aioflow.operators.results import FirstResult
@@ -48,15 +47,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BaseWriter",
-    "as_writer",
-    "commits",
     "Committer",
+    "FunctionSink",
     "Sink",
     "SinkOperator",
     "SinkWriter",
-    "FunctionSink",
     "as_sink",
+    "as_writer",
     "calling",
+    "commits",
 ]
 
 T_contra = TypeVar("T_contra", contravariant=True)

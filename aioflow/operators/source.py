@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import describe_record
-from aioflow.core.optional_arguments import call_with
+from aioflow.core.signatures import call_with
 
 if TYPE_CHECKING:
     import asyncio

@@ -705,7 +705,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a connection that comes while its listener is closed is forgotten with its socket open",
-        "aioflow/core/system_network.py",
+        "aioflow/core/system_host.py",
         "        loop.call_soon(server.close)\n",
         "        server.close()\n",
         (

@@ -191,7 +191,7 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "every process of this machine is taken for dead",
-        "aioflow/core/system_processes.py",
+        "aioflow/core/system_host.py",
         "        return _start_time(process.pid) != process.started\n",
         "        return True\n",
         (

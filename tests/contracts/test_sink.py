@@ -22,7 +22,7 @@ import pytest
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import StateError
-from aioflow.core.optional_arguments import call_with
+from aioflow.core.signatures import call_with
 from aioflow.io.csv_files import csv
 from aioflow.io.files import lines
 from aioflow.io.json_files import jsonl

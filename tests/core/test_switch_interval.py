@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import aioflow as af
-from aioflow.core.switch_interval import switch_interval
+from aioflow.core.aio import switch_interval
 from aioflow.task.chain import SLICE_NS
 
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from aioflow.core.system_network import SystemNetwork
+from aioflow.core.system_host import SystemNetwork
 
 TURNS_MAX = 8
 """Number of turns of the loop for a connection to be accepted and to get its transport."""

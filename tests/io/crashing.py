@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aioflow.testing.simulation.filesystem import SimFileSystem
+from aioflow.testing.simulation.disk import SimFileSystem
 from aioflow.testing.simulation.host import SimulatedHost
 
 KILL = "kill"
