@@ -51,7 +51,7 @@ _HOMES = {
     "core.scope": "current_scope",
     "core.states": (
         "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor "
-        "ReducingStateDescriptor ValueStateDescriptor "
+        "ReducingStateDescriptor StateTtl ValueStateDescriptor "
         "AggregatingState ListState MapState ReducingState ValueState"
     ),
     "core.wire.types": "register_type",

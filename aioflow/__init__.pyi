@@ -80,6 +80,7 @@ from aioflow.core.states import MapState as MapState
 from aioflow.core.states import MapStateDescriptor as MapStateDescriptor
 from aioflow.core.states import ReducingState as ReducingState
 from aioflow.core.states import ReducingStateDescriptor as ReducingStateDescriptor
+from aioflow.core.states import StateTtl as StateTtl
 from aioflow.core.states import ValueState as ValueState
 from aioflow.core.states import ValueStateDescriptor as ValueStateDescriptor
 from aioflow.core.wire.types import register_type as register_type

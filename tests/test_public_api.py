@@ -90,6 +90,7 @@ NAMES = [
     "SparkWorkers",
     "Split",
     "StateError",
+    "StateTtl",
     "Subscription",
     "TimeWindow",
     "TimerService",

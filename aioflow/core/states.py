@@ -6,7 +6,7 @@ have no value.
 
 A descriptor declares the name, type and time to live of a state. It is pure data. After a restore,
 state is identified by its name; the same name declared differently is an error. Times to live count
-from the last write, in processing time; an expired value is never returned.
+in processing time, from the last write; `StateTtl` has options.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from aioflow.core.signatures import check_takes
+from aioflow.core.timeunits import to_ms
 
 __all__ = [
     "AggregatingState",
@@ -30,6 +31,7 @@ __all__ = [
     "MapStateDescriptor",
     "ReducingStateDescriptor",
     "StateDescriptor",
+    "StateTtl",
     "ValueStateDescriptor",
 ]
 
@@ -117,16 +119,38 @@ class AggregatingState(Protocol[T_co]):
     def clear(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class StateTtl:
+    """A time to live with options, for the `ttl=` of a descriptor. After Flink's StateTtlConfig."""
+
+    time: str | timedelta
+    """Time after which a value expires."""
+    refresh_on_read: bool = field(default=False, kw_only=True)
+    """Whether a read counts like a write, so that a value expires `time` after its last use."""
+    return_expired: bool = field(default=False, kw_only=True)
+    """Whether an expired value is returned until it is removed. False: it is never returned."""
+
+    @staticmethod
+    def of(ttl: str | timedelta | StateTtl) -> StateTtl:
+        """Returns `ttl` as a time to live; a duration has the default options."""
+        return ttl if isinstance(ttl, StateTtl) else StateTtl(ttl)
+
+    def ms(self, name: str) -> int:
+        """Returns the time in ms; `name` is that of the state, for errors."""
+        return to_ms(self.time, f"ttl of state {name!r}")
+
+
 @dataclass(frozen=True)
 class StateDescriptor:
     """The common base of all descriptors.
 
-    `ttl` is the time to live, a duration ("1d", timedelta), or None for ever. The class has no
-    slots, because a frozen dataclass with slots cannot be made as `ValueStateDescriptor[int]("n")`.
+    `ttl` is the time to live: a duration ("1d", timedelta), a `StateTtl`, or None for ever. The
+    class has no slots, because a frozen dataclass with slots cannot be made as
+    `ValueStateDescriptor[int]("n")`.
     """
 
     name: str
-    ttl: str | timedelta | None = field(default=None, kw_only=True)
+    ttl: str | timedelta | StateTtl | None = field(default=None, kw_only=True)
 
     @property
     def kind(self) -> str:

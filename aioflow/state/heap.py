@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import StateError
@@ -51,6 +51,8 @@ class HeapStateTable:
     """A table of state: namespace -> key -> value, in dicts. Namespace None always exists."""
 
     __slots__ = ("_log", "_notes_births", "_spaces", "index", "meta", "name", "result")
+
+    chunks: ClassVar[None] = None
 
     def __init__(
         self, log: ChangeLog, name: str, meta: TableMeta, result: Callable[[Any], Any] | None = None

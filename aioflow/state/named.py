@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from aioflow.core.errors import StateError
-from aioflow.core.states import StateDescriptor
-from aioflow.core.timeunits import to_ms
+from aioflow.core.states import StateDescriptor, StateTtl
 from aioflow.state import ttl, views
 from aioflow.state.backend import INTERNAL_PREFIX
 from aioflow.state.snapshot import TableMeta
@@ -127,8 +126,7 @@ class NamedStates(Generic[T]):
                 "expected a Value-, List-, Map-, "
                 "Reducing- or AggregatingStateDescriptor"
             )
-        # `timed` says that it is not None.
-        if timed and to_ms(descriptor.ttl, "ttl") <= 0:  # type: ignore[arg-type]
+        if descriptor.ttl is not None and StateTtl.of(descriptor.ttl).ms(descriptor.name) <= 0:
             raise StateError(
                 f"ttl of state {descriptor.name!r} is {descriptor.ttl!r}, expected a positive "
                 "duration"
@@ -159,13 +157,18 @@ def _check_same(old: StateDescriptor, new: StateDescriptor) -> None:
             f"state {new.name!r} is declared as {new.kind}, but it was declared as {old.kind} "
             "before; use another name"
         )
-    ttl_before = None if old.ttl is None else to_ms(old.ttl)
-    ttl_now = None if new.ttl is None else to_ms(new.ttl)
-    if ttl_before != ttl_now:
+    if _ttl(old) != _ttl(new):
         raise StateError(
             f"state {new.name!r} is declared with ttl {new.ttl!r}, but it was declared with ttl "
             f"{old.ttl!r} before"
         )
+
+
+def _ttl(descriptor: StateDescriptor) -> tuple[int, bool, bool] | None:
+    if descriptor.ttl is None:
+        return None
+    ttl = StateTtl.of(descriptor.ttl)
+    return ttl.ms(descriptor.name), ttl.refresh_on_read, ttl.return_expired
 
 
 def _show(table: NamedTable, state: views.View | None, stored: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -87,6 +88,27 @@ class RocksTable:
             if namespace is None:
                 self.space(None)
                 self._on_change()  # State objects are bound to the dropped space.
+
+    def chunks(self, size: int) -> Iterator[list[tuple[Any, Any, Any]]]:
+        """Yields (namespace, key, value) in lists of up to `size`, first those in memory.
+
+        The table may change between two lists. Reading loads nothing into memory.
+        """
+        cache = self._cache
+        for namespace, space in list(self._spaces.items()):
+            entries = space.entries
+            memory = list(entries.keys_in_memory())
+            for first in range(0, len(memory), size):
+                some = [key for key in memory[first : first + size] if key in entries]
+                yield [(namespace, key, entries[key]) for key in some]
+            start = b""
+            while not space.dropped:
+                rows = list(islice(cache.stored_from(space, start), size))
+                stored = [cache.codec.entry(space, row, content) for row, content in rows]
+                yield [(namespace, key, value) for key, value in stored if not space.is_known(key)]
+                if len(rows) < size:
+                    break
+                start = rows[-1][0] + b"\0"
 
     def removed(self, namespace: Any, key: Any) -> None:
         """Notes that `key` of `namespace` was removed. A namespace without keys is dropped."""

@@ -1,22 +1,23 @@
 """Times to live: keyed state whose values expire some time after they were last written.
 
 Values are stored as `(written_ms, value)`; elements of a list and entries of a map have their own
-times. A write refreshes the time, a read never does. Expired values are never returned. An expired
-value is removed when it is accessed; each write also removes a few others, and a snapshot leaves
-expired values out.
+times. A write refreshes the time, and with `refresh_on_read` also each read. Expired values are
+never returned, unless `return_expired` shows them until they are removed. An expired value is
+removed when it is accessed (not with `return_expired`); writes also remove others, and a snapshot
+leaves expired values out.
 
-`ExpiryIndex` finds the values to remove at a write. It groups writes into coarse slices of time, so
-that each removal finds expired values and no table is ever scanned.
+Two indexes find the values to remove at a write. `ExpiryIndex` groups writes into coarse slices of
+time, so that each removal finds expired values and no table is ever scanned. It names every key, so
+it is for tables in memory. `SweepIndex` reads a larger table in passes, some rows every few writes.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from aioflow.core.states import StateDescriptor
-from aioflow.core.timeunits import to_ms
+from aioflow.core.states import StateDescriptor, StateTtl
 from aioflow.state.views import (
     MISSING,
     AggregatingView,
@@ -30,7 +31,7 @@ from aioflow.state.views import (
     register_namespaced,
 )
 
-__all__ = ["VIEWS", "ExpiryIndex", "convert"]
+__all__ = ["VIEWS", "ExpiryIndex", "SweepIndex", "convert"]
 
 REMOVED_PER_WRITE = 4
 """Number of values removed at each write: above the one value that a write can add, so that the
@@ -39,6 +40,14 @@ backlog shrinks, and small enough not to be noticed.
 
 SLICES = 8
 """Number of slices of a time to live: a value is removed at most 1/8 of its time after it expires.
+"""
+
+SWEEP_WRITES = 16
+"""Number of writes between two steps of a sweep."""
+
+SWEEP_ROWS = 64
+"""Number of rows read in a step. With four rows a write, a pass of a growing table comes to its
+end, and at most a third of the rows of a full one have expired.
 """
 
 
@@ -87,6 +96,54 @@ class ExpiryIndex:
         )
 
 
+class SweepIndex:
+    """Finds expired values by passes over a table that may be larger than memory.
+
+    A pass begins at most `SLICES` times in a time to live, and reads only while there are writes.
+    """
+
+    __slots__ = ("_alive", "_chunks", "_due_ms", "_pass", "_width", "_writes")
+
+    def __init__(
+        self,
+        ttl_ms: int,
+        chunks: Callable[[int], Iterator[list[tuple[Any, Any, Any]]]],
+        alive: Callable[[Any, int], Any],
+    ) -> None:
+        """`chunks`: see `Table`. `alive(stored, now_ms)` returns the unexpired part."""
+        self._width = max(1, ttl_ms // SLICES)
+        self._chunks = chunks
+        self._alive = alive
+        self._pass: Iterator[list[tuple[Any, Any, Any]]] | None = None
+        self._due_ms: int | None = None
+        """Earliest time of the next pass; None: at once."""
+        self._writes = 0
+
+    def note(self, namespace: Any, key: Any, written_ms: int) -> None:
+        """Counts a write."""
+        self._writes += 1
+
+    def take_ended(self, now_ms: int, limit: int) -> Sequence[tuple[Any, Any]]:
+        """Reads some rows, if that is due, and returns the (namespace, key) of expired values."""
+        if self._writes < SWEEP_WRITES:
+            return ()
+        self._writes = 0
+        if self._pass is None:
+            if self._due_ms is not None and now_ms < self._due_ms:
+                return ()
+            self._pass, self._due_ms = self._chunks(SWEEP_ROWS), now_ms + self._width
+        chunk = next(self._pass, None)
+        if chunk is None:
+            self._pass = None
+            return ()
+        alive = self._alive
+        return [
+            (namespace, key)
+            for namespace, key, stored in chunk
+            if alive(stored, now_ms) is not stored
+        ]
+
+
 class TimedView(View):
     """The common base of the states with a time to live. It reads a key's stored value without
     expired parts, and notes writes.
@@ -94,19 +151,28 @@ class TimedView(View):
 
     def prepare(self) -> None:
         super().prepare()
-        ttl = self.descriptor.ttl
-        assert ttl is not None, "a timed view is made for a descriptor with a ttl"
-        self._ttl_ms = to_ms(ttl, f"ttl of state {self.descriptor.name!r}")
+        assert self.descriptor.ttl is not None, "a timed view is made for a descriptor with a ttl"
+        ttl = StateTtl.of(self.descriptor.ttl)
+        self._ttl_ms = ttl.ms(self.descriptor.name)
+        self._refreshes = ttl.refresh_on_read
+        self._returns_expired = ttl.return_expired
         self._now_ms = self._backend.now_ms
         index = self._table.index
         if index is None:
             # The index belongs to the table, because the views of windows come and go.
-            index = self._table.index = ExpiryIndex(self._ttl_ms)
-            for namespace in self._table.namespaces():
-                for key, stored in self._table.peek(namespace).items():
-                    for written_ms in self.times(stored):
-                        index.note(namespace, key, written_ms)
-        self._index: ExpiryIndex = index
+            index = self._table.index = self._new_index()
+        self._index: ExpiryIndex | SweepIndex = index
+
+    def _new_index(self) -> ExpiryIndex | SweepIndex:
+        table = self._table
+        if table.chunks is not None:
+            return SweepIndex(self._ttl_ms, table.chunks, self.alive)
+        index = ExpiryIndex(self._ttl_ms)
+        for namespace in table.namespaces():
+            for key, stored in table.peek(namespace).items():
+                for written_ms in self.times(stored):
+                    index.note(namespace, key, written_ms)
+        return index
 
     def alive(self, stored: Any, now_ms: int) -> Any:
         """Returns `stored` if no part has expired, a copy of the unexpired parts, or `MISSING`."""
@@ -115,6 +181,14 @@ class TimedView(View):
     def times(self, stored: Any) -> Iterable[int]:
         """Yields the write times of the parts of `stored`."""
         return (stored[0],)
+
+    def refreshed(self, stored: Any, now_ms: int) -> Any:
+        """Returns `stored` with the write time `now_ms` for those parts that have not expired."""
+        return now_ms, stored[1]
+
+    def visible(self, stored: Any) -> Any:
+        """Returns the part of `stored` that readers see, or `MISSING`."""
+        return stored if self._returns_expired else self.alive(stored, self._now_ms())
 
     def still_alive(self) -> Callable[[Any], Any]:
         now = self._now_ms()
@@ -134,14 +208,31 @@ class TimedView(View):
         return left
 
     def _current(self) -> Any:
-        # Returns the unexpired part for the current key.
+        # Returns the visible part for the current key.
         key = self._backend.current_key
         stored = self._entries.get(key, MISSING)
-        if stored is MISSING:
-            return MISSING
+        if stored is MISSING or self._returns_expired:
+            return stored
         now = self._now_ms()
         left = self.alive(stored, now)
         return left if left is stored else self._settle(self._namespace, key, now)
+
+    def _read(self) -> Any:
+        # Returns the visible part for the current key, and refreshes its time if reads do.
+        stored = self._current()
+        if self._refreshes and stored is not MISSING:
+            now = self._now_ms()
+            if any(now > written_ms > now - self._ttl_ms for written_ms in self.times(stored)):
+                self._put(stored := self.refreshed(stored, now))
+                self._written(now)
+        return stored
+
+    def _put(self, stored: Any) -> None:
+        # Sets the stored value of the current key.
+        key = self._backend.current_key
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
+        self._store[key] = stored
 
     def _written(self, now_ms: int) -> None:
         # The current key was written. Removes a few expired entries, of any key.
@@ -157,7 +248,7 @@ class TimedValueView(TimedView, ValueView):
     __slots__ = ()
 
     def value(self) -> Any:
-        stored = self._current()
+        stored = self._read()
         return copy.copy(self._default) if stored is MISSING else stored[1]
 
     def update(self, value: Any) -> None:
@@ -165,14 +256,11 @@ class TimedValueView(TimedView, ValueView):
             self.clear()
             return
         now = self._now_ms()
-        key = self._backend.current_key
-        if (dirty := self._dirty) is not None and key not in dirty:
-            dirty[key] = key in self._entries
-        self._store[key] = (now, value)
+        self._put((now, value))
         self._written(now)
 
     def show(self, stored: Any) -> Any:
-        left = self.alive(stored, self._now_ms())
+        left = self.visible(stored)
         return MISSING if left is MISSING else left[1]
 
 
@@ -182,7 +270,7 @@ class TimedListView(TimedView, ListView):
     __slots__ = ()
 
     def get(self) -> list[Any]:
-        stored = self._current()
+        stored = self._read()
         return [] if stored is MISSING else [value for _, value in stored]
 
     def add(self, value: Any) -> None:
@@ -202,7 +290,7 @@ class TimedListView(TimedView, ListView):
             self._append(new)
 
     def show(self, stored: Any) -> Any:
-        left = self.alive(stored, self._now_ms())
+        left = self.visible(stored)
         return MISSING if left is MISSING else [value for _, value in left]
 
     def alive(self, stored: Any, now_ms: int) -> Any:
@@ -213,6 +301,10 @@ class TimedListView(TimedView, ListView):
 
     def times(self, stored: Any) -> Iterable[int]:
         return {written_ms: None for written_ms, _ in stored}
+
+    def refreshed(self, stored: Any, now_ms: int) -> Any:
+        ended = now_ms - self._ttl_ms
+        return [element if element[0] <= ended else (now_ms, element[1]) for element in stored]
 
     def _append(self, values: list[Any]) -> None:
         # Expired elements stay until they are read or the index finds them. Searching for them here
@@ -243,9 +335,14 @@ class TimedMapView(TimedView, MapView):
         entry = stored.get(key)
         if entry is None:
             return default
-        if self._now_ms() - entry[0] >= self._ttl_ms:
+        now = self._now_ms()
+        if now - entry[0] >= self._ttl_ms:
+            if self._returns_expired:
+                return entry[1]
             self.remove(key)
             return default
+        if self._refreshes and now > entry[0]:
+            self.put(key, entry[1])
         return entry[1]
 
     def put(self, key: Any, value: Any) -> None:
@@ -264,21 +361,21 @@ class TimedMapView(TimedView, MapView):
         return self.get(key, MISSING) is not MISSING
 
     def keys(self) -> list[Any]:
-        stored = self._current()
+        stored = self._read()
         return [] if stored is MISSING else list(stored)
 
     def values(self) -> list[Any]:
-        stored = self._current()
+        stored = self._read()
         return [] if stored is MISSING else [value for _, value in stored.values()]
 
     def items(self) -> list[tuple[Any, Any]]:
-        stored = self._current()
+        stored = self._read()
         return [] if stored is MISSING else [(key, value) for key, (_, value) in stored.items()]
 
     def is_empty(self) -> bool:
         stored = self._entries.get(self._backend.current_key)
-        if stored is None:
-            return True
+        if stored is None or self._returns_expired:
+            return not stored
         # One unexpired entry is enough. Examining all entries of a large map each time would be
         # slow.
         ended = self._now_ms() - self._ttl_ms
@@ -288,7 +385,7 @@ class TimedMapView(TimedView, MapView):
         )
 
     def show(self, stored: Any) -> Any:
-        left = self.alive(stored, self._now_ms())
+        left = self.visible(stored)
         return MISSING if left is MISSING else {key: value for key, (_, value) in left.items()}
 
     def alive(self, stored: Any, now_ms: int) -> Any:
@@ -300,6 +397,12 @@ class TimedMapView(TimedView, MapView):
     def times(self, stored: Any) -> Iterable[int]:
         return {written_ms: None for written_ms, _ in stored.values()}
 
+    def refreshed(self, stored: Any, now_ms: int) -> Any:
+        ended = now_ms - self._ttl_ms
+        return {
+            key: entry if entry[0] <= ended else (now_ms, entry[1]) for key, entry in stored.items()
+        }
+
 
 class TimedReducingView(TimedView, ReducingView):
     """`ReducingState` with a time to live: each `add` refreshes all of it."""
@@ -307,20 +410,17 @@ class TimedReducingView(TimedView, ReducingView):
     __slots__ = ()
 
     def get(self) -> Any:
-        stored = self._current()
+        stored = self._read()
         return None if stored is MISSING else stored[1]
 
     def add(self, value: Any) -> None:
         stored = self._current()
         now = self._now_ms()
-        key = self._backend.current_key
-        if (dirty := self._dirty) is not None and key not in dirty:
-            dirty[key] = key in self._entries
-        self._store[key] = (now, value if stored is MISSING else self._fn(stored[1], value))
+        self._put((now, value if stored is MISSING else self._fn(stored[1], value)))
         self._written(now)
 
     def show(self, stored: Any) -> Any:
-        left = self.alive(stored, self._now_ms())
+        left = self.visible(stored)
         return MISSING if left is MISSING else left[1]
 
 
@@ -330,21 +430,18 @@ class TimedAggregatingView(TimedView, AggregatingView):
     __slots__ = ()
 
     def get(self) -> Any:
-        stored = self._current()
+        stored = self._read()
         return None if stored is MISSING else self._agg.get_result(stored[1])
 
     def add(self, value: Any) -> None:
         stored = self._current()
         accumulator = self._agg.create_accumulator() if stored is MISSING else stored[1]
         now = self._now_ms()
-        key = self._backend.current_key
-        if (dirty := self._dirty) is not None and key not in dirty:
-            dirty[key] = key in self._entries
-        self._store[key] = (now, self._agg.add(value, accumulator))
+        self._put((now, self._agg.add(value, accumulator)))
         self._written(now)
 
     def show(self, stored: Any) -> Any:
-        left = self.alive(stored, self._now_ms())
+        left = self.visible(stored)
         return MISSING if left is MISSING else self._agg.get_result(left[1])
 
 

@@ -13,7 +13,7 @@ it is written back.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from aioflow.core.errors import StateError
@@ -53,6 +53,13 @@ class Table(Protocol):
     def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]: ...
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]: ...
     def namespaces(self) -> list[Any]: ...
+    @property
+    def chunks(self) -> Callable[[int], Iterator[list[tuple[Any, Any, Any]]]] | None:
+        """Reads all (namespace, key, value) in lists of up to a size, while the table may change.
+
+        None for a table that is in memory.
+        """
+
     def removed(self, namespace: Any, key: Any) -> None: ...
     def readable(self, namespace: Any) -> Any: ...
     def store(self, namespace: Any) -> dict[Any, Any]: ...

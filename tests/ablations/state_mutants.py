@@ -15,6 +15,20 @@ ARCHIVE = "tests/state/test_heap_archive.py::"
 
 STATE_MUTANTS: list[Mutant] = [
     Mutant(
+        "expired values on disk are never removed",
+        "aioflow/state/ttl.py",
+        "            if alive(stored, now_ms) is not stored\n",
+        "            if alive(stored, 0) is not stored\n",
+        ("tests/contracts/test_state_ttl.py::test_writes_remove_expired_rows_that_are_on_disk",),
+    ),
+    Mutant(
+        "a read refreshes elements of a list that have expired",
+        "aioflow/state/ttl.py",
+        "[element if element[0] <= ended else (now_ms, element[1]) for element in stored]",
+        "[(now_ms, element[1]) for element in stored]",
+        ("tests/contracts/test_state_ttl.py::test_a_read_does_not_refresh_what_has_expired",),
+    ),
+    Mutant(
         "a value that cannot be copied fails the task, again and again",
         "aioflow/state/changes.py",
         '        return Uncopied(f"{type(error).__name__}: {error}")\n',
