@@ -35,6 +35,7 @@ NEED_CHECKPOINTS = (
     "retain",
     "tolerable_failures",
     "fresh",
+    "local_recovery",
 )
 """Options that only make sense with `checkpoints=`."""
 
@@ -87,6 +88,18 @@ class CheckpointOptions:
     """Secret, or the `Path` of its file. With it, only checkpoints and savepoints that were
     written with the same secret are restored.
     """
+    local_recovery: bool | str | PathLike[str] = False
+    """Whether each process keeps copies of its state on its own disk, and reads them before the
+    store when it is restored. A directory, or True for a temporary one.
+    """
+
+    @property
+    def local_directory(self) -> str | None:
+        """The directory for local copies: "" for a temporary one, None without copies on disk."""
+        wanted = self.local_recovery
+        if isinstance(wanted, bool):
+            return "" if wanted else None
+        return str(Path(wanted).expanduser().absolute())
 
     def checkpoint_settings(self) -> CheckpointSettings | None:
         """Returns the checkpoint settings, or None for a run without checkpoints."""
@@ -120,6 +133,12 @@ def check_checkpoint_options(given: Mapping[str, Any], options: CheckpointOption
                 "allow_non_restored=True is about a savepoint, and there is none: give "
                 "restore=PATH, or checkpoints=URL"
             )
+    where: object = options.local_recovery  # Callers may pass other types than it says.
+    if not isinstance(where, (bool, str, PathLike)) or where == "" or url_scheme(str(where)):
+        raise TypeError(
+            "local_recovery= takes True, or a directory of each machine; got "
+            f"{type(where).__name__}: {where!r}"
+        )
     if options.fresh and options.restore is not None:
         raise ValueError(
             f"fresh=True begins without state, restore={options.restore!r} with some: give "

@@ -132,6 +132,7 @@ class RunOptions(CheckpointOptions):
             self.tasks,
             state_backend=self.state,
             checkpoints=checkpoints,
+            local_recovery=self.local_directory,
             debug=debug,
             replays=self.restart.retries,
             cancellation_timeout_s=self.cancellation_timeout_s,

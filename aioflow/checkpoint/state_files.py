@@ -4,13 +4,14 @@ Files are streamed, and digested on the way; reading checks the digest. Small st
 its handle: a file for each of a thousand small subtasks would cost a store more than their bytes
 do. In a store that other processes cannot read, all state is stored so.
 
-`LocalState` keeps copies of the state files that this process wrote in memory, so that a task which
-is restored here need not read them from the store. A process that survives the failure of others
-still has the state that its tasks wrote for the checkpoint to restore. A copy belongs to the
-checkpoints that refer to it: it is kept as long as one of them may be restored. A copy is used only
-if its size and digest match the handle in the checkpoint; otherwise the store is read. Names of
-state files are never used twice, so any subtask, attempt or key group may have written or may read
-a file. The design follows Flink's TaskLocalStateStore and BackendRestorerProcedure.
+`LocalState` keeps copies of the state files that this process wrote, in memory or on its disk
+(`local_files`), so that a task which is restored here need not read them from the store. A process
+that survives the failure of others still has the state that its tasks wrote for the checkpoint to
+restore. A copy belongs to the checkpoints that refer to it: it is kept as long as one of them may
+be restored. A copy is used only if its size and digest match the handle in the checkpoint;
+otherwise the store is read. Names of state files are never used twice, so any subtask, attempt or
+key group may have written or may read a file. The design follows Flink's TaskLocalStateStore and
+BackendRestorerProcedure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aioflow.checkpoint.completed import SubtaskState, files_of
 from aioflow.checkpoint.objects import ObjectStore, is_name
@@ -37,6 +38,8 @@ __all__ = [
     "Places",
     "LOCAL_BYTES_MAX",
     "FirstOf",
+    "Copy",
+    "CopyPlace",
     "LocalCopies",
     "LocalState",
 ]
@@ -184,33 +187,112 @@ State beyond that is read from the store, as if it had been written elsewhere.
 """
 
 
+class Copy(Protocol):
+    """The copy of one state file. Methods raise no OSError."""
+
+    async def add(self, chunk: bytes) -> None:
+        """Appends `chunk`."""
+
+    async def name(self, name: str) -> bool:
+        """Gives a complete copy the name of its file. Returns whether the copy can be read."""
+
+    async def read(self) -> bytes:
+        """Returns the content. Raises RestoreError if it cannot be read any more."""
+
+    def drop(self) -> None:
+        """Removes the copy, now or soon."""
+
+
+class CopyPlace(Protocol):
+    """The place for copies: memory, or a directory."""
+
+    def begin(self) -> Copy:
+        """Returns a new, empty copy."""
+
+    async def find(self, name: str) -> Copy | None:
+        """Returns a copy that another process has left here."""
+
+    async def clean(self) -> None:
+        """Removes dropped copies."""
+
+    def completed(self) -> None:
+        """Notes that a checkpoint completed: copies of processes that have ended are old."""
+
+    async def close(self) -> None:
+        """Removes all copies of this process."""
+
+
+class _MemoryCopy:
+    __slots__ = ("_chunks",)
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    async def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+
+    async def name(self, name: str) -> bool:
+        return True
+
+    async def read(self) -> bytes:
+        return b"".join(self._chunks)
+
+    def drop(self) -> None:
+        self._chunks.clear()
+
+
+class _Memory:
+    """Copies in the memory of this process. A `CopyPlace`."""
+
+    def begin(self) -> Copy:
+        return _MemoryCopy()
+
+    async def find(self, name: str) -> Copy | None:
+        return None
+
+    async def clean(self) -> None:
+        pass
+
+    def completed(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
 class LocalCopies:
     """A `StateOutput` that also copies what it writes, up to `bytes_max` bytes.
 
     One subtask uses it for one checkpoint.
     """
 
-    def __init__(self, output: StateOutput, bytes_max: int) -> None:
+    def __init__(self, output: StateOutput, place: CopyPlace, bytes_max: int) -> None:
         self._output = output
+        self._place = place
         self._room = bytes_max
-        self.content: dict[str, tuple[bytes, ...]] = {}
+        self.content: dict[str, tuple[Copy, int]] = {}
+        """Name of a written file -> its copy, and its size."""
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
         """Writes a state file to the output, like `StateOutput.write`, and copies it if it fits."""
-        seen: list[bytes] = []
+        await self._place.clean()
+        copy: Copy | None = self._place.begin()
         size = 0
 
         async def passing() -> AsyncGenerator[bytes, None]:
-            nonlocal size
+            nonlocal size, copy
             async for chunk in chunks:
                 size += len(chunk)
-                if size <= self._room:
-                    seen.append(chunk)
-                else:
-                    seen.clear()
+                if copy is not None:
+                    if size <= self._room:
+                        await copy.add(chunk)
+                    else:
+                        copy.drop()
+                        copy = None
                 yield chunk
 
         stream = passing()
+        file: StateFile | None = None
         try:
             file = await self._output.write(stream)
         finally:
@@ -218,19 +300,30 @@ class LocalCopies:
             close = getattr(chunks, "aclose", None)
             if close is not None:
                 await close()
-        if file.content is None and size <= self._room:
+            if copy is not None and (file is None or file.content is not None):
+                copy.drop()
+                copy = None
+        if copy is not None and await copy.name(file.name):
             self._room -= size
-            self.content[file.name] = tuple(seen)
+            self.content[file.name] = copy, size
         return file
+
+    def drop(self) -> None:
+        """Drops the copies that were not kept."""
+        for copy, _ in self.content.values():
+            copy.drop()
+        self.content.clear()
 
 
 class LocalState:
     """The copies of state files of one job in one process, up to `bytes_max` bytes."""
 
-    def __init__(self, bytes_max: int = LOCAL_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = LOCAL_BYTES_MAX, place: CopyPlace | None = None) -> None:
+        """`place`: where the copies are; None: in memory."""
         self._max = bytes_max
+        self._place: CopyPlace = _Memory() if place is None else place
         self._size = 0
-        self._content: dict[str, tuple[bytes, ...]] = {}
+        self._content: dict[str, tuple[Copy, int]] = {}
         self._parts: dict[int, dict[str, None]] = {}
         """Checkpoint id -> names of its files that have a copy here."""
         self.reads = 0
@@ -240,10 +333,11 @@ class LocalState:
         return len(self._content)
 
     def copies(self, output: StateOutput) -> LocalCopies:
-        """Returns an output that writes to `output` and also copies what it writes. The copies are
-        dropped unless they are passed to `keep`.
+        """Returns an output that writes to `output` and also copies what it writes.
+
+        Copies that are not passed to `keep` are to be dropped.
         """
-        return LocalCopies(output, self._max - self._size)
+        return LocalCopies(output, self._place, self._max - self._size)
 
     def keep(self, checkpoint_id: int, state: SubtaskState, copies: LocalCopies) -> None:
         """Keeps the copies of `state`, which a subtask has written for a checkpoint.
@@ -253,10 +347,13 @@ class LocalState:
         part = self._parts.setdefault(checkpoint_id, {})
         for name in files_of([state]):
             fresh = copies.content.get(name)
-            size = sum(map(len, fresh or ()))
-            if fresh is not None and name not in self._content and self._size + size <= self._max:
-                self._content[name] = fresh
-                self._size += size
+            if (
+                fresh is not None
+                and name not in self._content
+                and self._size + fresh[1] <= self._max
+            ):
+                self._content[name] = copies.content.pop(name)
+                self._size += fresh[1]
             if name in self._content:
                 part[name] = None
 
@@ -265,6 +362,7 @@ class LocalState:
         for older in [one for one in self._parts if one < checkpoint_id]:
             del self._parts[older]
         self._let_go()
+        self._place.completed()
 
     def aborted(self, checkpoint_id: int) -> None:
         """Drops the copies that only this checkpoint refers to: it will not be restored."""
@@ -274,7 +372,9 @@ class LocalState:
     def _let_go(self) -> None:
         wanted = {name for part in self._parts.values() for name in part}
         for name in [name for name in self._content if name not in wanted]:
-            self._size -= sum(map(len, self._content.pop(name)))
+            copy, size = self._content.pop(name)
+            self._size -= size
+            copy.drop()
 
     def input(self, store: StateInput) -> StateInput:
         """Returns an input that reads local copies first, and all other files from `store`."""
@@ -285,19 +385,26 @@ class LocalState:
 
         Raises NotHere if there is none, and RestoreError if it does not match its digest.
         """
-        chunks = self._content.get(file.name) if file.content is None else None
-        if chunks is None:
+        copy: Copy | None = None
+        if file.content is None:
+            kept = self._content.get(file.name)
+            copy = await self._place.find(file.name) if kept is None else kept[0]
+        if copy is None:
             raise NotHere(f"state file {file.name} was not written by this process")
-        content = b"".join(chunks)
+        content = await copy.read()
         if (
             len(content) != file.size
             or hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest
         ):
             raise RestoreError(
-                f"the copy of state file {file.name} in this process does not match its digest"
+                f"the local copy of state file {file.name} does not match its digest"
             )
         self.reads += 1
         return content
+
+    async def close(self) -> None:
+        """Removes all copies. The job ends here."""
+        await self._place.close()
 
 
 class NotHere(RestoreError):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.instructions import CheckpointFailureReason
+from aioflow.checkpoint.local_files import LocalFiles
 from aioflow.checkpoint.state_files import LocalState
 from aioflow.checkpoint.store import RESTORE_ONLY, open_store
 from aioflow.core.aio import OrderedTaskGroup, close_within, switch_interval
@@ -191,7 +192,7 @@ class TaskExecutor:
             store=open_store(
                 RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host
             ),
-            local_state=LocalState(options.local_state_bytes),
+            local_state=_local_state(host, options),
             responder=job_master,
             on_stuck=on_stuck,
         )
@@ -207,6 +208,7 @@ class TaskExecutor:
         finally:
             self._threads_turns.__exit__(None, None, None)
             self._partitions.release_all()
+            await self._environment.local_state.close()
             await close_within(
                 self._resources.close(), RESOURCES_CLOSE_S, what="the resources of a job"
             )
@@ -352,3 +354,11 @@ class TaskExecutor:
         ]:
             del self._executions[old]
             self._partitions.release_of(old)
+
+
+def _local_state(host: Host, options: TaskOptions) -> LocalState:
+    """Makes the copies of state that the tasks of a job keep in this process."""
+    if options.local_recovery is None or options.checkpoints is None:
+        return LocalState(options.local_state_bytes)
+    files = LocalFiles(host, options.local_recovery, options.checkpoints.store)
+    return LocalState(options.local_recovery_bytes, files)

@@ -16,6 +16,7 @@ import ssl as ssl_module
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, TypeVarTuple
+from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
     import builtins
@@ -272,6 +273,19 @@ class ProcessIdentity:
     """Identifies one boot of one machine; "" if unknown."""
     started: str
     """Distinguishes this process from others with the same `pid` on that machine."""
+
+    def spell(self) -> str:
+        """Returns the identity as a part of a file name, without an underscore and the host."""
+        parts = (self.machine, str(self.pid), self.started)
+        return "+".join(quote(part, safe="").replace("_", "%5F") for part in parts)
+
+    @staticmethod
+    def parse(text: str) -> ProcessIdentity | None:
+        """Returns the identity that `spell` made into `text`; None: it is none."""
+        parts = [unquote(part) for part in text.split("+")]
+        if len(parts) != 3 or not parts[1].isdecimal():
+            return None
+        return ProcessIdentity("", int(parts[1]), parts[0], parts[2])
 
 
 class Process(Protocol):

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
-from urllib.parse import quote, unquote
 
 from aioflow.core.errors import StateError
 from aioflow.core.host import Processes, ProcessIdentity
@@ -95,25 +94,16 @@ class Directory:
         if self._path is None:
             os.makedirs(self._base, exist_ok=True)
             self._sweep()
-            me = self._processes.identity()
-            name = "_".join(
-                (
-                    PREFIX,
-                    quote(me.machine, safe="").replace("_", "%5F"),
-                    str(me.pid),
-                    me.started,
-                    "",
-                )
-            )
+            name = f"{PREFIX}_{self._processes.identity().spell()}_"
             self._path = tempfile.mkdtemp(prefix=name, dir=self._base)
         return self._path
 
     def _sweep(self) -> None:
         for name in os.listdir(self._base):
             parts = name.split("_")
-            if parts[0] == PREFIX and len(parts) >= 5 and parts[2].isdecimal():
-                owner = ProcessIdentity("", int(parts[2]), unquote(parts[1]), parts[3])
-                if self._processes.has_ended(owner):
+            if parts[0] == PREFIX and len(parts) >= 3:
+                owner = ProcessIdentity.parse(parts[1])
+                if owner is not None and self._processes.has_ended(owner):
                     shutil.rmtree(os.path.join(self._base, name), ignore_errors=True)
 
 

@@ -304,13 +304,13 @@ class SubtaskCheckpoints:
         assert environment.store is not None and environment.responder is not None, (
             "checkpoints are taken only where they can be kept"
         )
+        # A savepoint is the user's: the job does not go back to it.
+        copies = (
+            None
+            if barrier.directory
+            else environment.local_state.copies(environment.store.output())
+        )
         try:
-            # A savepoint is the user's: the job does not go back to it.
-            copies = (
-                None
-                if barrier.directory
-                else environment.local_state.copies(environment.store.output())
-            )
             output = CountedOutput(copies or environment.store.output(barrier.directory))
             state = await snapshot.write(output, environment.codec, finished=checkpoint.is_finished)
             in_flight = 0
@@ -326,8 +326,12 @@ class SubtaskCheckpoints:
             )
             self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)
             return
-        if copies is not None:
-            environment.local_state.keep(barrier.checkpoint_id, state, copies)
+        else:
+            if copies is not None:
+                environment.local_state.keep(barrier.checkpoint_id, state, copies)
+        finally:
+            if copies is not None:
+                copies.drop()
         self.latest = stats = self._stats(checkpoint, take, state, output.size, in_flight)
         environment.responder.acknowledge_checkpoint(
             self._attempt, barrier.checkpoint_id, state, stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from aioflow.checkpoint.local_files import LOCAL_FILE_BYTES_MAX
 from aioflow.checkpoint.state_files import LOCAL_BYTES_MAX, LocalState
 from aioflow.core.elements import BATCH_RECORDS_MAX
 from aioflow.core.processing_clock import ProcessingClock
@@ -72,9 +73,14 @@ class TaskOptions:
     cancellation_timeout_s: float = 30.0
     """How long functions may take to end once their task is cancelled."""
     local_state_bytes: int = LOCAL_BYTES_MAX
-    """Bytes of checkpointed state that a process keeps for local restores. 0: all from the
-    store.
+    """Bytes of checkpointed state that a process keeps in memory for local restores. 0: all from
+    the store.
     """
+    local_recovery: str | None = None
+    """Directory for copies of checkpointed state, instead of memory; "": that of temporary files.
+    """
+    local_recovery_bytes: int = LOCAL_FILE_BYTES_MAX
+    """Bytes of copies that a process keeps in `local_recovery`."""
 
     @property
     def checkpointing(self) -> bool:

@@ -279,4 +279,14 @@ STORE_MUTANTS: list[Mutant] = [
             "test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
         ),
     ),
+    Mutant(
+        "copies of a killed process are removed before its job was restored",
+        "aioflow/checkpoint/local_files.py",
+        "        if self._is_sweep_due:\n",
+        "        if not self._is_swept:\n",
+        (
+            "tests/checkpoint/test_local_files.py::"
+            "test_a_process_finds_the_copies_of_the_killed_one_that_it_replaces",
+        ),
+    ),
 ]

@@ -180,3 +180,23 @@ def test_a_store_whose_package_is_missing_names_the_command_that_installs_it(mon
     )
     with pytest.raises(ValueError, match=r"pip install 'aioflow\[s3\]'"):
         parse_options({"checkpoints": "s3://bucket/app"})
+
+
+@pytest.mark.parametrize(
+    "given, directory",
+    [(False, None), (True, ""), ("/fast/disk", "/fast/disk"), (Path("/fast"), "/fast")],
+)
+def test_local_copies_are_in_a_directory_of_each_machine(given, directory):
+    options = parse_options({"checkpoints": "memory://a", "local_recovery": given})
+    assert options.local_directory == directory
+
+
+@pytest.mark.parametrize("wrong", ["", 1, "s3://bucket"])
+def test_local_copies_are_in_no_other_place(wrong):
+    with pytest.raises(TypeError, match="local_recovery= takes True, or a directory"):
+        parse_options({"checkpoints": "memory://a", "local_recovery": wrong})
+
+
+def test_local_copies_without_checkpoints_are_refused():
+    with pytest.raises(ValueError, match="local_recovery= is about checkpoints"):
+        parse_options({"local_recovery": True})

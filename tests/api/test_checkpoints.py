@@ -877,12 +877,15 @@ class OneByOne(af.ProcessFunction[int, int]):
         await self.wait(value)
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("state", ["heap", "rocksdb"])
 async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote(
-    tmp_path: Path, state: str
+    tmp_path: Path, state: str, on_disk: bool
 ) -> None:
     """H7.3: holds even if the files have been changed or removed meanwhile."""
     rows: list[Any] = []
+    copies = tmp_path / "copies"
+    options = {"local_recovery": copies} if on_disk else {}
     numbers = Numbers(30_000)
     failures = iter([True])
 
@@ -896,12 +899,17 @@ async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_
         uid="count"
     ).sink(rows.append)
     async with flow.run(
-        checkpoints=tmp_path, every="1h", restart=af.fixed_delay(1, "1ms"), state=state
+        checkpoints=tmp_path / "store",
+        every="1h",
+        restart=af.fixed_delay(1, "1ms"),
+        state=state,
+        **options,
     ) as job:
         await eventually(lambda: len(rows) == 30_000)
         await job.checkpoint()
         files = [path for path in tmp_path.rglob("state/*") if path.is_file()]
         assert files, "the state is so small that it has no file"
+        assert on_disk is any(path.is_file() for path in copies.rglob("*"))
         for path in files:
             path.write_bytes(b"")
         numbers.limit = 40_000
@@ -909,6 +917,7 @@ async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_
         assert numbers.began_at == [None, 30_000]
         await job.cancel()
     assert sorted(rows[-10_000:]) == [(key, 4) for key in range(10_000)]
+    assert list(copies.rglob("*")) == []
 
 
 def _running(stream: Any) -> Any:

@@ -65,7 +65,7 @@ def workers_of(job: af.Job) -> WorkerProcesses:
 
 
 def pids(job: af.Job) -> list[int]:
-    return [worker.pid for worker in workers_of(job).open]
+    return [worker.pid for worker in workers_of(job)._lives.values()]
 
 
 # Results.
@@ -394,7 +394,7 @@ async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_rig
         killed.touch()
         result = await job.wait()
         assert result.restarts == 1
-        after = [worker.pid for worker in workers_of(job).all]
+        after = [worker.pid for worker in workers_of(job)._known.values()]
 
     best: dict[int, int] = {}
     for key, n in got:
@@ -402,6 +402,41 @@ async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_rig
     assert best == Counter(n % 7 for n in range(600))
     assert len(after) == 3  # The other one goes on.
     assert not any(alive(pid) for pid in [*before, *after])
+
+
+async def test_the_replacement_of_a_killed_worker_restores_from_its_disk(tmp_path: Path) -> None:
+    """H7.3: it does not need the store for what the killed one wrote, nor does the other worker."""
+    go_on = tmp_path / "go on"
+
+    async def keys(position: int | None) -> AsyncIterator[tuple[int, int]]:
+        for n in range(position or 0, 40_000):
+            while n == 30_000 and not go_on.exists():
+                await asyncio.sleep(0.01)
+            yield n % 20_000, n + 1
+
+    flow = af.Flow("replaced", parallelism=2)
+    counts = flow.source(keys, uid="keys").rebalance().key_by(lambda n: n).count(uid="count")
+    got: list[Any] = []
+    counts.sink(got.append)
+    copies, store = tmp_path / "copies", tmp_path / "store"
+    options: dict[str, Any] = {"checkpoints": store, "every": "1h", "local_recovery": copies}
+    async with (
+        asyncio.timeout(120),
+        flow.run(workers=2, restart=af.fixed_delay(3, "0s"), **options) as job,
+    ):
+        await started_rows(job, counts)
+        await eventually(lambda: len(got) == 30_000)
+        await job.checkpoint()
+        files = [path for path in store.rglob("state/*") if path.is_file()]
+        assert files
+        for path in files:
+            path.write_bytes(b"")
+        os.kill(pids(job)[0], signal.SIGKILL)
+        go_on.touch()
+        await job.wait()
+    best = dict(sorted(got))
+    assert best == dict.fromkeys(range(20_000), 2)
+    assert list(copies.iterdir()) == []
 
 
 async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> None:
@@ -427,7 +462,7 @@ async def test_a_worker_that_sleeps_is_given_up_and_fenced_and_the_job_goes_on_w
     async with flow.run(workers=2, restart=af.fixed_delay(3, "0s"), heartbeat=QUICK) as job:
         await job.input(events).put_many(range(100))
         await eventually(lambda: len(got) == 100)
-        sleeper = workers_of(job).open[0]
+        sleeper = next(iter(workers_of(job)._lives.values()))
         os.kill(sleeper.pid, signal.SIGSTOP)
         await eventually(lambda: not sleeper.is_open)
         assert "no sign of life for 4 s" in str(sleeper.loss)
