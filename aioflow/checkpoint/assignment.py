@@ -366,8 +366,8 @@ def _keeps_channels(
 
 def _changed(checkpoint: CompletedCheckpoint) -> RestoreError:
     return RestoreError(
-        f"{_title(checkpoint)} is unaligned, it holds data in flight between operators, and the "
-        "flow has changed since; restore it with "
+        f"{_title(checkpoint)} holds data in flight between operators, because it is unaligned or "
+        "was taken while timers fired, and the flow has changed since; restore it with "
         "the same operators, chained alike, and the same exchanges between them, or restore a "
         "savepoint, which holds none"
     )

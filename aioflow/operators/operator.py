@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from aioflow.core.availability import AVAILABLE, Availability
 from aioflow.core.elements import RecordBatch, empty_batch
@@ -41,6 +41,7 @@ __all__ = [
     "Operator",
     "OperatorContext",
     "ProcessingTimeTimer",
+    "Unprocessed",
 ]
 
 T = TypeVar("T")
@@ -170,6 +171,15 @@ class OperatorContext(Protocol):
         """Runs `function(*args)` in the bounded thread executor."""
 
 
+class Unprocessed(NamedTuple):
+    """The rest of a batch that an operator has begun to process."""
+
+    input_index: int
+    batch: RecordBatch
+    watermark: int
+    """Watermark in front of the rest."""
+
+
 class Operator:
     """Base of all operators. Subclasses override methods as needed; the defaults do nothing."""
 
@@ -249,6 +259,14 @@ class Operator:
     def resume(self, max_records: int) -> RecordBatch:
         """Continues the work that `has_pending` reports; emits about `max_records` at most."""
         return empty_batch()
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns the rest of the input that `has_pending` reports, so that a checkpoint can store
+        it and be taken now.
+
+        Changes nothing. None means that state is consistent only after the work.
+        """
+        return None
 
     @property
     def busy(self) -> bool:

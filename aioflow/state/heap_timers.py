@@ -111,11 +111,14 @@ class TimerSpace(Space):
             seen.update(map(_ORDER, part))
             yield part
         for removed in self._removed_since(later):
-            yield [
-                entry
-                for order, entry in removed.items()
-                if after < order <= upto and order not in seen
-            ]
+            # Timers that are removed from now on were found above.
+            entries = list(removed.values())
+            for start in range(0, len(entries), TIMERS_A_PART):
+                yield [
+                    entry
+                    for entry in entries[start : start + TIMERS_A_PART]
+                    if after < entry[3] <= upto and entry[3] not in seen
+                ]
 
     def _removed_since(self, later: Generation | None) -> Iterator[dict[int, Entry]]:
         while later is not None:

@@ -337,7 +337,7 @@ class OperatorChain:
         self._emit(position, batch)
 
     def finish_pending(self) -> Iterator[None]:
-        """Finishes work that operators have begun and suspended, even without room.
+        """Finishes suspended work of operators that no checkpoint can interrupt, even without room.
 
         Yields after each slice.
         """
@@ -345,7 +345,7 @@ class OperatorChain:
         for position in range(len(self._stages) - 1, -1, -1):
             stage = self._stages[position]
             operator = stage.operator
-            while stage.may_pend and operator.has_pending:
+            while stage.may_pend and operator.has_pending and operator.unprocessed() is None:
                 if self._scope is not None:
                     self._scope.operator_context = operator.ctx
                 try:
@@ -359,23 +359,40 @@ class OperatorChain:
                     yield
                     deadline = self._perf_ns() + self._slice_ns
 
+    @property
+    def queued_records(self) -> int:
+        """Number of records that wait in front of the head of the chain."""
+        return sum(len(batch.values) - taken for batch, taken, _ in self._stages[0].waiting)
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether an operator has suspended work, and a checkpoint can store the rest of it."""
+        pending = [
+            stage.operator.unprocessed()
+            for stage in self._stages
+            if stage.may_pend and stage.operator.has_pending
+        ]
+        return bool(pending) and None not in pending
+
     def waiting(self) -> list[tuple[int, int, list[tuple[RecordBatch, int]]]]:
         """Returns for each stage its first operator, its watermark, and its waiting batches.
 
-        Each batch is (its unprocessed rest, its input), oldest first.
+        Each batch is (its unprocessed rest, its input), oldest first. The first one may be the rest
+        of suspended work.
         """
-        return [
-            (
-                stage.first,
-                stage.watermark,
-                [
-                    (batch.slice(taken, len(batch.values)) if taken else batch, index)
-                    for batch, taken, index in stage.waiting
-                ],
-            )
-            for stage in self._stages
-            if stage.waiting
-        ]
+        found = []
+        for stage in self._stages:
+            watermark, batches = stage.watermark, []
+            if stage.may_pend and (rest := stage.operator.unprocessed()) is not None:
+                watermark = rest.watermark
+                batches.append((rest.batch, rest.input_index))
+            batches += [
+                (batch.slice(taken, len(batch.values)) if taken else batch, index)
+                for batch, taken, index in stage.waiting
+            ]
+            if batches:
+                found.append((stage.first, watermark, batches))
+        return found
 
     def restore(self, waiting: Sequence[Waiting]) -> None:
         """Queues restored in-flight data, to be processed in order before anything else.

@@ -46,6 +46,8 @@ class TaskCheckpoint:
     """Time at which a timer makes the checkpoint unaligned; None without a timer."""
     take: Take | None = None
     """The decision to take it, once it is due."""
+    due_s: float = 0.0
+    """Time at which it was due, on the monotonic clock."""
     left_behind: dict[int, list[bytes | Event]] = field(default_factory=dict)
     """Elements on this side that an early barrier overtook, by channel.
 
@@ -81,24 +83,22 @@ class TaskCheckpoint:
     ) -> None:
         """Sends the barrier in its turn, or ahead of waiting data, which `capture` then stores.
 
-        An aligned checkpoint has no data in flight here, but its barrier may have to overtake
-        later.
+        An aligned checkpoint has data in flight only if it interrupts timers that fire. But its
+        barrier may have to overtake later.
         """
         if not take.unaligned:
             output.flush()
             output.broadcast_event(take.barrier, blocking=True)
-            if may_overtake_later(take.barrier):
+            may_overtake = may_overtake_later(take.barrier)
+            if may_overtake or chain.has_work:
                 self.capture = capture
-                _keep_restored(capture, chain, network)
+                _keep_chain(capture, chain, network)
+            if may_overtake:
                 output.await_passage(self.checkpoint_id, capture)
             return
         self.capture = capture
         capture.overtook = True
-        for first, watermark, waiting in chain.waiting():
-            for batch, input_index in waiting:
-                log = capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark))
-                capture.add(log, (batch,), input_index)
-        _keep_restored(capture, chain, network)
+        _keep_chain(capture, chain, network)
         output.overtake(take.barrier, capture)
         if network is not None:
             if take.overtaken:
@@ -141,13 +141,17 @@ class TaskCheckpoint:
             self.snapshot.cancel()
 
 
-def _keep_restored(
+def _keep_chain(
     capture: ChannelStateCapture, chain: OperatorChain, network: NetworkInput | None
 ) -> None:
-    """Stores unprocessed restored data, and the event time behind it.
+    """Stores data that waits in the chain, unprocessed restored data, and the event time behind.
 
     The event time is stored always, since other tasks may have data in flight.
     """
+    for first, watermark, waiting in chain.waiting():
+        for batch, input_index in waiting:
+            log = capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark))
+            capture.add(log, (batch,), input_index)
     if network is not None:
         capture.keep_restored(chain.restored, network.current_watermark, network.channel_count)
     elif chain.restored:

@@ -16,6 +16,11 @@ An unaligned one waits for nothing: data in the chain, the output and the input 
 (`task.checkpoint`), and the barrier overtakes that data. A checkpoint may be unaligned from the
 start. An aligned one becomes unaligned if it takes too long, here or in the output.
 
+Very many due timers do not hold up a checkpoint. An unaligned one interrupts them at once, an
+aligned one after `FIRING_S`: timers that are left are state, and the elements behind them are
+stored like data in flight. A savepoint holds no data in flight and waits for all of them. These are
+Flink's interruptible timers.
+
 An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
 declines the checkpoint, and the task goes on. Ids only rise: one that is not above the last is
 ignored. Notices about completed and aborted checkpoints reach every operator once, in order, tail
@@ -60,6 +65,13 @@ ABORTED_MAX = 128
 """Kept notices about checkpoints that did not begin here.
 
 Later triggers of older ones never come.
+"""
+
+
+FIRING_S = 0.1
+"""Time that due timers have to fire before an aligned checkpoint interrupts them.
+
+A checkpoint without data in flight can be restored by a flow that has changed.
 """
 
 
@@ -108,6 +120,20 @@ class SubtaskCheckpoints:
         """Whether a checkpoint must be taken before any more input."""
         return bool(self._due)
 
+    @property
+    def interrupts(self) -> bool:
+        """Whether to take the first due checkpoint while timers fire.
+
+        To be asked when a checkpoint is due, and work waits in the chain.
+        """
+        first = self._due[0]
+        return (
+            first.take is not None
+            and not first.take.barrier.savepoint
+            and self._environment.host.clock.monotonic() - first.due_s >= FIRING_S
+            and self._chain.is_interruptible
+        )
+
     def _of(self, checkpoint_id: int) -> TaskCheckpoint:
         """Returns the checkpoint of this id; makes it if it is new."""
         found = self._checkpoints.get(checkpoint_id)
@@ -123,6 +149,7 @@ class SubtaskCheckpoints:
         checkpoint = self._of(barrier.checkpoint_id)
         if barrier.checkpoint_id > self._last:
             checkpoint.take = take
+        checkpoint.due_s = self._environment.host.clock.monotonic()
         self._due.append(checkpoint)
         if may_overtake_later(barrier):
             # The timestamp is from the clock of another process, which may have stepped.
@@ -224,10 +251,10 @@ class SubtaskCheckpoints:
         return True
 
     async def _prepare_at_once(self) -> None:
-        """Does step 1 of an unaligned checkpoint: emitted batches wait behind the rest and are
-        stored.
+        """Does step 1 of a checkpoint with data in flight: emitted batches wait behind the rest and
+        are stored.
 
-        An operator in the middle of a firing has no consistent state, so it finishes first. It does
+        A window in the middle of a firing has no consistent state, so it finishes first. It does
         not wait for room, but the loop gets its turns.
         """
         for _ in self._chain.finish_pending():
@@ -241,7 +268,7 @@ class SubtaskCheckpoints:
         If an operator raises, the checkpoint is declined, and the error is raised to fail the task.
         """
         first = self._due[0].take
-        if first is not None and first.unaligned:
+        if first is not None and (first.unaligned or self._chain.is_interruptible):
             await self._prepare_at_once()
         checkpoint = self._due.popleft()
         self._prepared = 0

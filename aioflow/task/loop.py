@@ -4,7 +4,7 @@ The steps, in order:
 
     1  take a checkpoint that cannot wait
     2  wait until the output has room
-    3  process work that waits inside the chain
+    3  process work that waits inside the chain, unless a checkpoint interrupts it
     4  take a checkpoint that is due: the chain is empty now
     5  send idleness that is due, once no operator expects results
     6  after the end of the input: wait for results, for the last checkpoint, or leave the loop
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from aioflow.task.runtime import OperatorRuntime
 
 __all__ = ["Intake", "NetworkLoop", "SourceLoop", "TaskLoop"]
+
+LOOK_AHEAD_RECORDS = 4096
+"""Number of records in front of the chain from which no more are taken while timers fire."""
 
 InputT = TypeVar("InputT", NetworkInput, SourceInput)
 
@@ -110,7 +113,15 @@ class TaskLoop(ABC, Generic[InputT]):
         checkpoints = self._checkpoints
         if checkpoints.is_urgent and self._may_checkpoint:
             return self._take_checkpoint()
-        if self._wait_for_room() or self._work_off():
+        if self._wait_for_room():
+            return None
+        if self._chain.has_work:
+            if self._chain.is_interruptible and self._may_checkpoint:
+                if not checkpoints.is_due:
+                    self._look_ahead()
+                elif checkpoints.interrupts:
+                    return self._take_checkpoint()
+            self._work_off()
             return None
         if checkpoints.is_due and self._may_checkpoint:
             # The output of `prepare` leaves the chain first, and waits for room like any other.
@@ -142,16 +153,13 @@ class TaskLoop(ABC, Generic[InputT]):
             output.grow()
         return False
 
-    def _work_off(self) -> bool:
-        """Processes one slice of the work inside the chain. Returns whether there was any."""
-        if not self._chain.has_work:
-            return False
+    def _work_off(self) -> None:
+        """Processes one slice of the work inside the chain."""
         if self._run_chain() is ChainStatus.BLOCKED:
             assert self._chain.blocked_on is not None
             self._output.flush()
             self._suspend("operator", self._chain.blocked_on)
         self._flush_if_old()
-        return True
 
     def set_taps(self, operator_index: int, taps: Sequence[Tap]) -> None:
         """Sets the taps on the output of an operator, between two slices."""
@@ -182,6 +190,9 @@ class TaskLoop(ABC, Generic[InputT]):
     def _poll_events(self) -> None:
         """Waits, after the end of data, for events and mail."""
 
+    def _look_ahead(self) -> None:
+        """Looks for a barrier while very many timers fire."""
+
     def _take_input(self) -> None:
         """Takes one batch of the input, and processes the first slice of it."""
         status = self._emit_next()
@@ -194,9 +205,12 @@ class TaskLoop(ABC, Generic[InputT]):
             if self._output.is_idle_due and (busy := self._runtime.busy()) is not None:
                 self._parking.watch(busy.availability)
         else:
-            self.ended_with = status
-            self._life.phase = TaskPhase.ENDED
-            self._runtime.input_stopped()
+            self._end_input(status)
+
+    def _end_input(self, status: InputStatus) -> None:
+        self.ended_with = status
+        self._life.phase = TaskPhase.ENDED
+        self._runtime.input_stopped()
 
     def _emit_next(self) -> InputStatus:
         return self.input.emit_next(self._chain.room)
@@ -222,6 +236,18 @@ class TaskLoop(ABC, Generic[InputT]):
 
 class NetworkLoop(TaskLoop[NetworkInput]):
     """The loop of a task that reads other tasks' output."""
+
+    def _look_ahead(self) -> None:
+        """Takes a batch of the input, which waits in the chain: a barrier may be behind it.
+
+        An aligned checkpoint stores what waits there. So a barrier is seen if few records are in
+        front of it.
+        """
+        if self._life.has_ended or self._chain.queued_records >= LOOK_AHEAD_RECORDS:
+            return
+        status = self._emit_next()
+        if status not in (InputStatus.MORE_AVAILABLE, InputStatus.NOTHING_AVAILABLE):
+            self._end_input(status)
 
     async def _take_checkpoint(self) -> None:
         """Takes the first due checkpoint; then blocked channels go on."""

@@ -31,6 +31,7 @@ from aioflow.task.chain import OperatorChain
 
 if TYPE_CHECKING:
     from aioflow.core.availability import Availability
+    from aioflow.operators.operator import Unprocessed
 
 __all__ = ["CheckedOperatorChain", "MutationGuard", "ValueMutated", "digest"]
 
@@ -97,6 +98,9 @@ class MutationGuard:
     @property
     def has_pending(self) -> bool:
         return self._operator.has_pending
+
+    def unprocessed(self) -> Unprocessed | None:
+        return self._operator.unprocessed()
 
     @property
     def slow_remedy(self) -> str:

@@ -22,7 +22,38 @@ LATE = (
     "tests/task/test_rescaled_time.py::test_nothing_becomes_late_or_stops_being_late_by_a_rescale"
 )
 
+FIRING = "tests/task/test_interrupted_timers.py::"
+AMID_TIMERS = f"{FIRING}test_checkpoint_amid_due_timers_is_taken_and_restored_exactly"
+
 UNALIGNED_MUTANTS: list[Mutant] = [
+    Mutant(
+        "the elements behind timers that a checkpoint interrupts are lost",
+        "aioflow/task/chain.py",
+        "                batches.append((rest.batch, rest.input_index))\n",
+        "",
+        (AMID_TIMERS,),
+    ),
+    Mutant(
+        "timers that a checkpoint left behind emit late rows after the restore",
+        "aioflow/operators/process/functions.py",
+        "            self._mark = reached if next_due > reached else next_due - 1\n",
+        "            self._mark = reached\n",
+        (AMID_TIMERS,),
+    ),
+    Mutant(
+        "no barrier is seen while timers fire",
+        "aioflow/task/loop.py",
+        "                    self._look_ahead()\n",
+        "                    pass\n",
+        (AMID_TIMERS,),
+    ),
+    Mutant(
+        "a savepoint interrupts timers",
+        "aioflow/task/checkpointing.py",
+        "            and not first.take.barrier.savepoint\n",
+        "",
+        (f"{FIRING}test_savepoint_amid_due_timers_holds_no_data_in_flight",),
+    ),
     Mutant(
         "an unaligned checkpoint has the rest of a firing done in one turn",
         "aioflow/task/chain.py",

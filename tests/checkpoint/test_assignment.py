@@ -403,8 +403,8 @@ def test_data_in_flight_refuses_another_shape(vertices: list[CheckpointedVertex]
     with pytest.raises(
         RestoreError,
         match=(
-            r"checkpoint 7 of flow 'counts' is unaligned, .* or restore a savepoint, which holds "
-            r"none"
+            r"checkpoint 7 of flow 'counts' holds data in flight .* or restore a savepoint, "
+            r"which holds none"
         ),
     ):
         plan_restore(in_flight(2), vertices)

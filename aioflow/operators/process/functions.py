@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import Function
-from aioflow.operators.operator import CHEAPER_OR_ASYNC, Operator
+from aioflow.operators.operator import CHEAPER_OR_ASYNC, Operator, Unprocessed
 from aioflow.operators.process.context import OperatorProcessContext, note_no_time
 from aioflow.operators.results import PLAIN_RESULTS, elements_of
 from aioflow.operators.stateless import describe_place
@@ -132,7 +132,10 @@ class ProcessOperator(Operator):
         self._perf_ns = ctx.host.clock.perf_ns
         self._context = OperatorProcessContext(ctx, self._keyed, self._timers)
         if self._timers is not None:
-            self._context.watermark = self._mark = self._timers.current_watermark
+            reached, next_due = self._timers.current_watermark, self._timers.next_event_time
+            self._context.watermark = reached
+            # A checkpoint in the midst of due timers leaves some of the same instant.
+            self._mark = reached if next_due > reached else next_due - 1
         await self._user.open(ctx)
         self._calls = [self._user.call]
         if isinstance(function, Function):
@@ -162,6 +165,19 @@ class ProcessOperator(Operator):
 
     def resume(self, max_records: int) -> RecordBatch:
         return self._process_keyed(max_records)
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns the elements behind the timers that fire now. Timers that are left are state."""
+        batch, first = self._batch, self._position
+        if batch is None or self._ending:
+            return None
+        if first == len(batch.values):
+            rest = empty_batch(batch.watermark)
+        elif self.sides[self._input].broadcast:
+            return None  # After a change of the parallelism only one subtask would get the rest.
+        else:
+            rest = batch.slice(first, len(batch.values))
+        return Unprocessed(self._input, rest, self._context.watermark)
 
     def finish(self) -> RecordBatch:
         """Fires waiting processing-time timers, then calls the function's own `finish`."""

@@ -1,0 +1,134 @@
+"""Checkpoints in the midst of very many due timers: none is lost, and none fires twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.operators.process import functions
+from aioflow.task import checkpointing
+from tests.task.checkpointed import Feed, Ledger
+from tests.task.test_exactly_once import strategy
+from tests.task.test_unaligned import Execution
+
+pytestmark = pytest.mark.timeout(120)
+
+KEYS, INSTANTS = 150, 3
+EVENTS = [(f"k{i}", 0) for i in range(KEYS)] + [(f"z{i}", 1_000 + i) for i in range(20)]
+OVERTAKES = {"unaligned": True}
+MAY_OVERTAKE = {"aligned_timeout_ms": 3_600_000}
+
+
+class Reminders(af.KeyedProcessFunction[str, Any, Any]):
+    """Sets a timer for each of the first elements; counts the timers that fire, over all runs."""
+
+    fired = 0
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.seen = ctx.get_state(af.ValueStateDescriptor("seen", default=0))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.seen.update(self.seen.value() + 1)
+        if value[1] == 0:
+            ctx.timer_service.register_event_time_timer(100 + int(value[0][1:]) % INSTANTS)
+        else:
+            yield "element", value[0], ctx.current_watermark
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        type(self).fired += 1
+        yield "timer", ctx.current_key, timestamp, ctx.current_watermark, self.seen.value()
+
+
+class Ledgers:
+    """The output of the timers, and of the windows behind them, which drop what is late."""
+
+    def __init__(self) -> None:
+        self.timers, self.windows = Ledger(), Ledger()
+
+    @property
+    def rows(self) -> Counter[str]:
+        return Counter(map(repr, self.timers.rows + self.windows.rows))
+
+
+def reminders(feed: Feed, ledgers: Ledgers, parallelism: int = 1) -> af.Flow:
+    flow = af.Flow("reminders", parallelism=parallelism)
+    reminded = flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0]).process(Reminders())
+    reminded.sink(ledgers.timers)
+    windows = reminded.key_by(lambda row: row[0]).window(af.tumbling("1ms"))
+    windows.aggregate(af.count()).sink(ledgers.windows)
+    return flow
+
+
+@pytest.fixture(autouse=True)
+def fires_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has one timer fire in a slice, and an aligned checkpoint interrupt them without delay."""
+    monkeypatch.setattr(Reminders, "fired", 0)
+    monkeypatch.setattr(functions, "DRAIN_NS", 0)
+    monkeypatch.setattr(checkpointing, "FIRING_S", 0.0)
+
+
+async def amid_the_firing(run: Execution, feed: Feed, at: int) -> None:
+    """Lets `at` timers fire, one a turn of the loop; elements behind them are in the same batch."""
+    feed.allow(KEYS)
+    await run.idle(feed)
+    for task in run.tasks.values():
+        task._runtime.chain._slice_ns, task._processor._slice_s = 0, 0.0
+    feed.allow_all()
+    while Reminders.fired < at:
+        await asyncio.sleep(0)
+
+
+async def expected() -> Counter[str]:
+    feed, ledgers = Feed(EVENTS), Ledgers()
+    feed.allow_all()
+    async with Execution(reminders(feed, ledgers)) as run:
+        await run.finished()
+    Reminders.fired = 0
+    return ledgers.rows
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("at", [1, KEYS // INSTANTS, KEYS // 2])
+@pytest.mark.parametrize(
+    "barrier", [{}, MAY_OVERTAKE, OVERTAKES], ids=["aligned", "may overtake", "unaligned"]
+)
+async def test_checkpoint_amid_due_timers_is_taken_and_restored_exactly(
+    barrier: dict[str, Any], at: int, parallelism: int
+) -> None:
+    rows = await expected()
+    feed, ledgers = Feed(EVENTS, bounded=False), Ledgers()
+    async with Execution(reminders(feed, ledgers)) as run:
+        await amid_the_firing(run, feed, at)
+        cut = await run.cut_here(**barrier)
+        assert cut.in_flight
+    feed.bounded, Reminders.fired = True, 0
+    async with Execution(reminders(feed, ledgers, parallelism), cut) as run:
+        feed.allow_all()
+        await run.finished()
+    assert 0 < Reminders.fired < KEYS
+    assert ledgers.rows == rows
+
+
+async def test_savepoint_amid_due_timers_holds_no_data_in_flight() -> None:
+    feed, ledgers = Feed(EVENTS, bounded=False), Ledgers()
+    async with Execution(reminders(feed, ledgers)) as run:
+        await amid_the_firing(run, feed, KEYS // 2)
+        cut = await run.cut_here(savepoint=True)
+        assert Reminders.fired == KEYS
+        assert not cut.in_flight
+
+
+async def test_aligned_checkpoint_lets_few_timers_fire_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpointing, "FIRING_S", 3_600.0)
+    feed, ledgers = Feed(EVENTS, bounded=False), Ledgers()
+    async with Execution(reminders(feed, ledgers)) as run:
+        await amid_the_firing(run, feed, KEYS // 2)
+        cut = await run.cut_here()
+        assert not cut.in_flight
