@@ -34,7 +34,7 @@ _HOMES = {
         "JobNotRunning LocalProtocolError MailboxClosed MalformedInput NoResourceAvailable "
         "NotAuthenticated ProducerFailed ProtocolError "
         "RemoteError "
-        "RemoteProtocolError RestoreError StateError TypeNotSupported"
+        "RemoteProtocolError RescaleError RestoreError StateError TypeNotSupported"
     ),
     "expressions.roots": "col left lit right when",
     "expressions.nodes": "Expr",

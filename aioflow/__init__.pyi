@@ -43,6 +43,7 @@ from aioflow.core.errors import ProducerFailed as ProducerFailed
 from aioflow.core.errors import ProtocolError as ProtocolError
 from aioflow.core.errors import RemoteError as RemoteError
 from aioflow.core.errors import RemoteProtocolError as RemoteProtocolError
+from aioflow.core.errors import RescaleError as RescaleError
 from aioflow.core.errors import RestoreError as RestoreError
 from aioflow.core.errors import StateError as StateError
 from aioflow.core.errors import TypeNotSupported as TypeNotSupported

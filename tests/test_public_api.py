@@ -73,6 +73,7 @@ NAMES = [
     "RemoteCluster",
     "RemoteError",
     "RemoteProtocolError",
+    "RescaleError",
     "Resource",
     "RestartPolicy",
     "RestoreError",

@@ -113,8 +113,8 @@ class Job:
 
     @property
     def graph(self) -> JobGraph:
-        """The graph of tasks that the job runs."""
-        return self._job_graph
+        """The graph of tasks that the job runs now."""
+        return self._cluster.job_master.executions.graph
 
     def monitored(self) -> Monitored:
         """Returns the view of the job for `af.monitor_app(job)`."""
@@ -398,6 +398,45 @@ class Job:
         """
         self._check_loop("checkpoint()")
         return await self._cluster.job_master.checkpoint()
+
+    async def rescale(
+        self,
+        operator: DataStream[Any] | str | None = None,
+        parallelism: int | None = None,
+        *,
+        workers: int | None = None,
+    ) -> None:
+        """Lets the job go on at another parallelism, and returns once all new tasks run.
+
+        `rescale(parallelism=4)` replaces the parallelism of the flow: operators with one of their
+        own keep it. `rescale("uid", 4)` is for the task with that operator, which is named by its
+        uid or by the stream that it makes. `rescale(workers=4)` is for a job with `workers=N`: the
+        parallelism of the flow changes in the same ratio, unless it is given too.
+
+        The job keeps its id, its handle and its subscriptions. It stops at a checkpoint and goes on
+        from there, so no element is lost or processed twice. Sources are paused from the barrier of
+        that checkpoint until the new tasks run. Raises GraphError for a parallelism above
+        `max_parallelism` or an unknown uid, RescaleError if the job cannot be rescaled now, and
+        JobNotRunning if it has ended. Cancelling this call does not stop the rescaling.
+        """
+        self._check_loop("rescale()")
+        if operator is None and parallelism is None and workers is None:
+            raise TypeError(
+                "rescale() needs parallelism=, or a uid and its parallelism, or workers="
+            )
+        of_operators: dict[str, int] = {}
+        if operator is not None:
+            if parallelism is None:
+                raise TypeError(f"rescale({operator!r}) needs the parallelism of that operator too")
+            of_operators[self._uid_of(operator)], parallelism = parallelism, None
+        await self._cluster.rescale(parallelism, of_operators, workers)
+
+    def _uid_of(self, operator: DataStream[Any] | str) -> str:
+        """Returns the uid of an operator; a text is taken for one and checked later."""
+        if isinstance(operator, str):
+            return operator
+        node_id = self._one_node(operator, "is no single operator: name one of them")
+        return self._graph.uids()[node_id]
 
     async def _inputs_read(self) -> None:
         """Waits until the push sources have read all elements that were put before this call.

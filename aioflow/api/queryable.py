@@ -11,14 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 from aioflow.core.errors import Closed, JobNotRunning, StateError, did_you_mean
-from aioflow.core.keygroups import key_group, subtask_for_group
+from aioflow.core.keygroups import key_group, range_for_subtask, subtask_for_group
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.deployment import ExecutionState
 from aioflow.state.backend import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
     from aioflow.cluster.running_job import RunningJob
-    from aioflow.graph.job_graph import JobGraph
+    from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.state.backend import KeyedStateBackend
 
 __all__ = ["StateReader"]
@@ -39,8 +39,9 @@ class StateReader:
 
     def __init__(self, cluster: RunningJob, graph: JobGraph, node_id: int) -> None:
         self._cluster = cluster
-        self._vertex, index = graph.vertex_of_node(node_id)
-        self._node = self._vertex.nodes[index]
+        vertex, index = graph.vertex_of_node(node_id)
+        self._vertex_id = vertex.id
+        self._node = vertex.nodes[index]
         if not self._node.keyed:
             raise StateError(
                 f"operator {self._node.name!r} has no keyed state: only what follows key_by(...) "
@@ -72,28 +73,38 @@ class StateReader:
         """
         given = () if default is DECLARED else (default,)
         vertex = self._vertex
-        subtask = subtask_for_group(
-            key_group(key, vertex.max_parallelism), vertex.parallelism, vertex.max_parallelism
-        )
-        return await self._ask(subtask, partial(_get, self._node.name, name, key, given), timeout)
+        group = key_group(key, vertex.max_parallelism)
+        return await self._ask(group, partial(_get, self._node.name, name, key, given), timeout)
 
     async def items(
         self, limit: int | None = 1000, name: str | None = None, *, timeout: str | timedelta = "5s"
     ) -> list[tuple[Any, Any]]:
         """Returns up to `limit` pairs of key and value, over all subtasks."""
-        found: list[tuple[Any, Any]] = []
-        for subtask in range(self._vertex.parallelism):
-            left = None if limit is None else limit - len(found)
-            if left == 0:
-                break
-            found += await self._ask(subtask, partial(_items, self._node.name, name, left), timeout)
-        return found
+        while True:
+            found: list[tuple[Any, Any]] = []
+            vertex = self._vertex
+            for subtask in range(vertex.parallelism):
+                left = None if limit is None else limit - len(found)
+                if left == 0:
+                    break
+                own = range_for_subtask(subtask, vertex.parallelism, vertex.max_parallelism)
+                query = partial(_items, self._node.name, name, left)
+                found += await self._ask(own.start, query, timeout)
+            if vertex.parallelism == self._vertex.parallelism:  # Otherwise keys have moved.
+                return found
 
-    async def _ask(self, subtask: int, query: Any, timeout: str | timedelta) -> Any:
+    @property
+    def _vertex(self) -> JobVertex:
+        """The vertex as it is now: its parallelism may change while the job runs."""
+        return self._cluster.job_master.executions.graph.vertex(self._vertex_id)
+
+    async def _ask(self, group: int, query: Any, timeout: str | timedelta) -> Any:
+        """Asks the subtask that owns a key group."""
         deadline = self._cluster.host.clock.monotonic() + to_seconds(timeout)
         while True:
-            master = self._cluster.job_master
-            execution = master.executions.executions[self._vertex.id, subtask]
+            master, vertex = self._cluster.job_master, self._vertex
+            subtask = subtask_for_group(group, vertex.parallelism, vertex.max_parallelism)
+            execution = master.executions.executions[vertex.id, subtask]
             try:
                 if execution.state is ExecutionState.RUNNING:
                     async with asyncio.timeout(deadline - self._cluster.host.clock.monotonic()):

@@ -109,11 +109,7 @@ class CheckpointCoordinator:
         self._job_id = job_id
         self._next_id = first_id
         self._subtasks = SubtaskTable(vertices)
-        self._operators = tuple(operator for vertex in vertices for operator in vertex.operators)
-        self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
-        self._order = [
-            (vertex.uid, index) for vertex in vertices for index in range(vertex.parallelism)
-        ]
+        self._describe(vertices)
         self._retention = CheckpointRetention(options.retain)
         self._turns = CheckpointTurns(options, self._subtasks)
         self._failures = FailureCounter(options.tolerable_failures)
@@ -135,6 +131,14 @@ class CheckpointCoordinator:
         self._late_ms = self._late_at_first_ms
         """Age of a checkpoint at which the next warning is logged."""
         self._is_over = False
+
+    def _describe(self, vertices: Sequence[CheckpointedVertex]) -> None:
+        """Notes what a checkpoint of these vertices consists of."""
+        self._operators = tuple(operator for vertex in vertices for operator in vertex.operators)
+        self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
+        self._order = [
+            (vertex.uid, index) for vertex in vertices for index in range(vertex.parallelism)
+        ]
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
@@ -197,6 +201,22 @@ class CheckpointCoordinator:
         if latest is not None:
             self.statistics.restored(latest.checkpoint_id, latest.kind, latest.location, now.ms)
         return self._after(instructions, now)
+
+    def rescaled(self, vertices: Sequence[CheckpointedVertex], now: Moment) -> list[Instruction]:
+        """Replaces the vertices by the same ones at another parallelism; `restart` follows.
+
+        Unfinished checkpoints are aborted: they are those of the former tasks.
+        """
+        instructions = self._abort_all(
+            CheckpointFailureReason.TASK_FAILURE, "the job is rescaled", now
+        )
+        changed = self._subtasks.rescaled(vertices)
+        uids = {self._uids[vertex_id] for vertex_id in changed}
+        for subtask in [one for one in self._finished if one[0] in uids]:
+            del self._finished[subtask]
+        self._describe(vertices)
+        self.statistics.rescaled(vertices)
+        return instructions
 
     def shutdown(self, now: Moment, *, discard: bool = False) -> list[Instruction]:
         """Ends the coordination because the job is over. Aborts all checkpoints, refuses all
@@ -426,6 +446,14 @@ class CheckpointCoordinator:
         """Requests a checkpoint outside the interval. An `Answer` quotes `number`."""
         return self._request(Request(kind=CheckpointKind.CHECKPOINT, number=number), now)
 
+    def request_hold(self, number: int, now: Moment) -> list[Instruction]:
+        """Requests a checkpoint that holds all tasks until they are cancelled, or it is aborted.
+
+        What the job has done then is exactly what the checkpoint contains.
+        """
+        request = Request(kind=CheckpointKind.CHECKPOINT, number=number, holds=True)
+        return self._request(request, now)
+
     def request_savepoint(self, number: int, directory: str, now: Moment) -> list[Instruction]:
         """Requests a savepoint while the job goes on, with files below the URL `directory`."""
         return self._request(
@@ -516,7 +544,7 @@ class CheckpointCoordinator:
         if isinstance(plan, CheckpointRefused):
             return self._refuse(request, plan.reason, plan.detail)
         options, is_savepoint = self.options, request.kind.is_savepoint
-        may_overtake = not is_savepoint and not request.final
+        may_overtake = not (is_savepoint or request.final or request.holds)
         aligned_timeout_ms = options.aligned_timeout_ms if may_overtake else None
         barrier = CheckpointBarrier(
             self._next_id,
@@ -527,6 +555,7 @@ class CheckpointCoordinator:
             full=is_savepoint or self._needs_full,
             directory=request.directory,
             final=request.final,
+            holds=request.holds,
         )
         self._next_id += 1
         finished = {subtask: self._finished_state(subtask) for subtask in self._finished}
@@ -658,7 +687,7 @@ class CheckpointCoordinator:
         """
         instructions: list[Instruction] = []
         for request in self._turns.clear():
-            if request.kind.is_savepoint or request.number is None:
+            if request.kind.is_savepoint or request.holds or request.number is None:
                 instructions += self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
             else:
                 instructions.append(Answer(request.number, final))

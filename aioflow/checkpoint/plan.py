@@ -113,15 +113,28 @@ class SubtaskTable:
 
     def __init__(self, vertices: Sequence[CheckpointedVertex]) -> None:
         self.vertices = tuple(vertices)
+        self._subtasks = _subtasks_of(vertices)
+
+    def rescaled(self, vertices: Sequence[CheckpointedVertex]) -> list[int]:
+        """Replaces the vertices by the same ones at another parallelism.
+
+        Returns the ids of those that have changed. Their subtasks run once they say so.
+        """
+        former = {vertex.vertex_id: vertex.parallelism for vertex in self.vertices}
+        changed = [v.vertex_id for v in vertices if v.parallelism != former[v.vertex_id]]
+        known = self._subtasks
+        self.vertices = tuple(vertices)
         self._subtasks = {
-            (vertex.vertex_id, index): _Subtask(f"{vertex.name} ({index + 1}/{vertex.parallelism})")
-            for vertex in vertices
-            for index in range(vertex.parallelism)
+            place: new if place[0] in changed else known[place]
+            for place, new in _subtasks_of(vertices).items()
         }
+        return changed
 
     def running(self, attempt: ExecutionAttemptId) -> None:
         """Notes that `attempt` runs. A newer attempt replaces an older one."""
-        known = self._subtasks[attempt.vertex_id, attempt.subtask_index]
+        known = self._subtasks.get((attempt.vertex_id, attempt.subtask_index))
+        if known is None:
+            return  # A late report of a former parallelism.
         if known.attempt is None or attempt.attempt > known.attempt.attempt:
             known.attempt, known.phase, known.is_closing = attempt, _Phase.RUNNING, False
 
@@ -240,6 +253,14 @@ class SubtaskTable:
     def _current(self, attempt: ExecutionAttemptId) -> _Subtask | None:
         known = self._subtasks.get((attempt.vertex_id, attempt.subtask_index))
         return known if known is not None and known.attempt == attempt else None
+
+
+def _subtasks_of(vertices: Sequence[CheckpointedVertex]) -> dict[tuple[int, int], _Subtask]:
+    return {
+        (vertex.vertex_id, index): _Subtask(f"{vertex.name} ({index + 1}/{vertex.parallelism})")
+        for vertex in vertices
+        for index in range(vertex.parallelism)
+    }
 
 
 def _named(names: Sequence[str]) -> str:

@@ -51,6 +51,8 @@ class Request:
     """URL of the directory for the files of a savepoint."""
     final: bool = False
     """Whether the checkpoint is the final one of a job, at the end of its data."""
+    holds: bool = False
+    """Whether tasks process nothing after it, because the job restarts from it."""
     tries: int = 0
     """Number of earlier tries that failed because a task was about to end."""
 

@@ -245,6 +245,10 @@ class CheckpointStatistics:
 
     # Events of the coordinator.
 
+    def rescaled(self, vertices: Sequence[CheckpointedVertex]) -> None:
+        """Notes that later checkpoints are those of these vertices."""
+        self._vertices = tuple(vertices)
+
     def triggered(
         self,
         checkpoint_id: int,

@@ -12,7 +12,8 @@ import asyncio
 import dataclasses
 import logging
 import pickle
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.completed import CheckpointStats
@@ -40,12 +41,14 @@ from aioflow.cluster.scheduler import (
     SlotOffer,
     SlotScheduler,
     SubtasksLost,
+    slots_needed,
 )
 from aioflow.cluster.shipping import load_job
 from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
-from aioflow.core.errors import Broken, GraphError, RemoteError, note_once
+from aioflow.core.errors import Broken, GraphError, RemoteError, RescaleError, note_once
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+from aioflow.graph.rescaling import rescaled, same_parallelism, with_parallelism
 
 if TYPE_CHECKING:
     from aioflow.cluster.job_store import PersistedJob
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.task_executor import TaskExecutor
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
+    from aioflow.graph.job_graph import JobGraph
 
 __all__ = ["ClusterJob", "needs_submitter"]
 
@@ -111,6 +115,8 @@ class ClusterJob:
             recovered=recovered,
         )
         self._scheduler = SlotScheduler(job_id, job.graph)
+        self._rescales = 0
+        """Rescalings that the scheduler knows."""
         self.tasks = PlacedTasks(
             job_id,
             self._codec,
@@ -125,6 +131,8 @@ class ClusterJob:
         self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
         self.fenced_total = 0
         """Dropped reports that were meant for another JobMaster of the job."""
+        self._reserved: asyncio.Future[None] | None = None
+        """Done once the slots of a rescaling are there; while one waits for them."""
         self._early_loss: Broken | None = None
         """Loss of a worker before the job asked for slots."""
         self._publishing = False
@@ -147,6 +155,8 @@ class ClusterJob:
         Raises GraphError if the job needs its submitter, and that is gone.
         """
         shipped = load_job(job.graph)
+        parallelism = {int(id_): n for id_, n in job.config.get("parallelism", {}).items()}
+        shipped.graph = with_parallelism(shipped.graph, parallelism)
         at_home = [vertex.name for vertex in shipped.graph.vertices if vertex.stays_here]
         if at_home and (submitter is None or not submitter.location):
             raise GraphError(
@@ -216,6 +226,40 @@ class ClusterJob:
     def stop(self, *, drain: bool, savepoint: bool, directory: str | None) -> None:
         self.job_master.stop(drain=drain, savepoint=savepoint, directory=directory)
 
+    async def rescale(self, parallelism: int | None, of_operators: Mapping[str, int]) -> None:
+        """Lets the job go on at another parallelism. See `RunningJob.rescale`."""
+        graph = rescaled(self.job_master.executions.graph, parallelism, of_operators)
+        await self.rescale_to(graph)
+
+    async def rescale_to(
+        self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
+    ) -> None:
+        """Lets the job go on with `graph`, inside `resources`, which has the slots for it."""
+        executions = self.job_master.executions
+        if resources is None and not same_parallelism(graph, executions.graph):
+            needed = slots_needed(graph)
+            resources = self.slots_reserved(max(needed, slots_needed(executions.graph)))
+        await self.job_master.rescale(graph, resources)
+        self._publish()
+
+    @asynccontextmanager
+    async def slots_reserved(
+        self, slots: int, leaving: frozenset[str] = frozenset()
+    ) -> AsyncIterator[None]:
+        """Gets `slots` for the rescaling inside the block, on workers that are not in `leaving`.
+
+        The new tasks run on these. Raises RescaleError if there are not enough slots.
+        """
+        self._reserved = asyncio.get_running_loop().create_future()
+        try:
+            self._carry_out(self._scheduler.reserve(slots, leaving))
+            await self._reserved
+            yield
+        finally:
+            self._reserved = None
+            if not self._over:
+                self._carry_out(self._scheduler.reserve(0))
+
     @property
     def stopped_with(self) -> str | None:
         return self.job_master.stopped_with
@@ -273,6 +317,10 @@ class ClusterJob:
         if not batch or self._over:
             return
         roaming = [_subtask(descriptor) for descriptor in batch if not descriptor.vertex.stays_here]
+        executions = self.job_master.executions
+        if self._rescales != executions.rescales:
+            self._rescales = executions.rescales
+            self._carry_out(self._scheduler.rescaled(executions.next_graph))
         if not roaming:
             self._deploy(batch, {})
             return
@@ -314,12 +362,18 @@ class ClusterJob:
                         f"a slot of taskmanager {worker_id} is gone, and the tasks in it with it"
                     )
                     for subtask in subtasks:
-                        attempt = self.job_master.executions.executions[subtask].attempt
+                        execution = self.job_master.executions.executions.get(subtask)
+                        if execution is None:
+                            continue  # It is not deployed yet, because the job is being rescaled.
+                        attempt = execution.attempt
                         if self.tasks.placed.pop(attempt, None) is not None:
                             self.job_master.update_task_state(attempt, ExecutionState.FAILED, lost)
                     self._publish()
                 case OfferAnswer():
                     pass  # `offered` returns it to the TaskManager.
+        reserved = self._reserved
+        if reserved is not None and not reserved.done() and self._scheduler.is_reserved:
+            reserved.set_result(None)
 
     def _deploy(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
         executions = self.job_master.executions
@@ -462,6 +516,7 @@ class ClusterJob:
             self._early_loss = self._early_loss or loss
             return
         self._early_loss = None
+        self._refuse_slots(f"{loss}")
         self._fail_waiting(loss)
 
     def _fail_waiting(self, failure: BaseException) -> None:
@@ -528,7 +583,17 @@ class ClusterJob:
             self.start_failed(loss)
 
     def no_resources(self, available: int) -> None:
+        self._refuse_slots(
+            f"{self._scheduler.slots_declared} slots are needed, and there are {available} for it; "
+            "start more workers, give them more slots, or ask for a lower parallelism"
+        )
         self._carry_out(self._scheduler.no_resources(available))
+
+    def _refuse_slots(self, why: str) -> None:
+        """Ends a rescaling that waits for slots."""
+        if self._reserved is not None and not self._reserved.done():
+            name = self.job_master.executions.graph.name
+            self._reserved.set_exception(RescaleError(f"job {name!r} goes on as it was: {why}"))
 
     def report(self, worker_id: str, metrics: dict[str, float]) -> None:
         self._metrics[worker_id] = metrics

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.cluster_job import ClusterJob
@@ -30,13 +32,14 @@ from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.wire.serializers import Codec
+from aioflow.graph.rescaling import check_workers, parallelism_of_flow, rescaled
 from aioflow.network.connection import fresh_secret
 from aioflow.network.data_plane import DataPlane
 from aioflow.protocol.handshake import PeerRole
 from aioflow.task.closing import attach_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.heartbeat import HeartbeatOptions
@@ -129,6 +132,9 @@ class EmbeddedCluster(RunningJob):
         roles = frozenset([PeerRole.TASKMANAGER])
         self._server = RpcServer(host, secret, Codec(), roles, self._handlers, self._on_closed)
         self._closing = False
+        self._workers, self._slots = count, slots
+        self._workers_at_first = count
+        self._parallelism_at_first = parallelism_of_flow(graph)
 
     # Life cycle.
 
@@ -206,6 +212,54 @@ class EmbeddedCluster(RunningJob):
     def _on_closed(self, connection: RpcConnection) -> None:
         if not self._closing:
             self._resources.connection_ended(connection)
+
+    # Rescaling.
+
+    async def rescale(
+        self,
+        parallelism: int | None,
+        of_operators: Mapping[str, int],
+        workers: int | None = None,
+    ) -> None:
+        graph = self.job_master.executions.graph
+        if workers is not None:
+            check_workers(graph.name, workers)
+            if parallelism is None and not of_operators:
+                parallelism = -(-self._parallelism_at_first * workers // self._workers_at_first)
+        graph = rescaled(graph, parallelism, of_operators)
+        count = self._workers if workers is None else workers
+        fits = count == self._workers and self._slots * count >= slots_needed(graph)
+        await self._job.rescale_to(graph, None if fits else self._moved(graph, count))
+
+    @asynccontextmanager
+    async def _moved(self, graph: JobGraph, count: int) -> AsyncIterator[None]:
+        """Starts the processes that the job goes on with, and ends those that it leaves.
+
+        Processes with enough slots go on. If the block fails, the new ones end instead.
+        """
+        needed, former, former_slots = slots_needed(graph), self._workers, self._slots
+        there = {worker_id: slots for worker_id, slots, _ in self._resources.overview()}
+        staying = list(there)[:count]
+        slots = -(-needed // count)
+        more = count - len(staying)
+        if sum(there[worker_id] for worker_id in staying) + more * slots < needed:
+            staying, more = [], count
+        leaving = frozenset(there) - frozenset(staying)
+        self._resize(count, slots, leaving)
+        reserved = sum(there[worker_id] for worker_id in staying) + more * slots
+        try:
+            async with self._job.slots_reserved(reserved, leaving):
+                yield
+        except BaseException:
+            now = frozenset(worker_id for worker_id, _, _ in self._resources.overview())
+            if not self._closing:
+                self._resize(former, former_slots, now - frozenset(there))
+            raise
+
+    def _resize(self, workers: int, slots: int, leaving: frozenset[str]) -> None:
+        self._workers, self._slots = workers, slots
+        self.processes.workers, self.processes.slots = workers, slots
+        self._resources.resize(workers, slots, leaving)
 
     # For monitoring.
 

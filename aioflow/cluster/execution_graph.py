@@ -12,6 +12,9 @@ that is not the current one are ignored.
     job:    CREATED -> RUNNING <-> RESTARTING
             RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
 
+`rescale` gives every region that has not finished another parallelism: its tasks end, and the next
+ones are those of the new graph. Attempts of a subtask always rise, also if it was gone for a while.
+
 A task that ends CANCELED without a request counts as failed. Usually its producer failed and
 reports the root cause itself. That report may come later and then replaces the first one
 (`_is_consequence`).
@@ -20,7 +23,7 @@ reports the root cause itself. That report may come later and then replaces the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
@@ -152,6 +155,7 @@ class ExecutionGraph:
     status: JobStatus = JobStatus.CREATED
     failure: BaseException | None = None
     restarts: int = 0
+    rescales: int = 0
     has_run: bool = False
     """Whether all tasks have ever run at the same time."""
     executions: dict[tuple[int, int], Execution] = field(default_factory=dict)
@@ -164,6 +168,10 @@ class ExecutionGraph:
     _restores: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     _restored_splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
     _regions: list[_Region] = field(default_factory=list)
+    _next: JobGraph | None = None
+    """The graph of the tasks that are deployed next, while a rescaling is under way."""
+    _attempts_from: int = 0
+    """Smallest number of the next attempt of a subtask that does not exist now."""
     _is_consequence: bool = False
     """Whether `failure` came from a task that was canceled without a request.
 
@@ -184,6 +192,29 @@ class ExecutionGraph:
         """Whether every subtask is RUNNING or FINISHED."""
         states = (ExecutionState.RUNNING, ExecutionState.FINISHED)
         return all(execution.state in states for execution in self.executions.values())
+
+    @property
+    def next_graph(self) -> JobGraph:
+        """The graph of the tasks that the next restart deploys."""
+        return self.graph if self._next is None else self._next
+
+    @property
+    def is_rescaling(self) -> bool:
+        """Whether tasks of a former parallelism are still to be replaced."""
+        return self._next is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether no region waits for a restart."""
+        return all(region.state is _RegionState.RUNNING for region in self._regions)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether every region waits for a restart, or has finished."""
+        return all(
+            region.state is not _RegionState.RUNNING or self._all_terminal(region.vertices)
+            for region in self._regions
+        )
 
     # Stimuli.
 
@@ -211,8 +242,8 @@ class ExecutionGraph:
         jitter: float,
     ) -> list[Instruction]:
         """A task reports its state."""
-        execution = self.executions[attempt.vertex_id, attempt.subtask_index]
-        if execution.attempt != attempt or execution.state.is_terminal:
+        execution = self._current(attempt)
+        if execution is None or execution.state.is_terminal:
             return []
         if execution.state is ExecutionState.CANCELING and not state.is_terminal:
             return []  # Sent before the cancellation arrived there.
@@ -269,6 +300,30 @@ class ExecutionGraph:
         region.epoch += 1
         return [ScheduleRestart(region_index, region.epoch, delay)]
 
+    def rescale(self, graph: JobGraph) -> list[Instruction]:
+        """Restarts every region that has not finished with the parallelism of `graph`.
+
+        `graph` has the same vertices and exchanges. A finished region keeps its tasks. A region
+        that waits for a restart gets the new parallelism with that restart, without more delay.
+        """
+        if self.status not in (JobStatus.RUNNING, JobStatus.RESTARTING):
+            return []
+        finished = {
+            vertex.id: vertex
+            for region in self._regions
+            if region.state is _RegionState.RUNNING and self._all_terminal(region.vertices)
+            for vertex in region.vertices
+        }
+        vertices = tuple(finished.get(vertex.id, vertex) for vertex in graph.vertices)
+        self._next = replace(graph, vertices=vertices)
+        self.rescales += 1
+        self.status = JobStatus.RESTARTING
+        instructions: list[Instruction] = []
+        for region in self._regions:
+            if region.vertices[0].id not in finished:
+                instructions += self._restart(region, 0.0)
+        return instructions
+
     def cancel(self) -> list[Instruction]:
         """Ends the job without a result; an ended job stays as it is."""
         if self.status.is_terminal or self.status is JobStatus.CANCELLING:
@@ -314,11 +369,16 @@ class ExecutionGraph:
         """Whether an instruction to deploy `attempt` is still valid: not cancelled, not
         replaced.
         """
-        execution = self.executions[attempt.vertex_id, attempt.subtask_index]
-        return execution.attempt == attempt and execution.state in (
+        execution = self._current(attempt)
+        return execution is not None and execution.state in (
             ExecutionState.DEPLOYING,
             ExecutionState.SCHEDULED,
         )
+
+    def _current(self, attempt: ExecutionAttemptId) -> Execution | None:
+        """Returns the execution of `attempt`; None if another attempt replaced it."""
+        execution = self.executions.get((attempt.vertex_id, attempt.subtask_index))
+        return execution if execution is not None and execution.attempt == attempt else None
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> bool:
         """Sets whether `attempt`, which awaits deployment, has its slot: DEPLOYING or SCHEDULED.
@@ -326,8 +386,8 @@ class ExecutionGraph:
         Returns whether that changed its state.
         """
         state = ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED
-        execution = self.executions[attempt.vertex_id, attempt.subtask_index]
-        if not self.awaits_deployment(attempt) or execution.state is state:
+        execution = self._current(attempt)
+        if execution is None or not self.awaits_deployment(attempt) or execution.state is state:
             return False
         execution.state = state
         return True
@@ -345,9 +405,12 @@ class ExecutionGraph:
         )
 
     def subtasks_of(self, region_index: int) -> list[tuple[int, int]]:
-        """Returns (vertex, index) of each subtask of a region."""
+        """Returns (vertex, index) of each subtask that the restart of a region deploys."""
+        graph = self.next_graph
         return [
-            (v.id, i) for v in self._regions[region_index].vertices for i in range(v.parallelism)
+            (v.id, i)
+            for v in self._regions[region_index].vertices
+            for i in range(graph.vertex(v.id).parallelism)
         ]
 
     def _on_failure(
@@ -428,8 +491,11 @@ class ExecutionGraph:
             if not region.delay_over:
                 return []
             region.state = _RegionState.RUNNING
-            if all(r.state is _RegionState.RUNNING for r in self._regions):
+            if self._next is not None:
+                self._adopt(region, self._next)
+            if self.runs:
                 self.status = JobStatus.RUNNING
+                self._next = None
             for execution in self._executions_of(region.vertices):
                 old = execution.attempt
                 execution.attempt = ExecutionAttemptId(
@@ -438,6 +504,28 @@ class ExecutionGraph:
                 execution.state, execution.error = ExecutionState.CREATED, None
             return self._deploy(region.vertices)
         return self._ended_if_all_ended()
+
+    def _adopt(self, region: _Region, graph: JobGraph) -> None:
+        """Gives a region, whose tasks have all ended, the vertices and exchanges of `graph`."""
+        own = {vertex.id: graph.vertex(vertex.id) for vertex in region.vertices}
+        newest = [execution.attempt.attempt for execution in self.executions.values()]
+        self._attempts_from = max([self._attempts_from, *newest])
+        for place in [place for place in self.executions if place[0] in own]:
+            if place[1] >= own[place[0]].parallelism:
+                del self.executions[place]
+                self.locations.pop(place, None)
+        for vertex in own.values():
+            for index in range(vertex.parallelism):
+                if (vertex.id, index) not in self.executions:
+                    attempt = ExecutionAttemptId(self.job_id, vertex.id, index, self._attempts_from)
+                    self.executions[vertex.id, index] = Execution(attempt)
+        region.vertices = list(own.values())
+        exchanges = {edge.id: edge for edge in graph.edges if edge.source in own}
+        self.graph = replace(
+            self.graph,
+            vertices=tuple(own.get(vertex.id, vertex) for vertex in self.graph.vertices),
+            edges=tuple(exchanges.get(edge.id, edge) for edge in self.graph.edges),
+        )
 
     def _ended_if_all_ended(self) -> list[Instruction]:
         if not self._all_terminal(self.graph.vertices):

@@ -232,8 +232,10 @@ class JobCheckpoints:
         """Sets the tasks that checkpoint messages go to from now on."""
         self._tasks = tasks
 
-    async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
-        """Returns the state and splits that newly deployed tasks start with.
+    async def restore_point(
+        self, graph: JobGraph, discovered: Mapping[int, Sequence[Split]]
+    ) -> RestorePoint:
+        """Returns the state and splits that newly deployed tasks of `graph` start with.
 
         `discovered`: the splits of each source vertex, in the order of discovery.
         """
@@ -250,7 +252,7 @@ class JobCheckpoints:
         )
         point = await restore_point(
             latest,
-            self._graph,
+            graph,
             self.store,
             self._codec,
             discovered,
@@ -269,8 +271,14 @@ class JobCheckpoints:
     async def _sweep_state(self) -> None:
         await sweep_state(self.store, self._host)
 
-    def restarts(self, subtasks: Sequence[tuple[int, int]]) -> None:
-        """Notes that these subtasks, by vertex and index, restart from the last `restore_point`."""
+    def restarts(self, graph: JobGraph, subtasks: Sequence[tuple[int, int]]) -> None:
+        """Notes that these subtasks of `graph`, by vertex and index, restart from the last
+        `restore_point`.
+        """
+        if graph is not self._graph:
+            self._graph = graph
+            vertices = checkpointed_vertices(graph)
+            self._carry_out(self._opened().rescaled(vertices, self._now()))
         self._carry_out(self._opened().restart(subtasks, self._now()))
 
     async def close(self, *, finished: bool) -> None:
@@ -458,6 +466,14 @@ class JobCheckpoints:
         return (
             await self._answered(number, self._opened().request_checkpoint, number)
         ).checkpoint_id
+
+    async def hold(self) -> int:
+        """Takes a checkpoint that holds all tasks, and returns its number. Raises CheckpointError.
+
+        The tasks go on if it fails.
+        """
+        number = next(self._numbers)
+        return (await self._answered(number, self._opened().request_hold, number)).checkpoint_id
 
     async def _answered(
         self, number: int, request: Callable[..., list[Instruction]], *args: Any

@@ -22,15 +22,19 @@ from aioflow.cluster.execution_graph import (
 )
 from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.cluster.job_history import JobHistory
+from aioflow.cluster.rescaling import Rescaling
 from aioflow.cluster.restoring import GivenSavepoint
 from aioflow.cluster.split_discovery import SplitDiscovery
-from aioflow.core.errors import CheckpointError, message_of, note_once
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import CheckpointError, RescaleError, message_of, note_once
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.operators.source import discover_splits
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
@@ -74,7 +78,7 @@ class JobMaster:
         self._checkpoints: JobCheckpoints | None = None
         self._begins_with: JobCheckpoints | GivenSavepoint | None = None
         if checkpoints is not None and checkpoints.store is None:
-            self._begins_with = GivenSavepoint(host, graph, checkpoints, codec or Codec())
+            self._begins_with = GivenSavepoint(host, checkpoints, codec or Codec())
         elif checkpoints is not None:
             self._checkpoints = JobCheckpoints(
                 host,
@@ -105,6 +109,7 @@ class JobMaster:
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
         self._discovery = SplitDiscovery(host, self.executions, self._discovered)
+        self._rescaling = Rescaling(self.executions, self._checkpoints, self._carry_out)
         self._note_status(JobStatus.CREATED)
 
     @property
@@ -144,7 +149,8 @@ class JobMaster:
             if self._checkpoints is not None:
                 self._checkpoints.run_with(workers)
             if self._begins_with is not None:
-                point = await self._begins_with.restore_point(splits)
+                graph = self.executions.graph
+                point = await self._begins_with.restore_point(graph, splits)
                 self.executions.restore(point.states, point.splits)
         # A source that cannot be read fails the job like a failed task.
         except BaseException as caught:  # noqa: BLE001
@@ -205,6 +211,20 @@ class JobMaster:
         Returns its number once it is completed. Raises CheckpointError, JobNotRunning.
         """
         return await self._with_checkpoints().checkpoint()
+
+    async def rescale(
+        self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
+    ) -> None:
+        """Goes on with `graph`, the same one at another parallelism. See `Rescaling.run`."""
+        if self._stop_drains is not None:
+            raise RescaleError(f"job {graph.name!r} is being stopped, it cannot be rescaled")
+        self._rescaling.check()
+        # In a task of its own: a caller that goes away must not leave the tasks held.
+        work = self._group.create_task(self._rescaling.outcome(graph, resources), name="rescale")
+        await wait_all([work])
+        error = self._rescaling.ended() if work.cancelled() else work.result()
+        if error is not None:
+            raise error
 
     @property
     def stopped_with(self) -> str | None:
@@ -313,6 +333,7 @@ class JobMaster:
         self._note_status(self.status)
         if not self.started.done() and (self.executions.all_have_run or self.status.is_terminal):
             self.started.set_result(None)
+        self._rescaling.changed()
         self._instructions.extend(instructions)
         if self._carrying_out:
             return
@@ -382,15 +403,16 @@ class JobMaster:
     async def _restart_later(self, region: int, epoch: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         if self._begins_with is not None:
+            graph = self.executions.next_graph
             try:
-                point = await self._begins_with.restore_point(self._discovered)
+                point = await self._begins_with.restore_point(graph, self._discovered)
             except Exception as error:  # noqa: BLE001  # Usually the store is down for a while.
                 self._restart_failed(region, epoch, error)
                 return
             if self.executions.awaits_restart(region, epoch):
                 self.executions.restore(point.states, point.splits)
                 if self._checkpoints is not None:
-                    self._checkpoints.restarts(self.executions.subtasks_of(region))
+                    self._checkpoints.restarts(graph, self.executions.subtasks_of(region))
         self._carry_out(self.executions.restart_due(region, epoch))
 
     def _restart_failed(self, region: int, epoch: int, error: Exception) -> None:

@@ -24,6 +24,7 @@ from aioflow.core.metrics import MetricGroup
 from aioflow.core.wire.batch import encode_batch
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.graph.rescaling import with_parallelism
 from aioflow.network.data_plane import DataPlane
 from aioflow.operators.source import discover_splits
 from aioflow.protocol.errors import describe_error, rebuild_error
@@ -234,6 +235,8 @@ class JobSession:
                 ),
             )
         if self._discovery is not None:
+            vertex = descriptor.vertex
+            self._home.graph = with_parallelism(self._home.graph, {vertex.id: vertex.parallelism})
             self._home.deployed(descriptor.attempt)
             self._discovery.deployed(descriptor)
         if self._closing.is_set():

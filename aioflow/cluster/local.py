@@ -10,10 +10,14 @@ from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.errors import RescaleError
 from aioflow.core.metrics import MetricGroup
+from aioflow.graph.rescaling import rescaled
 from aioflow.task.closing import attach_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
@@ -87,6 +91,20 @@ class LocalCluster(RunningJob):
                 raise failure
             attach_errors(self.job_master.error, [failure])
         return status
+
+    async def rescale(
+        self,
+        parallelism: int | None,
+        of_operators: Mapping[str, int],
+        workers: int | None = None,
+    ) -> None:
+        graph = self.job_master.executions.graph
+        if workers is not None:
+            raise RescaleError(
+                f"job {graph.name!r} runs in this process: it has no workers to add or remove "
+                "unless it begins with workers=N; give parallelism="
+            )
+        await self.job_master.rescale(rescaled(graph, parallelism, of_operators))
 
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics.snapshot())

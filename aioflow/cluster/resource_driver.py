@@ -212,6 +212,13 @@ class ResourceManager:
             job.worker_lost(worker_id, loss)
         self._carry_out(instructions)
 
+    def resize(
+        self, workers: int, slots_per_worker: int, leaving: frozenset[str] = frozenset()
+    ) -> None:
+        """Keeps another number of workers, apart from those in `leaving`, which go when idle."""
+        now = self._host.clock.monotonic()
+        self._carry_out(self._slots.resize(workers, slots_per_worker, leaving, now))
+
     # Jobs.
 
     def declare(self, job_id: str, slots: int) -> None:
@@ -237,7 +244,10 @@ class ResourceManager:
                 case ReleaseWorker(worker_id, reason):
                     worker = self._workers.pop(worker_id, None)
                     if worker is not None:
+                        self._monitor.unmonitor(worker_id)
                         worker.connection.notify("release", reason)
+                        for job in list(self._jobs.values()):
+                            job.worker_lost(worker_id)
                 case SlotsLost(job_id, worker_id):
                     if job_id in self._jobs:
                         self._jobs[job_id].worker_lost(worker_id)

@@ -22,7 +22,7 @@ FineGrainedSlotManager and ActiveResourceManager.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aioflow.cluster.slots import SlotStatus
 
@@ -186,6 +186,8 @@ class SlotManager:
     """Deadlines of started workers that have not registered."""
     _start_again_at: float | None = None
     _recovered_at: float | None = None
+    _leaving: frozenset[str] = frozenset()
+    """Workers that get no more slots, and are released once none is taken."""
     _registrations: int = 0
     _allocations: int = 0
 
@@ -366,6 +368,19 @@ class SlotManager:
 
     # From the worker factory and time.
 
+    def resize(
+        self, workers: int, slots_per_worker: int, leaving: frozenset[str], now: float
+    ) -> list[Instruction]:
+        """Keeps another number of workers, apart from those in `leaving`, which go when idle."""
+        self.options = replace(
+            self.options,
+            workers_min=workers,
+            workers_max=workers,
+            slots_per_worker=slots_per_worker,
+        )
+        self._leaving = leaving
+        return self._after_change(now)
+
     def worker_start_failed(self, count: int, now: float) -> list[Instruction]:
         """Notes that `count` workers could not be started. They are tried again later."""
         del self._starting[:count]
@@ -443,14 +458,16 @@ class SlotManager:
                 worker.idle_since = None
             elif worker.idle_since is None:
                 worker.idle_since = now
-        return instructions + self._start_for(short, now)
+        return instructions + self._release_leaving() + self._start_for(short, now)
 
     def _find_free(self) -> tuple[_Worker, _Slot] | None:
         """Returns a free slot of the worker with the fewest taken; ties go to the oldest
         registration.
         """
         candidates = [
-            worker for worker in self._workers.values() if worker.taken < len(worker.slots)
+            worker
+            for worker in self._workers.values()
+            if worker.taken < len(worker.slots) and worker.worker_id not in self._leaving
         ]
         if not candidates:
             return None
@@ -473,10 +490,11 @@ class SlotManager:
         if self._start_again_at is not None:
             return []
         wanted = -(-short // options.slots_per_worker)
+        staying = sum(worker_id not in self._leaving for worker_id in self._workers)
         if self._recovered_at is None:
-            wanted = max(wanted, options.workers_min - len(self._workers))
+            wanted = max(wanted, options.workers_min - staying)
         if options.workers_max is not None:
-            wanted = min(wanted, options.workers_max - len(self._workers))
+            wanted = min(wanted, options.workers_max - staying)
         count = wanted - len(self._starting)
         if count <= 0:
             return []
@@ -512,6 +530,18 @@ class SlotManager:
                     )
                 )
         return instructions
+
+    def _release_leaving(self) -> list[Instruction]:
+        idle = [
+            worker_id
+            for worker_id in self._leaving
+            if worker_id in self._workers and not self._workers[worker_id].taken
+        ]
+        for worker_id in sorted(idle):
+            del self._workers[worker_id]
+        return [
+            ReleaseWorker(worker_id, "the job goes on without it") for worker_id in sorted(idle)
+        ]
 
     def _worker(self, token: int, worker_id: str, registration: int) -> _Worker | None:
         if self._is_stale(token):

@@ -45,17 +45,16 @@ class GivenSavepoint:
     The job starts from it again after each failure.
     """
 
-    def __init__(
-        self, host: Host, graph: JobGraph, settings: CheckpointSettings, codec: Codec
-    ) -> None:
+    def __init__(self, host: Host, settings: CheckpointSettings, codec: Codec) -> None:
         self._host = host
-        self._graph = graph
         self._settings = settings
         self._codec = codec
         self._store = open_store(RESTORE_ONLY, host)
 
-    async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
-        """Returns the state and splits that newly deployed tasks start with.
+    async def restore_point(
+        self, graph: JobGraph, discovered: Mapping[int, Sequence[Split]]
+    ) -> RestorePoint:
+        """Returns the state and splits that newly deployed tasks of `graph` start with.
 
         `discovered`: the splits of each source vertex, in the order of discovery.
         """
@@ -63,7 +62,7 @@ class GivenSavepoint:
         found = await _read(self._settings.restore, self._host, self._settings.key)
         allow = self._settings.allow_non_restored
         return await restore_point(
-            found, self._graph, self._store, self._codec, discovered, allow_non_restored=allow
+            found, graph, self._store, self._codec, discovered, allow_non_restored=allow
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.core.errors import Broken
+from aioflow.core.errors import Broken, RescaleError
 
 if TYPE_CHECKING:
     import asyncio
@@ -88,6 +88,22 @@ class RunningJob(Protocol):
 
     def metrics(self) -> Mapping[str, float]:
         """All metrics by dotted name; those of another process are its last report."""
+
+    async def rescale(
+        self,
+        parallelism: int | None,
+        of_operators: Mapping[str, int],
+        workers: int | None = None,
+    ) -> None:
+        """Lets the job go on at another parallelism, or with other worker processes.
+
+        `parallelism` replaces that of the flow; `of_operators` is by uid. Returns once all new
+        tasks run. Raises RescaleError, GraphError or JobNotRunning.
+        """
+        raise RescaleError(
+            f"job {self.job_master.executions.graph.name!r} runs where its parallelism is fixed: "
+            "stop it with a savepoint, and run the flow from it with another parallelism"
+        )
 
     def refuse_state(self, operator: str) -> None:
         """Raises GraphError where the state of tasks can never be read."""

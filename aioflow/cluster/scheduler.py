@@ -211,6 +211,10 @@ class SlotScheduler:
         self._requests: dict[int, tuple[Subtask, ...]] = {}
         self._next_request = 0
         self._declared = 0
+        self._reserved = 0
+        """Slots that are kept, or asked for, although no subtask needs them yet."""
+        self._leaving: frozenset[str] = frozenset()
+        """Workers whose slots the job gives back when it is rescaled."""
         self._closed = False
 
     @property
@@ -282,8 +286,49 @@ class SlotScheduler:
         A slot is freed once all subtasks that shared it are released.
         """
         for subtask in subtasks:
-            self._places[self._place_of[subtask]].held.pop(subtask, None)
+            number = self._place_of.get(subtask)
+            if number is not None:  # Otherwise it is one of a former parallelism.
+                self._places[number].held.pop(subtask, None)
         return self._after_change()
+
+    def reserve(self, slots: int, leaving: frozenset[str] = frozenset()) -> list[Instruction]:
+        """Asks for `slots` in all, apart from those of workers in `leaving`. 0: none any more.
+
+        `is_reserved` says whether they are there.
+        """
+        self._reserved, self._leaving = slots, leaving
+        return self._after_change()
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the job has the slots that `reserve` asked for."""
+        return len(self._slots) - self._leaving_slots >= self._reserved
+
+    @property
+    def _leaving_slots(self) -> int:
+        return sum(slot.worker_id in self._leaving for slot in self._slots.values())
+
+    def rescaled(self, graph: JobGraph) -> list[Instruction]:
+        """Makes the places those of the same graph at another parallelism.
+
+        Its former subtasks have ended, or are being cancelled. Slots of workers that leave are
+        freed. The others are spread again, and those in excess freed by the next request.
+        """
+        self._places = [_PlaceState(place) for place in places_of(graph)]
+        self._place_of = {
+            subtask: number
+            for number, state in enumerate(self._places)
+            for subtask in state.place.subtasks
+        }
+        self._requests.clear()
+        instructions: list[Instruction] = []
+        for slot in list(self._slots.values()):
+            slot.place = None
+            if slot.worker_id in self._leaving:
+                instructions.append(self._free(slot))
+        self._leaving = frozenset()
+        self._reserved = min(self._reserved, slots_needed(graph))
+        return instructions
 
     def slot_lost(self, worker_id: str, allocation_id: str) -> list[Instruction]:
         """The worker freed the slot itself, or lost it."""
@@ -344,13 +389,14 @@ class SlotScheduler:
             s for s in self._slots.values() if s.place is not None and s.place not in wanted
         ]:
             instructions.append(self._free(slot))
-        # Slots that came for a withdrawn request.
-        for slot in [s for s in self._slots.values() if s.place is None][
-            : max(0, len(self._slots) - len(wanted))
-        ]:
-            instructions.append(self._free(slot))
-        if len(wanted) != self._declared:
-            self._declared = len(wanted)
+        needed = len(wanted)
+        if self._reserved:
+            needed = max(needed, self._reserved + self._leaving_slots)
+        # Slots that came for a withdrawn request, or that a rescaled job needs no more.
+        while len(self._slots) > needed and (spare := self._spare()) is not None:
+            instructions.append(self._free(spare))
+        if needed != self._declared:
+            self._declared = needed
             instructions.append(DeclareRequirement(self.job_id, self._declared))
         for number, subtasks in list(self._requests.items()):
             placed = self._try_place(number, subtasks)
@@ -358,6 +404,14 @@ class SlotScheduler:
                 del self._requests[number]
                 instructions.append(placed)
         return instructions
+
+    def _spare(self) -> _Slot | None:
+        """Returns an unused slot of the worker that has the most slots of the job."""
+        counts: dict[str, int] = {}
+        for slot in self._slots.values():
+            counts[slot.worker_id] = counts.get(slot.worker_id, 0) + 1
+        unused = [slot for slot in self._slots.values() if slot.place is None]
+        return max(unused, key=lambda slot: counts[slot.worker_id], default=None)
 
     def _try_place(self, number: int, subtasks: tuple[Subtask, ...]) -> Placed | None:
         places = list(dict.fromkeys(self._place_of[subtask] for subtask in subtasks))

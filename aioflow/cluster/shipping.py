@@ -415,7 +415,7 @@ class _TaskPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, JobVertex):
-            return "vertex", value.id
+            return "vertex", (value.id, value.parallelism)
         if isinstance(value, Partitioning):
             for edge in self._graph.edges:
                 if edge.partitioning is value:
@@ -429,9 +429,11 @@ class _TaskUnpickler(pickle.Unpickler):
         self._graph = graph
 
     def persistent_load(self, reference: Any) -> Any:
-        kind, number = reference
-        return (
-            self._graph.vertex(number)
-            if kind == "vertex"
-            else self._graph.edges[number].partitioning
-        )
+        kind, which = reference
+        if kind == "edge":
+            return self._graph.edges[which].partitioning
+        number, parallelism = which
+        vertex = self._graph.vertex(number)
+        # A job may have been rescaled since the graph was sent.
+        same = vertex.parallelism == parallelism
+        return vertex if same else dataclasses.replace(vertex, parallelism=parallelism)

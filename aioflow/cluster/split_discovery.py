@@ -102,7 +102,8 @@ class SplitDiscovery:
         while True:
             await asyncio.sleep(every_s)
             try:
-                await self._look(vertex, workers)
+                # The current vertex: its parallelism may have changed.
+                await self._look(self._executions.graph.vertex(vertex.id), workers)
                 check_own_task()
             # A lost file share comes back; known splits are read on meanwhile.
             except BaseException as raised:  # noqa: BLE001

@@ -243,7 +243,7 @@ class TaskExecutor:
             )
         if descriptor.attempt in self._executions:
             raise AssertionError(f"attempt {descriptor.attempt} was submitted twice")
-        self._forget_older(descriptor.attempt)
+        self._forget_older(descriptor)
         taps = {place: tuple(taps) for place, taps in self._taps.items()}
         try:
             task = StreamTask(descriptor, self._environment, taps)
@@ -345,13 +345,20 @@ class TaskExecutor:
             self._partitions.forget_consumed()
         self._job_master.update_task_state(attempt, state, error)
 
-    def _forget_older(self, attempt: ExecutionAttemptId) -> None:
-        """Forgets the ended attempt that a new one replaces, and its partitions."""
-        for old in [
-            a
-            for a in self._executions
-            if (a.vertex_id, a.subtask_index) == (attempt.vertex_id, attempt.subtask_index)
-        ]:
+    def _forget_older(self, descriptor: TaskDeploymentDescriptor) -> None:
+        """Forgets the ended attempt that a new one replaces, and its partitions.
+
+        If the vertex has another parallelism now, all its former subtasks are replaced.
+        """
+        attempt, parallelism = descriptor.attempt, descriptor.vertex.parallelism
+        for old, execution in list(self._executions.items()):
+            if old.vertex_id != attempt.vertex_id:
+                continue
+            former = execution.task.descriptor.vertex
+            if former.parallelism != parallelism:
+                self._environment.metrics.remove_group(former.metrics_name(old.subtask_index))
+            elif old.subtask_index != attempt.subtask_index:
+                continue
             del self._executions[old]
             self._partitions.release_of(old)
 

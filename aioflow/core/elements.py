@@ -227,6 +227,8 @@ class CheckpointBarrier:
     """Whether every task has processed all its data: once the checkpoint is complete, the tasks
     end.
     """
+    holds: bool = False
+    """Whether tasks process nothing after it, until it is aborted: the job restarts from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@
     ├── JobError
     │   ├── JobFailed         the job ended FAILED; the cause is chained
     │   ├── JobCanceled       the job ended CANCELED while a caller waited for its result
-    │   └── JobNotRunning     the job is not in a state in which it can answer
+    │   ├── JobNotRunning     the job is not in a state in which it can answer
+    │   └── RescaleError      the job goes on at the parallelism that it had
     ├── CancellationTimeout   user code did not end on its cancellation
     ├── NoResourceAvailable   a cluster has fewer slots than a job needs
     ├── CheckpointError       a checkpoint or savepoint could not be made
@@ -57,6 +58,7 @@ __all__ = [
     "ProtocolError",
     "RemoteError",
     "RemoteProtocolError",
+    "RescaleError",
     "RestoreError",
     "StateError",
     "TypeNotSupported",
@@ -152,6 +154,10 @@ class JobNotRunning(JobError):
     """The job cannot answer now, because it has not started, has been restarting for too long, or
     is over.
     """
+
+
+class RescaleError(JobError):
+    """The job cannot be rescaled now, and goes on at the parallelism that it had."""
 
 
 class CancellationTimeout(AioflowError):

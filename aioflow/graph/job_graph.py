@@ -208,7 +208,8 @@ def _resolve(graph: StreamGraph, edge: StreamEdge) -> Partitioning:
         graph.nodes[edge.target]
     )
     if edge.partitioning is None:
-        return Partitioning(ShipStrategy.FORWARD if same else ShipStrategy.REBALANCE)
+        strategy = ShipStrategy.FORWARD if same else ShipStrategy.REBALANCE
+        return Partitioning(strategy, by_parallelism=True)
     if edge.partitioning.strategy is ShipStrategy.FORWARD and not same:
         source, target = graph.nodes[edge.source], graph.nodes[edge.target]
         raise GraphError(

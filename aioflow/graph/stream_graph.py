@@ -95,6 +95,8 @@ class Partitioning:
     """Aggregate that shrinks a batch with few keys before it is sent. None: no such aggregate."""
     written: str = "key_by"
     """Name of the user's call that gave the key function, for errors."""
+    by_parallelism: bool = field(default=False, compare=False)
+    """Whether the planner chose: forward between tasks of one parallelism, else a rebalance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class JobView:
         self.state_backend = state_backend
         graph = master.executions.graph
         self.vertex_ids = {vertex.id: vertex_hex(vertex) for vertex in graph.vertices}
-        self._vertices = {self.vertex_ids[vertex.id]: vertex for vertex in graph.vertices}
+        self._numbers = {hex_id: number for number, hex_id in self.vertex_ids.items()}
 
     @property
     def id(self) -> str:
@@ -167,7 +167,8 @@ class JobView:
 
     def vertex(self, vertex_id: str) -> JobVertex | None:
         """Returns the vertex with this id, which is 32 hex digits in REST, or None."""
-        return self._vertices.get(vertex_id)
+        number = self._numbers.get(vertex_id)
+        return None if number is None else self.graph.vertex(number)
 
     def subtasks(self, vertex: JobVertex) -> list[SubtaskView]:
         """Returns the current attempt of each subtask of a vertex."""

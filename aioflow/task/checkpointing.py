@@ -22,9 +22,10 @@ stored like data in flight. A savepoint holds no data in flight and waits for al
 Flink's interruptible timers.
 
 An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
-declines the checkpoint, and the task goes on. Ids only rise: one that is not above the last is
-ignored. Notices about completed and aborted checkpoints reach every operator once, in order, tail
-to head.
+declines the checkpoint, and the task goes on. After a checkpoint that holds, the task processes
+nothing until it is cancelled, or the checkpoint is aborted. Ids only rise: one that is not above
+the last is ignored. Notices about completed and aborted checkpoints reach every operator once, in
+order, tail to head.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class SubtaskCheckpoints:
         self._network = task_input if isinstance(task_input, NetworkInput) else None
         self.is_urgent = False
         """Whether to take a checkpoint at once, without waiting for the chain or the output."""
+        self._held_by: int | None = None
+        """The checkpoint after which this task processes nothing, until it is aborted."""
         self._checkpoints: dict[int, TaskCheckpoint] = {}
         """Checkpoints that are known here, until they are written or aborted."""
         self._due: deque[TaskCheckpoint] = deque()
@@ -133,6 +136,11 @@ class SubtaskCheckpoints:
             and self._environment.host.clock.monotonic() - first.due_s >= FIRING_S
             and self._chain.is_interruptible
         )
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the task must process nothing more: the job restarts from its last checkpoint."""
+        return self._held_by is not None
 
     def _of(self, checkpoint_id: int) -> TaskCheckpoint:
         """Returns the checkpoint of this id; makes it if it is new."""
@@ -302,6 +310,8 @@ class SubtaskCheckpoints:
         except Exception as error:
             self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
             raise
+        if take.barrier.holds:
+            self._held_by = checkpoint_id
         # A stopped task continues from the final checkpoint; earlier ones may complete without it.
         if self._ended and self._first_after_end is None and (self._drained or take.barrier.final):
             self._first_after_end = checkpoint_id
@@ -441,6 +451,8 @@ class SubtaskCheckpoints:
 
         Its trigger may still come.
         """
+        if checkpoint_id == self._held_by:
+            self._held_by = None
         if latest_completed is not None:
             self.completed(latest_completed)
         self._give_up(checkpoint_id)

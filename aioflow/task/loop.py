@@ -2,6 +2,7 @@
 
 The steps, in order:
 
+    0  process nothing after a checkpoint that holds the task
     1  take a checkpoint that cannot wait
     2  wait until the output has room
     3  process work that waits inside the chain, unless a checkpoint interrupts it
@@ -111,6 +112,9 @@ class TaskLoop(ABC, Generic[InputT]):
     def act(self) -> Awaitable[None] | None:
         """Does the first step that can act; returns what the mailbox loop must await."""
         checkpoints = self._checkpoints
+        if checkpoints.is_held:
+            self._hold()
+            return None
         if checkpoints.is_urgent and self._may_checkpoint:
             return self._take_checkpoint()
         if self._wait_for_room():
@@ -137,6 +141,11 @@ class TaskLoop(ABC, Generic[InputT]):
     @property
     def _may_checkpoint(self) -> bool:
         return self._life.phase is not TaskPhase.FINISHING
+
+    def _hold(self) -> None:
+        """Suspends the action until mail comes: the end of this task, or of the hold."""
+        self._output.flush()
+        self._parking.suspend(IDLE)
 
     async def _take_checkpoint(self) -> None:
         """Takes the first due checkpoint."""
@@ -274,6 +283,11 @@ class SourceLoop(TaskLoop[SourceInput]):
             self._runtime.report(error)
             raise error from error.__cause__
         self._parking.resume()
+
+    def _hold(self) -> None:
+        """As of any task; the source is not polled meanwhile."""
+        self.input.pause()
+        super()._hold()
 
     def _poll_events(self) -> None:
         """Waits for mail after the end of data."""

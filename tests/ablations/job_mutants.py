@@ -13,6 +13,7 @@ REMEDIES = "tests/api/test_remedies.py::"
 UNITS = "tests/advice/test_time_unit.py::"
 SIGNATURES = "tests/api/test_signatures.py::"
 
+RESCALE = "tests/api/test_rescale.py::"
 GRAPH = "tests/cluster/test_execution_graph.py::"
 CANCELS = "tests/api/test_user_code_cancels.py::"
 
@@ -1073,5 +1074,36 @@ JOB_MUTANTS: list[Mutant] = [
         "        limit = asyncio.timeout(CLOSE_TIMEOUT_S)\n",
         "        limit = asyncio.timeout(None)\n",
         (BACK + "test_a_stop_whose_store_does_not_answer_ends",),
+    ),
+    Mutant(
+        "tasks go on after the checkpoint that a rescaled job goes on from",
+        "aioflow/task/loop.py",
+        "        if checkpoints.is_held:\n",
+        "        if False:\n",
+        (
+            RESCALE + "test_rescaling_under_load_loses_and_doubles_nothing",
+            RESCALE + "test_a_source_that_cannot_repeat_loses_nothing",
+        ),
+    ),
+    Mutant(
+        "tasks stay held although their checkpoint has failed",
+        "aioflow/task/checkpointing.py",
+        "        if checkpoint_id == self._held_by:\n",
+        "        if False:\n",
+        (RESCALE + "test_tasks_go_on_if_the_checkpoint_that_holds_them_fails",),
+    ),
+    Mutant(
+        "a subtask that was gone counts its attempts from the beginning",
+        "aioflow/cluster/execution_graph.py",
+        "        self._attempts_from = max([self._attempts_from, *newest])\n",
+        "",
+        (GRAPH + "test_attempts_rise_also_for_a_subtask_that_was_gone",),
+    ),
+    Mutant(
+        "a rescaled job reads its state with the former parallelism",
+        "aioflow/cluster/job_master.py",
+        "            graph = self.executions.next_graph\n",
+        "            graph = self.executions.graph\n",
+        (RESCALE + "test_rescaling_under_load_loses_and_doubles_nothing",),
     ),
 ]

@@ -20,6 +20,7 @@ from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart, once
 from aioflow.core.errors import Broken, ProducerFailed
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.job_graph import build_job_graph
+from aioflow.graph.rescaling import with_parallelism
 from aioflow.graph.stream_graph import (
     Partitioning,
     ShipStrategy,
@@ -546,3 +547,89 @@ def test_job_ends_once_and_deploys_nothing_afterwards_whichever_events_come(
                 )
             )
     assert bool(ended) == job.graph.status.is_terminal
+
+
+# Rescaling.
+
+
+def rescale(job: Job, parallelism: int) -> list[Instruction]:
+    wanted = {vertex.id: parallelism for vertex in job.graph.graph.vertices}
+    told = job.graph.rescale(with_parallelism(job.graph.graph, wanted))
+    job.told += told
+    return told
+
+
+def due(job: Job, told: list[Instruction]) -> list[Instruction]:
+    waits = [i for i in told if isinstance(i, ScheduleRestart)]
+    return [i for wait in waits for i in job.graph.restart_due(wait.region, wait.epoch)]
+
+
+def test_a_rescaled_job_ends_all_tasks_and_deploys_those_of_the_new_graph() -> None:
+    job = Job(graph(no_restart(), parallelism=2))
+    job.run_all()
+    told = rescale(job, 3)
+    assert sum(isinstance(i, CancelTask) for i in told) == 4
+    assert job.graph.status is JobStatus.RESTARTING
+    assert due(job, told) == []
+    for vertex, index in list(job.graph.executions):
+        told = job.report(vertex, CANCELED, index=index)
+    assert deployed(told) == [(v, i, 1) for v in (0, 1) for i in range(3)]
+    assert job.graph.status is JobStatus.RUNNING
+    assert (job.graph.restarts, job.graph.rescales, job.graph.is_rescaling) == (0, 1, False)
+
+
+def test_attempts_rise_also_for_a_subtask_that_was_gone() -> None:
+    """A late report of the former one must not count for it."""
+    job = Job(graph(no_restart(), parallelism=3))
+    late = job.graph.executions[1, 2].attempt
+    for parallelism in (1, 3):
+        job.run_all()
+        told = rescale(job, parallelism)
+        due(job, told)
+        for vertex, index in list(job.graph.executions):
+            job.report(vertex, CANCELED, index=index)
+        assert job.graph.update(late, FAILED, OSError("late"), 0.0, 0.5) == []
+    assert {e.attempt.attempt for e in job.graph.executions.values()} == {2}
+
+
+def test_a_region_that_has_finished_keeps_its_tasks_when_the_job_is_rescaled() -> None:
+    job = Job(graph(no_restart(), regions=2))
+    job.run_all()
+    for vertex in (0, 1):
+        job.report(vertex, FINISHED)
+    due(job, rescale(job, 2))
+    for vertex in (2, 3):
+        told = job.report(vertex, CANCELED)
+    assert deployed(told) == [(2, 0, 1), (2, 1, 1), (3, 0, 1), (3, 1, 1)]
+    assert [vertex.parallelism for vertex in job.graph.graph.vertices] == [1, 1, 2, 2]
+
+
+def test_a_failure_while_a_rescaled_job_ends_its_tasks_is_no_other_restart() -> None:
+    job = Job(graph(no_restart()))
+    job.run_all()
+    told = rescale(job, 2)
+    job.report(0, FAILED, OSError("away"))
+    job.report(1, CANCELED)
+    assert len(deployed(due(job, told))) == 4
+    assert job.graph.status is JobStatus.RUNNING
+
+
+def test_a_waiting_restart_has_the_new_parallelism_at_once() -> None:
+    job = Job(graph(fixed_delay(3, "1h")))
+    job.run_all()
+    former = [i for i in job.report(0, FAILED, OSError("away")) if isinstance(i, ScheduleRestart)]
+    job.report(1, CANCELED)
+    assert job.graph.is_down
+    told = rescale(job, 2)
+    assert len(deployed(due(job, told))) == 4
+    assert due(job, former) == [], "the delay of the former restart is over later"
+
+
+def test_a_job_that_is_cancelled_while_it_is_rescaled_ends() -> None:
+    job = Job(graph(no_restart()))
+    job.run_all()
+    rescale(job, 2)
+    job.graph.cancel()
+    for vertex in (0, 1):
+        job.report(vertex, CANCELED)
+    assert job.graph.status is JobStatus.CANCELED

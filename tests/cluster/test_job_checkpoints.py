@@ -53,7 +53,7 @@ async def test_a_restart_at_the_moment_at_which_a_write_has_ended_does_not_wait_
     checkpoints._begin(write(), "write")
     await ending
     assert [task.done() for task in checkpoints._beside] == [True]
-    point = await checkpoints.restore_point({})
+    point = await checkpoints.restore_point(checkpoints._graph, {})
     assert point is not None
     checkpoints._begin(asyncio.sleep(0), "another")
     await checkpoints.close(finished=False)
@@ -70,14 +70,14 @@ def test_state_that_killed_tasks_left_goes_with_a_later_restart() -> None:
         used = sorted(await checkpoints.store.objects.names("state"))
         orphan = await checkpoints.store.output().write(chunks(LARGE))
         await asyncio.sleep(300)
-        await checkpoints.restore_point({})
+        await checkpoints.restore_point(checkpoints._graph, {})
         await checkpoints._nothing_beside()
         assert orphan.name in await checkpoints.store.objects.names(
             "state"
         )  # Its writer may still be alive.
         await asyncio.sleep(400)
         young = await checkpoints.store.output().write(chunks(LARGE))
-        await checkpoints.restore_point({})
+        await checkpoints.restore_point(checkpoints._graph, {})
         await checkpoints._nothing_beside()
         assert sorted(await checkpoints.store.objects.names("state")) == sorted([*used, young.name])
         assert await checkpoints.store.checkpoint(1) == kept

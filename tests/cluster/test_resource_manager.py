@@ -780,3 +780,19 @@ def test_cluster_settles_after_any_loss_and_interleaving_of_messages(block: int)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+def test_a_worker_that_leaves_gets_no_slots_and_goes_once_it_is_idle() -> None:
+    options = SlotManagerOptions(workers_min=1, workers_max=1, idle_timeout_s=None)
+    slots = manager(options)
+    assert slots.tick(0.0) == [StartWorker(1)]
+    number, _ = slots.register_worker(1, "old", [SlotStatus(0, "job", "a")], 0.0)
+    told = slots.resize(1, 1, frozenset(["old"]), 1.0)
+    assert told == [StartWorker(1)], "the one that leaves is replaced before it goes"
+    slots.register_worker(1, "new", [SlotStatus(0, None, None)], 2.0)
+    (request,) = slots.declare(1, "job", 1, 2, "", 3.0)
+    assert isinstance(request, RequestSlot)
+    assert request.worker_id == "new"
+    told = slots.slot_freed(1, "old", number, "a", 4.0)
+    assert [one.worker_id for one in told if isinstance(one, ReleaseWorker)] == ["old"]
+    assert slots.workers == ["new"]

@@ -418,3 +418,52 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+# Rescaling.
+
+
+def running(parallelism: int, worker: str = "tm") -> SlotScheduler:
+    """A job whose tasks have their slots, all on one worker."""
+    job = graph(vertex(1, parallelism))
+    scheduler = SlotScheduler("job", job)
+    scheduler.request(all_of(job))
+    assert placed(scheduler.offered(worker, offers(*range(parallelism))))
+    return scheduler
+
+
+def test_a_reservation_asks_for_slots_and_keeps_them_until_it_ends() -> None:
+    scheduler = running(1)
+    assert scheduler.reserve(3) == [DeclareRequirement("job", 3)]
+    assert not scheduler.is_reserved
+    scheduler.offered("other", [SlotOffer("b1", 0), SlotOffer("b2", 1)])
+    assert scheduler.is_reserved
+    told = scheduler.reserve(0)
+    assert len(of_type(FreeSlot, told)) == 2
+    assert of_type(DeclareRequirement, told) == [DeclareRequirement("job", 1)]
+
+
+def test_a_rescaled_job_leaves_workers_and_is_spread_over_the_others() -> None:
+    scheduler = running(2)
+    scheduler.reserve(2, frozenset(["tm"]))
+    assert scheduler.slots_declared == 4, "the old tasks keep their slots meanwhile"
+    scheduler.offered("new", [SlotOffer("b1", 0)])
+    scheduler.offered("newer", [SlotOffer("b2", 0)])
+    assert scheduler.is_reserved
+    job = graph(vertex(1, 2))
+    told = scheduler.rescaled(job)
+    assert {slot.worker_id for slot in of_type(FreeSlot, told)} == {"tm"}
+    _, told = scheduler.request(all_of(job))
+    assert sorted(worker for worker, _ in placed(told).values()) == ["new", "newer"]
+
+
+def test_a_smaller_job_gives_back_slots_of_the_worker_with_the_most() -> None:
+    scheduler = running(3)
+    scheduler.reserve(4)
+    scheduler.offered("other", [SlotOffer("b1", 0)])
+    job = graph(vertex(1, 2))
+    scheduler.rescaled(job)
+    _, told = scheduler.request(all_of(job))
+    told += scheduler.reserve(0)
+    assert [slot.worker_id for slot in of_type(FreeSlot, told)] == ["tm", "tm"]
+    assert sorted(worker for worker, _ in placed(told).values()) == ["other", "tm"]

@@ -455,7 +455,7 @@ _unpack_field: Final[Callable[[Any], int | str]] = msgspec.msgpack.Decoder(
 _EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
     (Watermark, tuple[int]),
     (WatermarkStatus, tuple[bool]),
-    (CheckpointBarrier, tuple[int, int, bool, bool, int | None, bool, str, bool]),
+    (CheckpointBarrier, tuple[int, int, bool, bool, int | None, bool, str, bool, bool]),
     (CancelCheckpointMarker, tuple[int]),
     (EndOfData, tuple[bool]),
     (EndOfPartition, tuple[()]),
