@@ -27,7 +27,8 @@ import msgspec
 
 from aioflow.cluster.struct_classes import with_fields
 from aioflow.core.errors import GraphError
-from aioflow.core.wire.types import DEFAULT_TYPES, Registration, TypeRegistry, is_record_type
+from aioflow.core.wire.kinds import kind_of
+from aioflow.core.wire.types import DEFAULT_TYPES, Registration, TypeRegistry
 from aioflow.graph.job_graph import JobGraph, JobVertex
 from aioflow.graph.stream_graph import Partitioning
 
@@ -231,7 +232,7 @@ def _classes_by_value() -> Iterator[type]:
         if isinstance(value, type) and value.__module__ in own and value not in seen:
             seen.add(value)
             waiting += vars(value).values()  # Classes may be nested.
-            if is_record_type(value):
+            if kind_of(value) is not None:
                 yield value
 
 

@@ -1,7 +1,7 @@
 """Conversion of rows of texts and of bodies of messages into values.
 
-The fields of a user's type (dataclass, NamedTuple, Struct) are found here, and rows of texts become
-values of the type.
+The fields of a user's type (dataclass, NamedTuple, Struct, Pydantic model, attrs class) are found
+here, and rows of texts become values of the type. Pydantic validates values of its models.
 
 Bodies of messages are decoded into values, and values encoded as bodies: JSON, text or bytes.
 """
@@ -26,6 +26,7 @@ from collections.abc import Iterable
 
 from aioflow.core.errors import describe_record, did_you_mean
 from aioflow.core.wire.columns import is_made_by_position
+from aioflow.core.wire.kinds import Kind, defaults_of, fields_of, kind_of
 from aioflow.core.wire.types import STANDS_FOR
 
 __all__ = [
@@ -35,18 +36,22 @@ __all__ = [
     "field_names",
     "fields_of_value",
     "hints_of",
+    "is_model",
     "is_namedtuple",
+    "json_encoder",
     "namedtuple_from",
     "row_converter",
     "struct_like",
     "value_maker",
     "FORMATS",
+    "as_object",
     "body_decoder",
     "body_encoder",
     "checked_format",
     "one_or_more",
     "one_or_more_places",
     "lines_of_objects",
+    "model_maker",
 ]
 
 _SCALARS = (int, float, str, bool, type(None))
@@ -57,16 +62,59 @@ def is_namedtuple(type_: Any) -> bool:
     return isinstance(type_, type) and issubclass(type_, tuple) and hasattr(type_, "_fields")
 
 
+def is_model(type_: Any) -> bool:
+    """Returns whether `type_` is a class of Pydantic models."""
+    return isinstance(type_, type) and kind_of(type_) is Kind.PYDANTIC
+
+
+def _is_attrs(type_: Any) -> bool:
+    return isinstance(type_, type) and kind_of(type_) is Kind.ATTRS
+
+
+def _model_fields(model: Any) -> dict[str, Any]:
+    """Returns the fields of a Pydantic model by the names that they have in its input."""
+    return {
+        field.validation_alias if isinstance(field.validation_alias, str) else name: field
+        for name, field in model.model_fields.items()
+    }
+
+
+def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns `validate`, a method of a model, with its errors as msgspec's: one line, with the
+    place of each.
+    """
+    from pydantic import ValidationError  # A model is there, so it was imported.
+
+    def make(value: Any) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            told = [
+                f"{one['msg']} - at `{'.'.join(map(str, ('$', *one['loc'])))}`"
+                for one in error.errors(include_url=False)
+            ]
+            raise msgspec.ValidationError("; ".join(told)) from error
+
+    return make
+
+
 def field_names(type_: Any) -> list[str]:
-    """Returns the fields of a dataclass, NamedTuple or Struct. Raises TypeError for other types."""
+    """Returns the names of the fields of a type as its input has them. Raises TypeError for a type
+    without fields.
+    """
     if is_namedtuple(type_):
         return list(type_._fields)
-    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+    if _is_struct(type_):
         return list(type_.__struct_encode_fields__)
     if dataclasses.is_dataclass(type_):
         return [field.name for field in dataclasses.fields(type_)]
+    if is_model(type_):
+        return list(_model_fields(type_))
+    if _is_attrs(type_):
+        return list(fields_of(type_, Kind.ATTRS))
     raise TypeError(
-        f"type is {type_!r}, expected a dataclass, a NamedTuple, a msgspec.Struct or dict"
+        f"type is {type_!r}, expected a dataclass, a NamedTuple, a msgspec.Struct, a Pydantic "
+        "model, an attrs class or dict"
     )
 
 
@@ -74,6 +122,8 @@ def fields_of_value(value: Any) -> list[str] | None:
     """Returns the names of a value's fields; None if the value has no fields."""
     if isinstance(value, dict):
         return [str(key) for key in value]
+    if is_model(type(value)):
+        return list(type(value).model_fields)
     try:
         return field_names(type(value))
     except TypeError:
@@ -81,9 +131,11 @@ def fields_of_value(value: Any) -> list[str] | None:
 
 
 def hints_of(type_: Any) -> dict[str, Any]:
-    """Returns the annotation of each field of a dataclass, NamedTuple or Struct, by its Python
-    name.
+    """Returns the annotation of each field by its Python name, and of a Pydantic model by its name
+    in the input.
     """
+    if is_model(type_):
+        return {name: field.annotation for name, field in _model_fields(type_).items()}
     hints = typing.get_type_hints(type_, include_extras=True)
     names = type_.__struct_fields__ if _is_struct(type_) else field_names(type_)
     return {name: hints.get(name, Any) for name in names}
@@ -213,6 +265,8 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
     field_names(type_)
     if is_namedtuple(type_):
         return namedtuple_from(type_)
+    if is_model(type_):
+        return model_maker(type_.model_validate)
     return lambda row: msgspec.convert(row, type_, strict=False)
 
 
@@ -230,7 +284,7 @@ def row_converter(
     error for missing fields.
     """
     names = field_names(type_)
-    hints = typing.get_type_hints(type_)
+    hints = hints_of(type_)
     missing = [name for name in names if name not in columns and name not in _with_default(type_)]
     if missing:
         raise TypeError(
@@ -257,6 +311,9 @@ def row_converter(
                 values[name] = text  # This fails below with an error that names the field.
         return values
 
+    if is_model(type_):
+        validate = model_maker(type_.model_validate)
+        return lambda row: validate(make_dict(row))
     if not is_namedtuple(type_):
         return lambda row: convert(make_dict(row), type_, strict=False)
 
@@ -284,6 +341,10 @@ def _with_default(type_: Any) -> set[str]:
         return set(type_._field_defaults)
     if issubclass(type_, msgspec.Struct):
         return {field.encode_name for field in msgspec.structs.fields(type_) if not field.required}
+    if is_model(type_):
+        return {name for name, field in _model_fields(type_).items() if not field.is_required()}
+    if _is_attrs(type_):
+        return set(defaults_of(type_, Kind.ATTRS))
     missing = dataclasses.MISSING
     return {
         field.name
@@ -364,9 +425,7 @@ def checked_format(format: str, type: type[Any] | None, place: str) -> str:
 
 
 def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
-    """Returns a function that decodes a body. The function raises MsgspecError or
-    UnicodeDecodeError.
-    """
+    """Returns a function that decodes a body. The function raises MsgspecError or ValueError."""
     if format == "text":
         return bytes.decode
     if format == "bytes":
@@ -377,6 +436,8 @@ def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
         # msgspec decodes a NamedTuple from an array, but messages contain objects more often.
         read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
         return lambda body: make(read(body))
+    if is_model(type):
+        return model_maker(type.model_validate_json)
     return msgspec.json.Decoder(type).decode
 
 
@@ -385,7 +446,8 @@ def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
     value.
     """
     if format == "json":
-        return _JsonBodies(place).encode
+        encode_json = json_encoder(f"sink {place}").encode
+        return lambda value: encode_json(as_object(value))
     expected = str if format == "text" else bytes
 
     def encode(value: Any) -> bytes:
@@ -399,25 +461,30 @@ def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
     return encode
 
 
-class _JsonBodies:
-    def __init__(self, place: str) -> None:
-        self._place = place
-        self._encode = msgspec.json.Encoder(enc_hook=self._other).encode
+def json_encoder(place: str) -> msgspec.json.Encoder:
+    """Returns an encoder of what msgspec supports, of Pydantic models as they dump themselves, and
+    of numpy's arrays and scalars.
 
-    def encode(self, value: Any) -> bytes:
-        return self._encode(value._asdict() if hasattr(value, "_asdict") else value)
+    The encoder raises TypeError naming `place` and the type for another value.
+    """
 
-    def _other(self, value: Any) -> Any:
-        """Converts a value that msgspec does not support: numpy's arrays and scalars become plain
-        values.
-        """
+    def plain(value: Any) -> Any:
+        if is_model(type(value)):
+            return value.model_dump(mode="json")
         tolist = getattr(value, "tolist", None)
         if tolist is not None:
             return tolist()
         raise TypeError(
-            f"sink {self._place} got a {type(value).__qualname__}, expected what JSON can hold: "
+            f"{place} got a {type(value).__qualname__}, expected what JSON can hold: "
             "map it to a dict or a dataclass first"
         )
+
+    return msgspec.json.Encoder(enc_hook=plain)
+
+
+def as_object(value: Any) -> Any:
+    """Returns a NamedTuple as a dict, which JSON writes as an object; other values unchanged."""
+    return value._asdict() if hasattr(value, "_asdict") else value
 
 
 def lines_of_objects(data: bytes) -> int | None:

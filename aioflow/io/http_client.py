@@ -29,6 +29,7 @@ from aioflow.io.arguments import (
     checked_whole,
 )
 from aioflow.io.backoff import Backoff
+from aioflow.io.conversion import json_encoder
 from aioflow.io.readers import BufferedReader
 from aioflow.operators.sink import BaseWriter
 from aioflow.operators.source import Split
@@ -299,6 +300,7 @@ class HttpWriter(BaseWriter[Any]):
         self._config = config
         self._pending: list[Any] = []
         self._session: aiohttp.ClientSession | None = None
+        self._encode = json_encoder("http sink").encode
         self.full = False
 
     async def open(self) -> None:
@@ -318,7 +320,7 @@ class HttpWriter(BaseWriter[Any]):
         for start in range(0, len(pending), size):
             records = pending[start : start + size]
             with without_secrets(self._config):
-                await self._post(msgspec.json.encode(records if size > 1 else records[0]))
+                await self._post(self._encode(records if size > 1 else records[0]))
 
     async def _post(self, body: bytes) -> None:
         import aiohttp

@@ -21,9 +21,13 @@ from aioflow.core.errors import GraphError
 from aioflow.io.arguments import MALFORMED
 from aioflow.io.conversion import (
     are_scalars,
+    as_object,
     hints_of,
+    is_model,
     is_namedtuple,
+    json_encoder,
     lines_of_objects,
+    model_maker,
     namedtuple_from,
     struct_like,
 )
@@ -110,7 +114,7 @@ def jsonl(
             f"{type!r}: a dataclass, NamedTuple or Struct of plain fields has columns, and so has "
             "no type at all"
         ),
-        encoder=JsonEncoder,
+        encoder=_LinesEncoder,
         extension="jsonl",
         divisible=True,
         follow=follow,
@@ -141,6 +145,8 @@ class JsonDecoder:
             self._struct = None if lines is None else struct_like(type)
             if lines is not None:
                 self._decode = partial(_of_one_line, lines, decode)
+        elif is_model(type):
+            self._decode = model_maker(type.model_validate_json)  # type: ignore[union-attr]
         else:
             decoder: Any = msgspec.json.Decoder() if type is None else msgspec.json.Decoder(type)
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
@@ -323,31 +329,16 @@ def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
     return hints if all(hint in (int, float, str) for hint in hints.values()) else None
 
 
-class JsonEncoder:
+class _LinesEncoder:
     """An encoder that writes one JSON value a line."""
 
     head = b""
 
     def __init__(self) -> None:
-        self._encode_lines = msgspec.json.Encoder(enc_hook=_encode_other).encode_lines
+        self._encode_lines = json_encoder("jsonl sink").encode_lines
 
     def encode(self, values: Sequence[Any]) -> bytes:
         """Returns the lines of `values` as bytes. Raises TypeError naming a type that JSON does not
         support.
         """
-        return self._encode_lines(
-            [value._asdict() if hasattr(value, "_asdict") else value for value in values]
-        )
-
-
-def _encode_other(value: Any) -> Any:
-    """Converts a value that msgspec does not support: numpy's arrays and scalars become plain
-    values.
-    """
-    tolist = getattr(value, "tolist", None)
-    if tolist is not None:
-        return tolist()
-    raise TypeError(
-        f"jsonl sink got a {type(value).__qualname__}, expected what JSON can hold: map it to a "
-        "dict or a dataclass first"
-    )
+        return self._encode_lines(list(map(as_object, values)))

@@ -16,7 +16,7 @@ import msgspec
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, describe_record, note_once
 from aioflow.io.arguments import check_host_and_port, checked_columns
-from aioflow.io.conversion import value_maker
+from aioflow.io.conversion import json_encoder, value_maker
 from aioflow.io.readers import BufferedReader
 from aioflow.io.tables import (
     SCHEMA,
@@ -223,12 +223,13 @@ async def connect(config: PostgresTable[Any]) -> Any:
             f"{error.strerror or error}"
         )
         raise type(error)(error.errno, told) from error
+    encode = json_encoder("postgres sink").encode
     try:
         await connection.set_type_codec(
             "json",
             schema="pg_catalog",
             format="binary",
-            encoder=msgspec.json.encode,
+            encoder=encode,
             decoder=msgspec.json.decode,
         )
         # The first byte is the version of the binary format.
@@ -236,7 +237,7 @@ async def connect(config: PostgresTable[Any]) -> Any:
             "jsonb",
             schema="pg_catalog",
             format="binary",
-            encoder=lambda value: b"\x01" + msgspec.json.encode(value),
+            encoder=lambda value: b"\x01" + encode(value),
             decoder=lambda data: msgspec.json.decode(data[1:]),
         )
     except BaseException:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken, GraphError
 from aioflow.inspection.redaction import redacted
 from aioflow.io.arguments import checked_headers, checked_seconds
 from aioflow.io.backoff import Backoff
+from aioflow.io.conversion import json_encoder
 from aioflow.io.http_client import checked_url, client_session, without_secrets
 from aioflow.io.readers import BufferedReader
 from aioflow.operators.sink import BaseWriter
@@ -106,12 +105,15 @@ class WebSocketConnector:
         return None
 
 
+_ENCODER = json_encoder("websocket sink")
+
+
 async def _send(connection: aiohttp.ClientWebSocketResponse, value: Any) -> None:
     if isinstance(value, bytes):
         await connection.send_bytes(value)
     else:
         await connection.send_str(
-            value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            value if isinstance(value, str) else _ENCODER.encode(value).decode()
         )
 
 

@@ -224,6 +224,73 @@ def test_workers_keep_classes_of_a_script_in_state_and_savepoints(
     assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
 
 
+MODELS = """
+import asyncio
+import attrs, pydantic
+import aioflow as af
+
+class Item(pydantic.BaseModel):
+    name: str
+    at: pydantic.AwareDatetime
+
+class Order(pydantic.BaseModel):
+    id: int
+    items: list[Item]
+    note: str | None = None
+
+@attrs.frozen
+class Sum:
+    orders: list
+    count: int
+
+class Collect(af.KeyedProcessFunction):
+    def open(self, ctx):
+        self.kept = ctx.get_state(af.ValueStateDescriptor("kept"))
+
+    def process_element(self, order, ctx):
+        last = self.kept.value() or Sum([], 0)
+        total = Sum([*last.orders, order], last.count + 1)
+        self.kept.update(total)
+        yield total
+
+BODY = '{"id": %d, "items": [{"name": "a", "at": "2024-01-01T00:00:00+02:00"}]}'
+
+async def main(backend, directory):
+    counts = []
+    for ids in (range(3), range(3, 5)):
+        flow = af.Flow("models", parallelism=2)
+        orders = flow.source(af.io.push(), uid="orders")
+        sums = orders.key_by(lambda order: order.items[0].name).process(Collect, uid="sums")
+        async with flow.run(workers=2, state=backend, checkpoints=directory, every="1h") as job:
+            async with job.subscribe(sums) as out:
+                await job.input(orders).put_many(
+                    [Order.model_validate_json(BODY % id) for id in ids])
+                async for total in out:
+                    counts.append(total.count)
+                    if total.count > ids[-1]: break
+            assert await job.stop()
+    assert counts == [1, 2, 3, 4, 5], counts
+    assert total.orders == [Order.model_validate_json(BODY % id) for id in range(5)]
+    assert total.orders[0].model_fields_set == {"id", "items"}
+    print("all right")
+
+if __name__ == "__main__":
+    asyncio.run(main(BACKEND, DIRECTORY))
+"""
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_models_of_a_script_cross_workers_and_rest_in_state_and_savepoints(
+    tmp_path: Path, backend: str
+) -> None:
+    program = MODELS.replace("BACKEND", repr(backend)).replace(
+        "DIRECTORY", repr(str(tmp_path / "store"))
+    )
+    done = run(script(tmp_path, program))
+
+    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
+
+
 STRICT_TYPES = """
 import asyncio, logging
 from dataclasses import dataclass

@@ -38,7 +38,8 @@ from typing import Any, Final
 import msgspec
 
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported, ValueNotSupported
-from aioflow.core.wire.types import DEFAULT_TYPES, Assembler, Kind, TypeRegistry
+from aioflow.core.wire.kinds import Kind
+from aioflow.core.wire.types import DEFAULT_TYPES, Assembler, TypeRegistry
 from aioflow.core.wire.values import SCALARS, Tagger, Untagger
 
 __all__ = [

@@ -3,7 +3,7 @@ their fields.
 
 A class is encoded as `module:qualname`, or as the name it was registered with. The reader never
 imports: it searches the registered types, then the modules that are loaded already, and accepts
-only dataclasses, NamedTuples, `msgspec.Struct`s and Enums. Instances are made from their fields,
+only the classes of `core.wire.kinds`. Instances are made from their fields,
 without running the user's `__init__`.
 
 The names of the fields are encoded too, once a batch. A field that was added since is restored from
@@ -13,31 +13,36 @@ its default, and a removed field is dropped, with one warning for each class.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
 
 from aioflow.core.errors import ValueNotSupported
+from aioflow.core.wire.kinds import (
+    Kind,
+    Rows,
+    creator,
+    defaults_of,
+    fields_of,
+    kind_of,
+    rows_of,
+    type_name,
+)
 
 __all__ = [
     "DEFAULT_TYPES",
     "STANDS_FOR",
     "Assembler",
-    "Kind",
     "Registration",
     "TypePlan",
     "TypeRegistry",
-    "is_record_type",
     "register_type",
-    "type_name",
 ]
 
 STANDS_FOR = "__stands_for__"
@@ -53,17 +58,9 @@ logger = logging.getLogger(__name__)
 _CACHE_ENTRIES_MAX = 1_024
 """Maximum number of cached classes, and of their lists of fields, because the peer chooses them."""
 
+EXPECTED = "dataclass, attrs class, NamedTuple, msgspec.Struct, Pydantic model or Enum"
+
 _BUILTINS = (bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset)
-
-
-class Kind(enum.Enum):
-    """How the fields of the instances of a class are read."""
-
-    DATACLASS = "dataclass"
-    NAMED_TUPLE = "NamedTuple"
-    STRUCT = "Struct"
-    ENUM = "Enum"
-    CUSTOM = "registered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +75,17 @@ class TypePlan:
     kind: Kind
     fields: tuple[str, ...] = ()
     encode: Callable[[Any], Any] | None = None
+    taken_apart: Rows | None = None
 
     def rows(self, values: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
         """Returns the field values of each of `values`; a NamedTuple is returned itself.
 
         Raises TypeNotSupported if a value lacks a field.
         """
-        if self.kind is Kind.NAMED_TUPLE:
-            return values
-        fields = self.fields
+        assert self.taken_apart is not None
         try:
-            if len(fields) > 1:
-                return list(map(attrgetter(*fields), values))
-            return [tuple(getattr(value, field) for field in fields) for value in values]
-        except AttributeError as error:
+            return self.taken_apart(values)
+        except (AttributeError, KeyError) as error:
             raise ValueNotSupported(
                 f"{type_name(self.cls)} cannot travel: {error}; set all its fields"
             ) from None
@@ -138,7 +132,7 @@ class TypeRegistry:
         `module:qualname`).
 
         `encode(value)` returns a supported value, and `decode` of it an instance of `cls`. Give
-        both or neither; neither only for a dataclass, NamedTuple, Struct or Enum. `aliases` are
+        both or neither; neither only for a class of `core.wire.kinds`. `aliases` are
         former names. Registering a redefinition of the same class replaces it. Raises ValueError if
         another class has the name.
         """
@@ -147,10 +141,9 @@ class TypeRegistry:
                 f"register_type({cls.__qualname__}) was given one of encode and decode, expected "
                 "both"
             )
-        if encode is None and _kind_of(cls) is None:
+        if encode is None and kind_of(cls) is None:
             raise ValueNotSupported(
-                f"{type_name(cls)} is no dataclass, NamedTuple, Struct or Enum: register it with "
-                "encode= and decode="
+                f"{type_name(cls)} is no {EXPECTED}: register it with encode= and decode="
             )
         registration = Registration(cls, name or _path(cls), encode, decode, tuple(aliases))
         names = (registration.name, *registration.aliases)
@@ -192,8 +185,7 @@ class TypeRegistry:
         cls = self._resolve(name)
         if cls is None:
             raise LookupError(
-                f"type {name!r} is not registered here and not loaded as a dataclass, NamedTuple, "
-                "Struct or Enum; "
+                f"type {name!r} is not registered here and not loaded as a {EXPECTED}; "
                 "import its module before, or call aioflow.register_type with this name or alias"
             )
         registration = self._registered(cls)
@@ -212,19 +204,19 @@ class TypeRegistry:
         kind = self._kind(cls)
         if kind is None:
             raise ValueNotSupported(f"{type_name(cls)} cannot travel: {_remedy(cls)}")
-        return TypePlan(
-            cls,
-            registration.name if registration is not None else _path(cls),
-            kind,
-            _fields_of(cls, kind),
-        )
+        name = registration.name if registration is not None else _path(cls)
+        if kind is Kind.TEXT:
+            return TypePlan(cls, name, Kind.CUSTOM, encode=str)
+        fields = fields_of(cls, kind)
+        return TypePlan(cls, name, kind, fields, taken_apart=rows_of(cls, kind, fields))
 
     def _plan_of_stand_in(self, real: TypePlan) -> TypePlan:
         """Returns a plan that encodes a stand-in as an instance of its class `real`."""
         encode, make = real.encode, real.cls
         if encode is not None:
             return replace(real, encode=lambda value: encode(make(*msgspec.structs.astuple(value))))
-        return replace(real, kind=Kind.STRUCT)  # Taken apart as such.
+        by_attribute = rows_of(real.cls, Kind.STRUCT, real.fields)
+        return replace(real, kind=Kind.STRUCT, taken_apart=by_attribute)
 
     def _build(
         self, name: str, cls: type[Any], fields: tuple[str, ...], registration: Registration | None
@@ -233,9 +225,11 @@ class TypeRegistry:
             return Assembler(cls, Kind.CUSTOM, decode=registration.decode)
         kind = self._kind(cls)
         assert kind is not None  # `_resolve` and `register` let no other class through.
+        if kind is Kind.TEXT:
+            return Assembler(cls, Kind.CUSTOM, decode=cls)
         if kind is Kind.ENUM:
             return Assembler(cls, kind)
-        current = _fields_of(cls, kind)
+        current = fields_of(cls, kind)
         if fields == current:
             return Assembler(cls, kind, current)
         removed = [field for field in fields if field not in current]
@@ -244,7 +238,7 @@ class TypeRegistry:
             logger.warning(
                 "fields %s of %s are no more, their values are dropped", ", ".join(removed), name
             )
-        defaults = _defaults_of(cls, kind)
+        defaults = defaults_of(cls, kind)
         for field in current:
             if field not in fields and field not in defaults:
                 raise LookupError(
@@ -280,7 +274,7 @@ class TypeRegistry:
     def _kind(self, cls: type[Any]) -> Kind | None:
         if cls in self._kinds:
             return self._kinds[cls]
-        return _cached(self._kinds, cls, _kind_of(cls))
+        return _cached(self._kinds, cls, kind_of(cls))
 
 
 class Assembler:
@@ -310,7 +304,8 @@ class Assembler:
         self.decode = decode
         self._sources = sources
         self._defaults = [(defaults or {}).get(field) for field in fields]
-        self._create = _creator(cls, kind, fields)
+        added = {name for name, at in zip(fields, sources or (), strict=False) if at < 0}
+        self._create = creator(cls, kind, fields, frozenset(added))
 
     def assemble(self, rows: Sequence[Sequence[Any]]) -> list[Any]:
         """Returns an instance for each row. Raises ValueError if a row has not `written` values."""
@@ -347,18 +342,6 @@ def register_type(
     DEFAULT_TYPES.register(cls, name, encode=encode, decode=decode, aliases=aliases)
 
 
-def is_record_type(cls: type[Any]) -> bool:
-    """Returns whether instances of `cls` can be encoded without registered functions."""
-    return _kind_of(cls) is not None
-
-
-def type_name(cls: type[Any]) -> str:
-    """Returns the name of `cls` for messages."""
-    return (
-        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-    )
-
-
 def _cached(cache: dict[_K, _V], key: _K, value: _V) -> _V:
     if len(cache) >= _CACHE_ENTRIES_MAX:
         cache.clear()
@@ -368,23 +351,6 @@ def _cached(cache: dict[_K, _V], key: _K, value: _V) -> _V:
 
 def _path(cls: type[Any]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _kind_of(cls: type[Any]) -> Kind | None:
-    if issubclass(cls, enum.Enum):
-        return Kind.ENUM
-    if issubclass(cls, msgspec.Struct):
-        return Kind.STRUCT if cls is not msgspec.Struct else None
-    if issubclass(cls, tuple):
-        return Kind.NAMED_TUPLE if isinstance(getattr(cls, "_fields", None), tuple) else None
-    # A subclass that is no dataclass itself may hold more than the fields of its base.
-    if "__dataclass_fields__" not in cls.__dict__:
-        return None
-    try:
-        object.__new__(cls)
-    except TypeError:  # It derives from a builtin, whose contents the fields do not show.
-        return None
-    return Kind.DATACLASS
 
 
 def _remedy(cls: type[Any]) -> str:
@@ -402,91 +368,4 @@ def _remedy(cls: type[Any]) -> str:
                 f"it is a subclass of {base.__name__} and would come out as one; convert it, or "
                 f"{register}"
             )
-    return f"use a dataclass, a NamedTuple, a msgspec.Struct or an Enum, or {register}"
-
-
-def _fields_of(cls: type[Any], kind: Kind) -> tuple[str, ...]:
-    if kind is Kind.DATACLASS:
-        return tuple(field.name for field in dataclasses.fields(cls))
-    if kind is Kind.NAMED_TUPLE:
-        return tuple(cls._fields)
-    if kind is Kind.STRUCT:
-        return tuple(cls.__struct_fields__)
-    return ()
-
-
-def _defaults_of(cls: type[Any], kind: Kind) -> dict[str, Callable[[], Any]]:
-    defaults: dict[str, Callable[[], Any]] = {}
-    if kind is Kind.NAMED_TUPLE:
-        return {field: _constant(value) for field, value in cls._field_defaults.items()}
-    if kind is Kind.STRUCT:
-        for info in msgspec.structs.fields(cls):
-            if info.default_factory is not msgspec.NODEFAULT:
-                defaults[info.name] = info.default_factory
-            elif info.default is not msgspec.NODEFAULT:
-                defaults[info.name] = _constant(info.default)
-        return defaults
-    for field in dataclasses.fields(cls):
-        if field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory
-        elif field.default is not dataclasses.MISSING:
-            defaults[field.name] = _constant(field.default)
-    return defaults
-
-
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
-
-
-def _creator(cls: type[Any], kind: Kind, fields: tuple[str, ...]) -> Callable[..., Any]:
-    """Returns a function that makes an instance from the values of all fields, in their order."""
-    if kind is Kind.STRUCT:
-        return _struct_creator(cls, fields)
-    if kind is Kind.DATACLASS and not _is_plain_dataclass(cls, fields):
-        new, put = object.__new__, object.__setattr__
-
-        def create(*values: Any) -> Any:
-            instance = new(cls)
-            for field, value in zip(fields, values, strict=True):
-                put(instance, field, value)
-            return instance
-
-        return create
-    return cls
-
-
-def _struct_creator(cls: type[Any], fields: tuple[str, ...]) -> Callable[..., Any]:
-    # A Struct cannot be made without msgspec's `__init__`; what a `__post_init__` does to the
-    # fields is undone.
-    restore = hasattr(cls, "__post_init__")
-    if not restore and cls.__match_args__ == fields:  # The fields that may be given by position.
-        return cls
-    put = msgspec.structs.force_setattr
-
-    def create(*values: Any) -> Any:
-        instance = cls(**dict(zip(fields, values, strict=True)))
-        if restore:
-            for field, value in zip(fields, values, strict=True):
-                put(instance, field, value)
-        return instance
-
-    return create
-
-
-def _is_plain_dataclass(cls: type[Any], fields: tuple[str, ...]) -> bool:
-    """Returns whether calling `cls` only sets its fields, which is faster than setting them."""
-    init = cls.__init__
-    code = getattr(init, "__code__", None)
-    new: object = cls.__new__
-    setattr_: object = cls.__setattr__
-    return (
-        code is not None
-        and code.co_qualname.startswith("__create_fn__.")
-        and "__init__" in cls.__dict__
-        and code.co_varnames[1 : code.co_argcount] == fields
-        and all(field.init for field in dataclasses.fields(cls))
-        and not hasattr(cls, "__post_init__")
-        and type(cls) is type
-        and new is object.__new__
-        and (setattr_ is object.__setattr__ or cls.__dataclass_params__.frozen)
-    )
+    return f"use a {EXPECTED}, or {register}"

@@ -29,7 +29,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from aioflow.core.errors import ValueNotSupported
-from aioflow.core.wire.types import Assembler, Kind, TypePlan, TypeRegistry, type_name
+from aioflow.core.wire.kinds import Kind, type_name
+from aioflow.core.wire.types import Assembler, TypePlan, TypeRegistry
 
 __all__ = [
     "DEPTH_MAX",
@@ -145,6 +146,18 @@ _SAFE_SCALARS: Final[frozenset[type]] = frozenset({type(None), bool, float, byte
 _ENUM, _RECORD, _CUSTOM, _NUMPY = range(13, 17)
 
 _EPOCH = datetime(1970, 1, 1)
+
+_FIXED_OFFSETS = frozenset(
+    [
+        ("pydantic_core._pydantic_core", "TzInfo"),
+        ("dateutil.tz.tz", "tzutc"),
+        ("dateutil.tz.tz", "tzoffset"),
+    ]
+)
+"""Classes of time zones of one offset, which come out as the equal `datetime.timezone`.
+
+Pydantic reads texts of JSON with one, dateutil's parser makes the others.
+"""
 
 
 class Tagger:
@@ -451,6 +464,13 @@ def _tag_zone(tagger: Tagger, zone: tzinfo | None, depth: int) -> Any:
     # mypy cannot narrow by `kind`.
     if kind is ZoneInfo and zone.key is not None:  # type: ignore[attr-defined]
         return zone.key  # type: ignore[attr-defined]
+    if (kind.__module__, kind.__qualname__) in _FIXED_OFFSETS:
+        offset = zone.utcoffset(None)
+        assert offset is not None
+        zone = timezone(offset)
+        kind = timezone
+        if zone is UTC:
+            return 0
     if kind is timezone:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         return tagger.tag([offset, *name], depth)

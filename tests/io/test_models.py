@@ -1,0 +1,117 @@
+"""Connectors read into Pydantic models and attrs classes, and write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+from pydantic import BaseModel, Field
+
+import aioflow as af
+from aioflow.io.conversion import body_decoder, body_encoder, value_maker
+from aioflow.io.redis_client import entry_decoder
+
+
+class User(BaseModel):
+    id: int = Field(alias="userId")
+    name: str = "x"
+    score: float | None = None
+
+
+@attrs.define
+class Point:
+    a: int
+    b: float = 2.5
+
+
+def user(id: int, **fields: Any) -> User:
+    return User(userId=id, **fields)
+
+
+async def rows_of(source: Any) -> list[Any]:
+    flow = af.Flow("reads")
+    return [*await flow.source(source).collect()]
+
+
+async def written(values: list[Any], sink: Any, folder: Path) -> str:
+    flow = af.Flow("writes")
+    flow.source(values).sink(sink)
+    await flow.execute()
+    (part,) = folder.glob("part-*")
+    return part.read_text()
+
+
+async def test_lines_of_json_become_models(tmp_path: Path) -> None:
+    path = tmp_path / "users.jsonl"
+    path.write_text('{"userId": 1, "name": "a"}\n{"userId": "?"}\n{"userId": 3, "score": 1}\n')
+    read = await rows_of(af.io.jsonl(path, User, on_error="skip"))
+    assert read == [user(1, name="a"), user(3, score=1)]
+    assert read[1].model_fields_set == {"id", "score"}
+    with pytest.raises(Exception, match=r"line 2: Input should be .* - at `\$.userId`"):
+        await rows_of(af.io.jsonl(path, User))
+    path.write_text('{"a": 1}\n')
+    assert await rows_of(af.io.jsonl(path, Point)) == [Point(1)]
+
+
+async def test_rows_of_csv_become_models(tmp_path: Path) -> None:
+    path = tmp_path / "users.csv"
+    path.write_text("userId,name,score,more\n1,a,0.5,z\n?,b,,\n3,c,,\n")
+    read = await rows_of(af.io.csv(path, User, on_error="skip"))
+    assert read == [user(1, name="a", score=0.5), user(3, name="c")]
+    with pytest.raises(Exception, match=r"line 3.*at `\$.userId`"):
+        await rows_of(af.io.csv(path, User))
+    path.write_text("name\na\n")
+    with pytest.raises(Exception, match="User needs the column 'userId'"):
+        await rows_of(af.io.csv(path, User))
+    path.write_text("a,b\n1,3.5\n2,\n")
+    assert await rows_of(af.io.csv(path, Point)) == [Point(1, 3.5), Point(2)]
+
+
+@pytest.mark.parametrize(
+    ("values", "lines", "table"),
+    [
+        (
+            [user(1), user(2, name="b", score=1)],
+            '{"id":1,"name":"x","score":null}\n{"id":2,"name":"b","score":1.0}\n',
+            "id,name,score\n1,x,\n2,b,1.0\n",
+        ),
+        ([Point(1)], '{"a":1,"b":2.5}\n', "a,b\n1,2.5\n"),
+    ],
+    ids=["Pydantic", "attrs"],
+)
+async def test_models_are_written_by_their_fields(
+    values: list[Any], lines: str, table: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "jsonl"
+    assert await written(values, af.io.jsonl(folder), folder) == lines
+    folder = tmp_path / "csv"
+    assert await written(values, af.io.csv(folder), folder) == table
+
+
+async def test_columns_are_models_too(tmp_path: Path) -> None:
+    path = tmp_path / "users.jsonl"
+    path.write_text('{"userId": 1, "name": "a"}\n' * 50)
+    flow = af.Flow("columns")
+    names = flow.source(af.io.jsonl(path, User)).select(name=af.col.name)
+    assert [row["name"] for row in await names.collect()] == ["a"] * 50
+
+
+def test_bodies_of_messages_become_models_and_are_made_of_them() -> None:
+    decode = body_decoder("json", User)
+    assert decode(b'{"userId": 1}') == user(1)
+    for bad in (b"", b"[1]", b'{"userId": null}', b"\xff"):
+        with pytest.raises(msgspec.ValidationError):
+            decode(bad)
+    assert body_encoder("json", "kafka")(user(1)) == b'{"id":1,"name":"x","score":null}'
+    assert body_encoder("json", "kafka")({"in": [Point(1)]}) == b'{"in":[{"a":1,"b":2.5}]}'
+
+
+def test_rows_of_tables_and_entries_of_streams_become_models() -> None:
+    make = value_maker(User)
+    assert make is not None
+    assert make({"userId": 1, "name": "n"}) == user(1, name="n")
+    assert entry_decoder(User)({b"userId": b"7", b"score": b""}) == user(7)
+    assert entry_decoder(Point)({b"a": b"7"}) == Point(7)
