@@ -53,9 +53,7 @@ OPEN_ALLOWED = {
 }
 HASH_ALLOWED: dict[str, str] = {}
 
-CIRCLES = """
-spark.bridge.connector spark.bridge.session
-"""
+CIRCLES = ""
 """Modules that import each other, at start-up or inside functions. Only strike names out."""
 
 CIRCLES_OF_TYPES = """
@@ -63,8 +61,6 @@ io.blocks io.kafka_client io.kafka_reader io.kafka_sink io.kafka_topics io.nats_
 io.nats_sink io.nats_streams io.paths io.redis_client io.redis_sink io.redis_streams
 monitoring.calls monitoring.monitor monitoring.prometheus monitoring.rest_cluster
 monitoring.rest_metrics monitoring.sampling
-spark.bridge.connector spark.bridge.session spark.bridge.sink spark.bridge.source
-spark.streaming.source
 state.backend state.timers
 """
 """Modules that import each other if imports for type checkers count too. Only strike names out."""

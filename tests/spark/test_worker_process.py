@@ -22,7 +22,7 @@ from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.network.security import Security, TlsFiles
-from aioflow.spark.headquarters import Headquarters
+from aioflow.spark.workers.provider import EmbeddedJobManager
 from aioflow.spark.workers.worker import LOST_DRIVER, RETRIED, WorkerTask
 from aioflow.task.environment import TaskOptions
 from tests.integration.clusters import ROOT
@@ -41,15 +41,15 @@ class Provider:
     workers, slots = 1, 1
 
     def __init__(self) -> None:
-        self.headquarters: Headquarters | None = None
+        self.job_manager: EmbeddedJobManager | None = None
         self.tls: tuple[str, str, str] | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.came = threading.Event()
 
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
         if self.process is None:
-            assert self.headquarters is not None
-            task = WorkerTask("worker-1", *self.headquarters.address, SECRET, tls=self.tls)
+            assert self.job_manager is not None
+            task = WorkerTask("worker-1", *self.job_manager.address, SECRET, tls=self.tls)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, cwd=ROOT
             )
@@ -83,14 +83,14 @@ def provider() -> Iterator[Provider]:
 
 
 @asynccontextmanager
-async def headquarters_for(
+async def job_manager_for(
     provider: Provider, silence_s: float, tls: TlsFiles | None = None
-) -> AsyncIterator[tuple[SystemHost, Headquarters]]:
+) -> AsyncIterator[tuple[SystemHost, EmbeddedJobManager]]:
     host, security = SystemHost(), Security(tls=None if tls is None else tls.load())
-    made = Headquarters(
+    made = EmbeddedJobManager(
         host, SECRET, "127.0.0.1", security, provider, request_timeout_s=60, silence_s=silence_s
     )
-    provider.headquarters = made
+    provider.job_manager = made
     async with made:
         await eventually(provider.came.is_set)
         yield host, made
@@ -98,7 +98,7 @@ async def headquarters_for(
 
 
 async def test_an_idle_worker_ends_with_its_driver_by_itself(provider: Provider) -> None:
-    async with headquarters_for(provider, 10):
+    async with job_manager_for(provider, 10):
         assert not provider.is_over()
     await eventually(provider.is_over, within_s=40)
     assert provider.process is not None and provider.process.returncode == 0
@@ -112,7 +112,7 @@ async def test_a_worker_with_a_certificate_comes_over_tls(
     authority = Authority(tmp_path)
     files = authority.issue("worker")
     provider.tls = files.certificate, files.key, files.authority
-    async with headquarters_for(provider, 10, authority.issue("driver")):
+    async with job_manager_for(provider, 10, authority.issue("driver")):
         assert not provider.is_over()
     await eventually(provider.is_over, within_s=40)
     assert provider.process is not None and provider.process.returncode == 0
@@ -124,8 +124,8 @@ async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(
     place = str(tmp_path / "held")
     flow = af.Flow("f")
     flow.source(range(3)).map(lambda n: holds(n, place)).sink(af.io.jsonl(tmp_path / "out"))
-    async with headquarters_for(provider, 60) as (host, headquarters):
-        async with ClusterClient(host, Whereabouts((headquarters.address,)), SECRET) as client:
+    async with job_manager_for(provider, 60) as (host, job_manager):
+        async with ClusterClient(host, Whereabouts((job_manager.address,)), SECRET) as client:
             await client.submit(
                 "job", submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions())
             )

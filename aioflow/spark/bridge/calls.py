@@ -1,8 +1,9 @@
-"""Runs blocking calls to Spark in a bounded number of threads.
+"""Calls to Spark: what sources and sinks need of a bridge, and the threads that run its calls.
 
-An executor does not suffice, for these reasons. Spark ties state to each thread: the thread has a
-partner thread in the JVM, with the active session and the job group in it. A call that never
-returns must not occupy its thread for ever, and the pool outlives the loop that made it.
+Blocking calls run in a bounded number of threads. An executor does not suffice, for these reasons.
+Spark ties state to each thread: the thread has a partner thread in the JVM, with the active session
+and the job group in it. A call that never returns must not occupy its thread for ever, and the pool
+outlives the loop that made it.
 
 Invariants: at most `capacity` awaited calls run, besides the calls that are `apart`. Calls begin in
 the order in which they were submitted. A call never runs if its caller gave it up before it began.
@@ -15,16 +16,61 @@ import asyncio
 import contextlib
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.errors import Closed
 
 if TYPE_CHECKING:
-    from aioflow.core.host import Host
+    from datetime import timedelta
 
-__all__ = ["Call", "CallThreads"]
+    from aioflow.core.host import Host
+    from aioflow.spark.bridge.settings import Reach
+
+__all__ = ["Bridge", "Call", "CallThreads", "check_bridge"]
+
+T = TypeVar("T")
+
+
+class Bridge(ABC):
+    """The part of `SparkBridge` that sources and sinks use. `SparkBridge` documents it."""
+
+    master: str
+
+    @property
+    @abstractmethod
+    def host(self) -> Host: ...
+
+    @property
+    @abstractmethod
+    def reach(self) -> Reach: ...
+
+    @abstractmethod
+    async def session(self) -> Any: ...
+
+    @abstractmethod
+    async def call(
+        self,
+        fn: Callable[..., T],
+        /,
+        *args: Any,
+        timeout: str | timedelta | None = None,
+        **kwargs: Any,
+    ) -> T: ...
+
+    @abstractmethod
+    async def job(self, fn: Callable[[], T]) -> T: ...
+
+
+def check_bridge(bridge: object, name: str) -> None:
+    """Raises TypeError if `bridge`, given as the argument `name`, is no SparkBridge."""
+    if not isinstance(bridge, Bridge):
+        raise TypeError(
+            f"{name} is {bridge!r} of type {type(bridge).__name__}, expected an af.SparkBridge: "
+            'async with af.SparkBridge("local[4]") as bridge'
+        )
 
 
 class Call:

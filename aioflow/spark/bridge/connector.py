@@ -17,9 +17,10 @@ from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.conversion import field_names, value_maker
+from aioflow.spark.bridge.calls import check_bridge
 
 if TYPE_CHECKING:
-    from aioflow.spark.bridge.session import SparkBridge
+    from aioflow.spark.bridge.calls import Bridge
     from aioflow.spark.bridge.sink import FrameSink
     from aioflow.spark.bridge.source import FrameSource
     from aioflow.spark.streaming.source import StreamSource
@@ -72,7 +73,7 @@ class TypedRows:
 
 @overload
 def spark(
-    bridge: SparkBridge,
+    bridge: Bridge,
     what: str | Callable[[Any], Any] | Any,
     type: Any = None,
     *,
@@ -80,7 +81,7 @@ def spark(
 ) -> FrameSource[Any]: ...
 @overload
 def spark(
-    bridge: SparkBridge,
+    bridge: Bridge,
     what: str | Callable[[Any], Any] | Any,
     type: Any = None,
     *,
@@ -90,7 +91,7 @@ def spark(
 ) -> StreamSource[Any]: ...
 @overload
 def spark(
-    bridge: SparkBridge,
+    bridge: Bridge,
     *,
     into: str | PathLike[str] | Callable[[Any, str], object],
     schema: str,
@@ -100,7 +101,7 @@ def spark(
 ) -> FrameSink: ...
 @overload
 def spark(
-    bridge: SparkBridge,
+    bridge: Bridge,
     *,
     table: str,
     schema: str,
@@ -110,7 +111,7 @@ def spark(
 ) -> FrameSink: ...
 @explained
 def spark(
-    bridge: SparkBridge,
+    bridge: Bridge,
     what: str | Callable[[Any], Any] | Any = None,
     type: Any = None,
     *,
@@ -147,8 +148,6 @@ def spark(
     that keeps rows until Spark has written them. It is required unless `into` is a local directory,
     which then holds the spool.
     """
-    from aioflow.spark.bridge.session import check_bridge
-
     check_bridge(bridge, "the first argument of spark(...)")
     if [what is None, into is None, table is None].count(False) != 1:
         raise GraphError(
@@ -211,7 +210,7 @@ def _refuse(who: str, whose: str, **given: Any) -> None:
 
 
 def _sink(
-    bridge: SparkBridge,
+    bridge: Bridge,
     into: Any,
     table: str | None,
     schema: str | None,
@@ -264,7 +263,7 @@ def _check_readable(what: object) -> None:
         )
 
 
-def _source(bridge: SparkBridge, what: Any, type_: Any, batches: bool) -> FrameSource[Any]:
+def _source(bridge: Bridge, what: Any, type_: Any, batches: bool) -> FrameSource[Any]:
     make = _maker(type_, batches)
     try:
         from aioflow.spark.bridge.source import FrameSource
@@ -274,7 +273,7 @@ def _source(bridge: SparkBridge, what: Any, type_: Any, batches: bool) -> FrameS
 
 
 def _stream(
-    bridge: SparkBridge, what: Any, type_: Any, batches: bool, checkpoint: str, trigger: str
+    bridge: Bridge, what: Any, type_: Any, batches: bool, checkpoint: str, trigger: str
 ) -> StreamSource[Any]:
     make = _maker(type_, batches)
     if "://" in checkpoint:

@@ -33,7 +33,7 @@ from aioflow.core.aio import close_within
 from aioflow.core.errors import Closed
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
-from aioflow.spark.bridge.calls import Call, CallThreads
+from aioflow.spark.bridge.calls import Bridge, Call, CallThreads
 from aioflow.spark.bridge.jvm import SparkProcess, gone
 from aioflow.spark.bridge.settings import Reach, check_master, standalone_masters
 from aioflow.spark.failures import SparkError, SparkGone, translated
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.network.security import TlsFiles
 
-__all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge", "check_bridge"]
+__all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge"]
 
 T = TypeVar("T")
 
@@ -83,16 +83,7 @@ def _load_flows() -> None:
         import aioflow.spark.bridge.targets  # noqa: F401
 
 
-def check_bridge(bridge: object, name: str) -> None:
-    """Raises TypeError if `bridge`, given as the argument `name`, is no SparkBridge."""
-    if not isinstance(bridge, SparkBridge):
-        raise TypeError(
-            f"{name} is {bridge!r} of type {type(bridge).__name__}, expected an af.SparkBridge: "
-            'async with af.SparkBridge("local[4]") as bridge'
-        )
-
-
-class SparkBridge:
+class SparkBridge(Bridge):
     """One Spark session, started by the first call.
 
     It can be used from several loops, one after the other.

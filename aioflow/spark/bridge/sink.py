@@ -44,7 +44,7 @@ from aioflow.spark.failures import SparkError
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.operator import OperatorContext
-    from aioflow.spark.bridge.session import SparkBridge
+    from aioflow.spark.bridge.calls import Bridge
     from aioflow.spark.bridge.targets import Target
 
 __all__ = [
@@ -269,7 +269,7 @@ class FrameSink:
     parallelism_max = 1
     stays_here = True
 
-    def __init__(self, bridge: SparkBridge, target: Target, schema: str, spool: str) -> None:
+    def __init__(self, bridge: Bridge, target: Target, schema: str, spool: str) -> None:
         """Makes the sink. `schema` uses Spark's notation, such as "station string, celsius
         double".
         """

@@ -39,7 +39,7 @@ from aioflow.spark.failures import SparkError
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.source import SourceContext, SourceReader
-    from aioflow.spark.bridge.session import SparkBridge
+    from aioflow.spark.bridge.calls import Bridge
 
 __all__ = ["FrameSource", "FrameReading", "frame_of"]
 
@@ -74,9 +74,7 @@ def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
 class FrameReading:
     """One reading of a DataFrame, from its plan to its end."""
 
-    def __init__(
-        self, bridge: SparkBridge, host: Host, what: str | Callable[[Any], Any] | Any
-    ) -> None:
+    def __init__(self, bridge: Bridge, host: Host, what: str | Callable[[Any], Any] | Any) -> None:
         self._bridge = bridge
         self._what = what
         self._listener = ChannelListener(host, bridge.reach)
@@ -202,7 +200,7 @@ class FrameSource(Generic[T]):
 
     def __init__(
         self,
-        bridge: SparkBridge,
+        bridge: Bridge,
         what: Any,
         make: Callable[[dict[str, Any]], T] | None,
         *,

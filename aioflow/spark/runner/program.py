@@ -28,8 +28,7 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.spark.runner.blocks import COMMITTABLES, BlockRow, BlockWriter, decode_block, merged
 from aioflow.spark.runner.subtask import StageSubtask
-from aioflow.spark.runner.tasks import SubtaskId
-from aioflow.spark.runner.time import ReplayedClock
+from aioflow.spark.runner.tasks import ReplayedClock, SubtaskId
 from aioflow.spark.runner.translate import plan_flow
 from aioflow.task.partitioners import create_partitioner
 

@@ -36,7 +36,8 @@ from aioflow.core.aio import wait_first
 from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
 from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import discover_splits
-from aioflow.spark.bridge.session import SparkBridge, check_bridge
+from aioflow.spark.bridge.calls import Bridge, check_bridge
+from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.bridge.settings import check_master
 from aioflow.spark.bridge.source import FrameSource
 from aioflow.spark.runner.blocks import COMMITTABLES
@@ -79,7 +80,7 @@ class Spark:
     streaming: Literal["experimental"] | None = None
     """Whether a flow over a streaming query of Spark runs as a query: state is exact, and event
     time moves by the batch. Without it such a flow is refused; `af.SparkWorkers` can run it."""
-    bridge: SparkBridge | None = None
+    bridge: Bridge | None = None
 
     def __post_init__(self) -> None:
         if self.streaming not in (None, STREAMING):
@@ -243,7 +244,7 @@ class SparkRun(RunningJob):
 
     async def _flow_on(
         self,
-        bridge: SparkBridge,
+        bridge: Bridge,
         sources: Mapping[int, StreamSource[Any]],
         home: Sequence[HomeStage],
     ) -> None:
@@ -282,7 +283,7 @@ class SparkRun(RunningJob):
 
     async def _on(
         self,
-        bridge: SparkBridge,
+        bridge: Bridge,
         splits: Mapping[int, Sequence[Sequence[Split]]],
         home: Sequence[HomeStage],
     ) -> None:
@@ -312,7 +313,7 @@ class SparkRun(RunningJob):
             await commit(self.host, self._job, self._plan, node_id, prepared, self.job_id)
 
     async def _bring_home(
-        self, bridge: SparkBridge, rdds: StageRdds, home: Sequence[HomeStage], *, at_once: bool
+        self, bridge: Bridge, rdds: StageRdds, home: Sequence[HomeStage], *, at_once: bool
     ) -> dict[int, list[Any]]:
         """Passes the results to the tasks that run in this program.
 

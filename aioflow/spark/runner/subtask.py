@@ -21,8 +21,7 @@ from aioflow.core.errors import note_once
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.operators.sink import COMMITTABLES, SinkOperator
-from aioflow.spark.runner.tasks import StageTasks
-from aioflow.spark.runner.time import ReplayedClock, ReplayedTimers
+from aioflow.spark.runner.tasks import ReplayedClock, ReplayedTimers, StageTasks
 from aioflow.task.context import SourceTaskContext
 from aioflow.task.input import InputStatus
 from aioflow.task.resources import ResourceScope

@@ -2,12 +2,20 @@
 
 Each task is a chain of the engine's own operators with their contexts and state. `subtask`
 runs them.
+
+Time that users see follows the arrival times of the records. Everything else follows the machine's
+clock. A subtask after a shuffle reads within seconds what arrived over an hour. So its wall clock
+follows the records, and timers of keys fire when the clock passes them, each at its own time. An
+operator's own timers (a batch that waits for more, a throttle) must go on without records, and use
+the machine's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.availability import AVAILABLE
@@ -15,8 +23,10 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.scope import Scope
 from aioflow.core.wire.serializers import Codec
-from aioflow.spark.runner.time import StageContext
+from aioflow.state.backend import require_keyed
+from aioflow.state.timers import InternalTimerService
 from aioflow.task.chain import OperatorChain
+from aioflow.task.context import TaskOperatorContext
 from aioflow.task.metrics import unique_names
 from aioflow.task.runtime import OperatorRuntime, SubtaskSettings
 
@@ -25,16 +35,114 @@ if TYPE_CHECKING:
 
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.functions import OutputTag
+    from aioflow.core.host import Clock
     from aioflow.graph.job_graph import JobEdge, JobVertex
     from aioflow.graph.stream_graph import StreamNode
     from aioflow.mailbox.processor import MailboxProcessor
     from aioflow.operators.operator import Operator
-    from aioflow.spark.runner.time import ReplayedTimers
     from aioflow.spark.runner.translate import Stage
     from aioflow.state.snapshot import OperatorSnapshot
-    from aioflow.task.context import RuntimeOwner, TaskOperatorContext
+    from aioflow.task.context import RuntimeOwner
 
-__all__ = ["Outlet", "StageTask", "StageTasks", "SubtaskId"]
+__all__ = [
+    "Outlet",
+    "ReplayedClock",
+    "ReplayedTimers",
+    "StageContext",
+    "StageTask",
+    "StageTasks",
+    "SubtaskId",
+]
+
+
+class ReplayedClock:
+    """The clock of a subtask that reads stored records: its wall clock follows the times at which
+    the records arrived.
+    """
+
+    def __init__(self, clock: Clock, now_ms: int = 0) -> None:
+        self.monotonic = clock.monotonic
+        self.perf_ns = clock.perf_ns
+        self.now_ms = now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+class ReplayedTimer:
+    """A timer registered at a `ReplayedClock`."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class StageContext(TaskOperatorContext):
+    """The context of an operator in a Spark task.
+
+    Timers of keys use the clock of the records; an operator's own timers use the machine's clock.
+    """
+
+    replays: Callable[[int, Callable[[], None]], ReplayedTimer] | None = None
+
+    def timer_service(
+        self,
+        name: str,
+        on_event_time: Callable[[int, Any, Any], None],
+        on_processing_time: Callable[[int, Any, Any], None],
+    ) -> InternalTimerService:
+        replays = self.replays
+        if replays is None:
+            return super().timer_service(name, on_event_time, on_processing_time)
+
+        def register(timestamp_ms: int, callback: Callable[[int], None]) -> ReplayedTimer:
+            fire = partial(self.execute, partial(callback, timestamp_ms), "processing-time timer")
+            return replays(timestamp_ms, fire)
+
+        service = InternalTimerService(
+            name,
+            require_keyed(self.keyed_state, self.name),
+            on_event_time,
+            on_processing_time,
+            register,
+        )
+        self.timer_services.append(service)
+        return service
+
+
+class ReplayedTimers:
+    """The timers of keys in one subtask, in order of the time when they are due."""
+
+    def __init__(self, clock: ReplayedClock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[int, int, ReplayedTimer]] = []
+        self._count = 0
+
+    def register(self, timestamp_ms: int, fire: Callable[[], None]) -> ReplayedTimer:
+        timer = ReplayedTimer(fire)
+        self._count += 1
+        heapq.heappush(self._heap, (timestamp_ms, self._count, timer))
+        return timer
+
+    async def pass_time(self, now_ms: int, settle: Callable[[], Awaitable[None]]) -> None:
+        """Advances the clock to `now_ms`, if that is later.
+
+        Timers that are due before then fire, each at its own time. After each, `settle` runs the
+        resulting work.
+        """
+        clock, heap = self._clock, self._heap
+        while heap and heap[0][0] < now_ms:
+            timestamp_ms, _, timer = heapq.heappop(heap)
+            if timer.callback is not None:
+                clock.now_ms = max(clock.now_ms, timestamp_ms + 1)
+                timer.callback()
+                await settle()
+        clock.now_ms = max(clock.now_ms, now_ms)
+
 
 ALONE = (20_000_000, 4096)
 """Slice in ns, and records in a batch, if the loop runs only this subtask and its own calls: fewer,

@@ -29,8 +29,7 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.operators.window.slices import SliceWindowOperator
 from aioflow.spark.runner.blocks import BlockRow, BlockWriter, Piece, decode_block
 from aioflow.spark.runner.subtask import StageSubtask
-from aioflow.spark.runner.tasks import SubtaskId
-from aioflow.spark.runner.time import ReplayedClock
+from aioflow.spark.runner.tasks import ReplayedClock, SubtaskId
 from aioflow.state.heap_snapshot import HeapSnapshot
 from aioflow.state.operator_state import decode_operator_state, encode_operator_state
 from aioflow.state.snapshot import CANONICAL, InlineState, KeyedStateHandle, StateFile

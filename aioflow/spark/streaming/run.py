@@ -22,7 +22,7 @@ from aioflow.spark.failures import SparkError
 from aioflow.spark.runner.home import Feeding
 
 if TYPE_CHECKING:
-    from aioflow.spark.bridge.session import SparkBridge
+    from aioflow.spark.bridge.calls import Bridge
     from aioflow.spark.runner.blocks import BlockRow
     from aioflow.spark.runner.home import HomeStage
     from aioflow.spark.runner.program import StageProgram
@@ -49,7 +49,7 @@ class StreamRun:
 
     def __init__(
         self,
-        bridge: SparkBridge,
+        bridge: Bridge,
         plan: SparkPlan,
         programs: Mapping[int, StageProgram],
         sources: Mapping[int, StreamSource[Any]],

@@ -53,7 +53,7 @@ from aioflow.spark.failures import SparkError, SparkGone
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.source import SourceContext, SourceReader
-    from aioflow.spark.bridge.session import SparkBridge
+    from aioflow.spark.bridge.calls import Bridge
 
 __all__ = ["StreamSource", "Handover", "Taken"]
 
@@ -236,7 +236,7 @@ class StreamSource(Generic[T]):
 
     def __init__(
         self,
-        bridge: SparkBridge,
+        bridge: Bridge,
         what: Any,
         make: Callable[[dict[str, Any]], T] | None,
         *,

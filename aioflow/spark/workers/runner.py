@@ -6,8 +6,8 @@ state, timers and checkpoints.
 
 Spark starts the workers and owns their machines: each worker is one long task in an executor
 (`provider`, `worker`). The JobManager in this program decides what they run, and what happens when
-one is lost (`headquarters`), as in any cluster. So the run ends with the program. A flow that must
-survive it needs a cluster of its own.
+one is lost (`EmbeddedJobManager`), as in any cluster. So the run ends with the program. A flow that
+must survive it needs a cluster of its own.
 
 A Spark session for workers needs settings: enough cores, no second attempts, and protected secrets.
 """
@@ -32,12 +32,12 @@ from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import GraphError, NotAuthenticated, note_once
 from aioflow.network.connection import fresh_secret
 from aioflow.network.security import SecuredHost, Security, TlsFiles, is_loopback
-from aioflow.spark.bridge.session import SparkBridge, check_bridge
+from aioflow.spark.bridge.calls import check_bridge
+from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.bridge.settings import check_master
 from aioflow.spark.failures import SparkError
-from aioflow.spark.headquarters import Headquarters
 from aioflow.spark.runner.translate import with_printing_apart
-from aioflow.spark.workers.provider import START_TIMEOUT_S, SparkProvider
+from aioflow.spark.workers.provider import START_TIMEOUT_S, EmbeddedJobManager, SparkProvider
 from aioflow.spark.workers.worker import WorkerTask
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class SparkWorkersRun(RemoteRun):
             self._bridge, self._task_of, workers=self._place.workers, slots=self._slots
         )
         stack.push_async_callback(provider.close)
-        headquarters = Headquarters(
+        job_manager = EmbeddedJobManager(
             self.host,
             self._secret,
             self._bind,
@@ -368,11 +368,11 @@ class SparkWorkersRun(RemoteRun):
         if self._cancelled_early.done():
             return None
         session.result()
-        await stack.enter_async_context(headquarters)
+        await stack.enter_async_context(job_manager)
         stack.callback(provider.begin_closing)
-        self._where = "{}:{}".format(*headquarters.address)
+        self._where = "{}:{}".format(*job_manager.address)
         self._client = ClusterClient(
-            self.host, Whereabouts((headquarters.address,)), self._secret, self._handlers()
+            self.host, Whereabouts((job_manager.address,)), self._secret, self._handlers()
         )
         await wait_first([provider.ready, self._cancelled_early])
         if self._cancelled_early.done():

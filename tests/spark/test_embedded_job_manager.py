@@ -9,7 +9,7 @@ from collections.abc import Callable
 from aioflow.core.aio import wait_first
 from aioflow.core.system_host import SystemHost
 from aioflow.network.security import Security
-from aioflow.spark.headquarters import Headquarters
+from aioflow.spark.workers.provider import EmbeddedJobManager
 
 
 class Unwanted:
@@ -28,7 +28,7 @@ def is_there() -> bool:
 
 async def test_a_start_that_is_cancelled_leaves_no_jobmanager_behind() -> None:
     host = SystemHost()
-    made = Headquarters(
+    made = EmbeddedJobManager(
         host, b"s" * 32, "127.0.0.1", Security(), Unwanted(), request_timeout_s=60, silence_s=10
     )
     starting = asyncio.get_running_loop().create_task(made.__aenter__())
