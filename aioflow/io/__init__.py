@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aioflow.io.files import lines
     from aioflow.io.generating import datagen
     from aioflow.io.http_client import http, sse
+    from aioflow.io.hybrid_source import HybridEnd, hybrid
     from aioflow.io.json_files import jsonl
     from aioflow.io.kafka_topics import kafka
     from aioflow.io.nats_streams import nats
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     from aioflow.spark.bridge.connector import spark
 
 __all__ = [
+    "HybridEnd",
     "RollPolicy",
     "arrow",
     "blackhole",
     "csv",
     "datagen",
     "http",
+    "hybrid",
     "jsonl",
     "kafka",
     "lines",
@@ -62,6 +65,7 @@ _MODULES = {
     "csv": "csv_files",
     "datagen": "generating",
     "http": "http_client",
+    "hybrid": "hybrid_source",
     "jsonl": "json_files",
     "kafka": "kafka_topics",
     "lines": "files",
@@ -78,6 +82,7 @@ _MODULES = {
     "stdout": "standard_output",
     "webhook": "webhooks",
     "websocket": "websockets",
+    "HybridEnd": "hybrid_source",
     "RollPolicy": "parts",
 }
 """Module of each function, and of the class for `roll=`.

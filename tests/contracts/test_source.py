@@ -22,6 +22,7 @@ import pytest
 from aioflow.io.csv_files import csv
 from aioflow.io.files import lines
 from aioflow.io.generating import datagen
+from aioflow.io.hybrid_source import hybrid
 from aioflow.io.json_files import jsonl
 from aioflow.io.kafka_topics import kafka
 from aioflow.io.memory import as_source
@@ -111,6 +112,16 @@ def _sqlite(directory: Path) -> tuple[Source[Any], list[Any]]:
     return sqlite(directory / "a.db", "numbers"), [{"i": i} for i in range(COUNT)]
 
 
+def _hybrid(directory: Path) -> tuple[Source[Any], list[Any]]:
+    """Two files of 5 lines, then the rest: a source that begins where the files end."""
+    for name, part in (("a", range(3)), ("b", range(3, 5))):
+        (directory / f"{name}.txt").write_text("".join(f"{i}\n" for i in part))
+    return (
+        hybrid(lines(directory), lambda end: [str(i) for i in range(int(end.last) + 1, COUNT)]),
+        [str(i) for i in range(COUNT)],
+    )
+
+
 def _redis(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
     names = [f"{directory.name}-{letter}" for letter in "abc"]
     for name, part in zip(names, (range(5), range(5, 6), range(6, COUNT)), strict=True):
@@ -164,6 +175,7 @@ SOURCES: dict[str, Callable[[Path], tuple[Source[Any], list[Any]]]] = {
     "csv": _csv,
     "push": _push,
     "sqlite": _sqlite,
+    "hybrid": _hybrid,
 }
 
 SEVERAL_SPLITS = {
