@@ -2,13 +2,14 @@
 threads.
 
 The design follows Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is the number
-of elements that the queue still accepts, and the rest of a batch stays in the chain. The call for
-each element is a task of its own in the task group of the stream task. When the mail runs, the
-results of all completed calls are emitted as one batch.
+of elements that the queue still accepts, and the rest of a batch stays in the chain. A `CallPool`
+runs the calls. When the mail runs, the results of all completed calls are emitted as one batch.
 
-Invariants: the queue holds at most `concurrency` elements. The emitted watermark is never above the
-watermark that was current when the oldest element of the queue arrived. Every checkpoint contains
-the elements whose results were not emitted yet; they are called again after a restore.
+Invariants: at most `concurrency` calls run. The queue holds at most as many elements, and as many
+again as end between two mails, so that no worker waits for the chain. The emitted watermark is
+never above the watermark that was current when the oldest element of the queue arrived. Every
+checkpoint contains the elements whose results were not emitted yet; they are called again after a
+restore.
 
 Queues of elements with pending results decide the order in which results are emitted. An ordered
 queue emits results in the order of input. An unordered queue emits them in the order of completion,
@@ -23,6 +24,7 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.aio import is_asked_to_end
@@ -30,9 +32,9 @@ from aioflow.core.availability import Availability
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, describe_record, message_of, note_once
 from aioflow.core.functions import Failed
-from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.states import ListStateDescriptor
-from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
+from aioflow.core.user_code import user_error
+from aioflow.operators.call_pool import CallPool, Deadlines
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
@@ -59,31 +61,31 @@ __all__ = [
 class Entry:
     """An element of the input with its pending result.
 
-    `mark` is the watermark that was in force before the element. `results` or `error` is set before
-    the entry is completed.
+    `mark` is the watermark that was in force before the element. `result` or `error` is set before
+    the entry is completed. The result of `filter` and `flat_map` is a sequence of elements.
     """
 
-    __slots__ = ("done", "epoch", "error", "mark", "results", "timestamp", "value")
+    __slots__ = ("done", "epoch", "error", "mark", "result", "timestamp", "value")
 
     def __init__(self, value: Any, timestamp: int | None, mark: int) -> None:
         self.value = value
         self.timestamp = timestamp
         self.mark = mark
-        self.results: Sequence[Any] = ()
+        self.result: Any
         self.error: Exception | None = None
         self.done = False
-        self.epoch: _Epoch | None = None
+        self.epoch: _Epoch
 
 
 class CompletionQueue(Protocol):
     """The common interface of both queues. An entry stays in the queue until `take` returns it."""
 
     def __len__(self) -> int: ...
-    def add(self, entry: Entry) -> None:
-        """Adds the next element of the input."""
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Adds the next elements of the input."""
 
-    def complete(self, entry: Entry) -> bool:
-        """Marks `entry` as completed, and returns whether `take` has entries to return."""
+    def complete(self, entries: Sequence[Entry]) -> None:
+        """Marks `entries` as completed, in the order in which they were."""
 
     def take(self) -> list[Entry]:
         """Removes and returns all entries that may be emitted now, in the required order."""
@@ -110,12 +112,12 @@ class OrderedQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Entry) -> None:
-        self._entries.append(entry)
+    def add(self, entries: Sequence[Entry]) -> None:
+        self._entries += entries
 
-    def complete(self, entry: Entry) -> bool:
-        entry.done = True
-        return self._entries[0].done
+    def complete(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            entry.done = True
 
     def take(self) -> list[Entry]:
         entries = self._entries
@@ -155,20 +157,20 @@ class UnorderedQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entries: Sequence[Entry]) -> None:
         epochs = self._epochs
-        if not epochs or epochs[-1].mark != entry.mark:
-            epochs.append(_Epoch(entry.mark))
-        entry.epoch = epochs[-1]
-        entry.epoch.pending += 1
-        self._entries[entry] = None
+        for entry in entries:
+            if not epochs or epochs[-1].mark != entry.mark:
+                epochs.append(_Epoch(entry.mark))
+            entry.epoch = epoch = epochs[-1]
+            epoch.pending += 1
+            self._entries[entry] = None
 
-    def complete(self, entry: Entry) -> bool:
-        epoch = entry.epoch
-        assert epoch is not None, "add() comes before complete()"
-        epoch.pending -= 1
-        epoch.done.append(entry)
-        return epoch is self._epochs[0]
+    def complete(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            epoch = entry.epoch
+            epoch.pending -= 1
+            epoch.done.append(entry)
 
     def take(self) -> list[Entry]:
         taken: list[Entry] = []
@@ -197,6 +199,12 @@ ASYNC_CONCURRENCY = 64
 
 BLOCKING_CONCURRENCY = 8
 """Default number of calls in flight for blocking functions: each occupies a thread."""
+
+AHEAD_MAX = 1024
+"""Maximum of elements in the queue beyond `concurrency`.
+
+Without them, a worker would wait for the chain after each call.
+"""
 
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
 """Operator state of the elements whose results were not emitted yet.
@@ -246,12 +254,11 @@ class AsyncWaitOperator(Operator):
         self._blocking = blocking
         self._call: Callable[[Any], Awaitable[Any]]
         self._once: Callable[[Any], Awaitable[Any]]
-        self._waiting: deque[Entry] = deque()  # Restored elements that wait for a free place.
-        self._running = 0
+        self._pool: CallPool[Entry]
+        self._deadlines: Deadlines | None = None
+        self._ahead = 0  # Elements that the queue accepts beyond `concurrency`.
         self._watermark = MIN_WATERMARK  # Watermark after the last element received.
         self._sent = MIN_WATERMARK  # Watermark that was sent to the next operator.
-        self._mail_is_out = False
-        self._is_failed = False
         self.availability = Availability(available=True)
 
     async def open(self) -> None:
@@ -260,27 +267,28 @@ class AsyncWaitOperator(Operator):
             self._on_timeout = await with_resources(self._on_timeout, self.ctx)
         self._once = self._prepare(self._user.call)
         self._call = self._once if self._retry is None else self._try
-        self._task_name = f"{self.ctx.name}-call"
-        scope = current_scope()
-        self._scope = None if scope is None else scope.at(self.ctx)
+        if self._timeout_s is not None:
+            self._deadlines = Deadlines(self._timeout_s)
+        self._pool = pool = CallPool(
+            self.ctx, self._function(), self._on_ended, self._concurrency, self._place_of
+        )
         metrics = self.ctx.runtime.metrics
-        metrics.gauge("asyncCallsInFlight", lambda: self._running)
+        metrics.gauge("asyncCallsInFlight", lambda: pool.running)
         metrics.gauge("asyncCallsMax", lambda: self._concurrency)
-        parallelism = self.ctx.runtime.parallelism
+        parallelism, restored = self.ctx.runtime.parallelism, list[Entry]()
         for value, timestamp, *kept in self.ctx.operator_state.get_list_state(IN_FLIGHT).get():
-            mark = mark_after_restore(kept, parallelism)
-            entry = Entry(value, timestamp, mark)
-            self._queue.add(entry)
-            self._waiting.append(entry)
-        if self._waiting:
+            restored.append(Entry(value, timestamp, mark_after_restore(kept, parallelism)))
+        if restored:
+            self._queue.add(restored)
+            pool.waiting += restored
             self.availability.set_unavailable()
-            self._start_waiting()
+            pool.start()
 
     def initialize_state(self) -> None:
         self._user.initialize_state(self.ctx)
 
     def room(self) -> int:
-        return max(0, self._concurrency - len(self._queue))
+        return max(0, self._concurrency + self._ahead - len(self._queue))
 
     @property
     def busy(self) -> bool:
@@ -288,16 +296,23 @@ class AsyncWaitOperator(Operator):
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         stamps, marks, mark = batch.timestamps, batch.watermarks, self._watermark
-        add, start = self._queue.add, self._start
-        for i, value in enumerate(batch.values):
-            if marks is not None:
-                mark = marks[i]
-            entry = Entry(value, None if stamps is None else stamps[i], mark)
-            add(entry)
-            start(entry)
+        values = batch.values
+        entries = list(
+            map(
+                Entry,
+                values,
+                repeat(None, len(values)) if stamps is None else stamps,
+                repeat(mark) if marks is None else marks,
+            )
+        )
+        if entries:
+            mark = entries[-1].mark
+            self._queue.add(entries)
+            self._pool.waiting += entries
         self._watermark = max(mark, batch.watermark)
         if self.busy:
             self.availability.set_unavailable()
+            self._pool.start()
         return RecordBatch([], None, None, None, self._reached())
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
@@ -313,9 +328,28 @@ class AsyncWaitOperator(Operator):
         return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:
+        if self._deadlines is not None:
+            self._deadlines.close()
         await self._user.close()
 
     # Calls.
+
+    def _function(self) -> Callable[[Any], Awaitable[Any]]:
+        """Returns the function that makes all tries for one element, and checks its result."""
+        call = self._call if self._deadlines is None else self._call_in_time
+        if self._kind is StatelessKind.MAP:
+            return call
+        if self._kind is StatelessKind.FILTER:
+
+            async def keep(value: Any) -> Sequence[Any]:
+                return (value,) if await call(value) else ()
+
+            return keep
+
+        async def collect(value: Any) -> Sequence[Any]:
+            return list(elements_of(await call(value), self.ctx.name))
+
+        return collect
 
     def _prepare(self, call: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         """Returns a function that makes one try of `call` as an awaitable."""
@@ -338,65 +372,19 @@ class AsyncWaitOperator(Operator):
             return collect
         return call
 
-    def _start(self, entry: Entry) -> None:
-        self._running += 1
-        _ = self.ctx.spawn(self._run(entry), self._task_name)
-
-    def _start_waiting(self) -> None:
-        while self._waiting and self._running < self._concurrency:
-            self._start(self._waiting.popleft())
-
-    async def _run(self, entry: Entry) -> None:
-        """Runs all tries for one element, as a task of its own.
-
-        Raises the cancellation of the engine, SystemExit and KeyboardInterrupt.
-        """
-        value = entry.value
-        if self._scope is not None:
-            enter_scope(self._scope)
-        try:
-            result = await (
-                self._call(value) if self._timeout_s is None else self._call_in_time(value)
-            )
-            check_own_task()
-            if self._kind is StatelessKind.MAP:
-                entry.results = (result,)
-            elif self._kind is StatelessKind.FILTER:
-                entry.results = (value,) if result else ()
-            else:
-                entry.results = list(elements_of(result, self.ctx.name))
-        except BaseException as raised:
-            error = user_error(raised)  # Left alone, the element would be lost.
-            if not isinstance(error, Exception):
-                note_once(error, self._place_of(entry))
-                raise
-            entry.error = error
-            await take_back_cancellation()
-        self._running -= 1
-        if entry.error is not None and self._on_error is None:
-            if not self._is_failed:
-                self._is_failed = True
-                self.ctx.execute(self._fail, "async call failed", entry)
-        elif self._queue.complete(entry) and not self._mail_is_out:
-            self._mail_is_out = True
-            self.ctx.execute(self._deliver, "async results")
-        if self._waiting:
-            self._start_waiting()
+    def _on_ended(self) -> None:
+        """Schedules the delivery of the calls that have ended, and of those that end until then."""
+        self.ctx.execute(self._deliver, "async results")
 
     async def _call_in_time(self, value: Any) -> Any:
-        assert self._timeout_s is not None
-        try:
-            async with asyncio.timeout(self._timeout_s) as scope:
-                result = await self._call(value)
-        except TimeoutError:
-            if not scope.expired():
-                raise  # An error of the function itself.
-        if not scope.expired():
+        deadlines = self._deadlines
+        assert deadlines is not None
+        in_time, result = await deadlines.limit(self._call(value))
+        if in_time:
             return result
-        # A function that swallowed its cancellation and returned a result is too late as well.
         if self._on_timeout is None:
             raise TimeoutError(
-                f"no result within {self._timeout_s:g} s (timeout= bounds all tries together)"
+                f"no result within {deadlines.timeout_s:g} s (timeout= bounds all tries together)"
             )
         result = self._on_timeout(value)
         return await result if inspect.isawaitable(result) else result
@@ -429,19 +417,29 @@ class AsyncWaitOperator(Operator):
 
     def _deliver(self) -> None:
         """Emits all results that may be emitted now, as one batch. Runs as mail."""
-        self._mail_is_out = False
-        values: list[Any] = []
-        stamps: list[Any] = []
-        marks: list[int] = []
-        for entry in self._queue.take():
-            if entry.error is not None:
-                assert self._on_error is not None
-                self.ctx.side_output(
-                    self._on_error, failed(entry, self.ctx.name), entry.timestamp, entry.mark
-                )
-            else:
-                values += entry.results
-                count = len(entry.results)
+        ended = self._pool.take_ended()
+        if self._on_error is None:
+            for entry in ended:
+                if entry.error is not None:
+                    note_once(entry.error, self._place_of(entry))
+                    raise entry.error
+        self._queue.complete(ended)
+        entries = self._queue.take()
+        if not entries:
+            return
+        # As many elements as the workers end at a time wait for them. It falls slowly.
+        self._ahead = min(AHEAD_MAX, max(len(entries), self._ahead * 7 // 8))
+        if self._on_error is not None:
+            entries = self._divert_failed(entries)
+        if self._kind is StatelessKind.MAP:
+            values = [entry.result for entry in entries]
+            stamps = [entry.timestamp for entry in entries]
+            marks = [entry.mark for entry in entries]
+        else:
+            values, stamps, marks = [], [], []
+            for entry in entries:
+                count = len(entry.result)
+                values += entry.result
                 stamps += [entry.timestamp] * count
                 marks += [entry.mark] * count
         before, watermark = self._sent, self._reached()
@@ -451,6 +449,16 @@ class AsyncWaitOperator(Operator):
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()
+
+    def _divert_failed(self, entries: list[Entry]) -> list[Entry]:
+        """Sends failed elements to the side output, and returns the others."""
+        assert self._on_error is not None
+        for entry in entries:
+            if entry.error is not None:
+                self.ctx.side_output(
+                    self._on_error, failed(entry, self.ctx.name), entry.timestamp, entry.mark
+                )
+        return [entry for entry in entries if entry.error is None]
 
     def _emit(
         self, values: list[Any], stamps: list[Any], marks: list[int], before: int, watermark: int
@@ -479,12 +487,6 @@ class AsyncWaitOperator(Operator):
             return MIN_WATERMARK
         self._sent = reached
         return reached
-
-    def _fail(self, entry: Entry) -> None:
-        error = entry.error
-        assert error is not None
-        note_once(error, self._place_of(entry))
-        raise error
 
     def _place_of(self, entry: Entry) -> str:
         return f"in {describe_place(self.ctx)}, at record {describe_record(entry.value)}"

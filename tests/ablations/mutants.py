@@ -862,9 +862,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "more calls than allowed are in flight",
-        "aioflow/operators/async_io.py",
-        "return max(0, self._concurrency - len(self._queue))",
-        "return max(0, 2 * self._concurrency - len(self._queue))",
+        "aioflow/operators/call_pool.py",
+        "if self._workers < self._size:",
+        "if self._workers < 2 * self._size:",
         (
             "tests/operators/test_async_wait.py::"
             "test_calls_in_flight_are_bounded_and_the_chain_is_told_when_there_is_room",

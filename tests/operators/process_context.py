@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from aioflow.core.aio import end_task
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.metrics import MetricGroup
@@ -213,7 +214,7 @@ class Context:
     async def close(self) -> None:
         """Cancel what still runs, as the end of a task does."""
         for task in self.tasks:
-            task.cancel()
+            end_task(task)
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     @property

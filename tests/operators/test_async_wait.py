@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from aioflow.operators.retry import Retry
 
 from .process_context import Context, opened, rows
 
+MARK: ContextVar[str] = ContextVar("mark", default="none")
 BAD: OutputTag[Failed[Any]] = OutputTag("bad")
 
 
@@ -178,7 +181,11 @@ async def test_calls_in_flight_are_bounded_and_the_chain_is_told_when_there_is_r
     assert woken == []  # In order: the second waits for the first, and keeps its place.
     calls.open[1].set_result(1)
     await context.settle()
-    assert woken == [2]
+    # As many again wait for a worker as have just ended.
+    assert woken == [2 + 2]
+    operator.process_batch(batch([5, 6, 7, 8]))
+    await context.settle()
+    assert (operator.room(), len(calls.open)) == (0, 4)
     await context.close()
 
 
@@ -256,6 +263,143 @@ async def test_a_function_class_is_opened_and_closed() -> None:
 
 # --------------------------------------------------------------------------------------------------
 # errors, time and tries
+
+
+async def test_calls_that_do_not_suspend_share_a_task_and_let_the_loop_go_on() -> None:
+    tasks: list[Any] = []
+
+    async def plain(value: int) -> int:
+        tasks.append(asyncio.current_task())
+        context.clock.perf_step_ns = 1_000_000
+        return value
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", plain, concurrency=64), context)
+    operator.process_batch(batch(range(64)))
+    await asyncio.sleep(0)
+    begun = len(tasks)
+    await context.settle(100)
+    assert context.emitted_values == list(range(64))
+    assert None not in tasks
+    assert len(set(tasks)) < 32
+    assert begun < 10  # The clock of the test moves by a millisecond with each call.
+
+
+async def test_calls_at_once_have_a_task_each_which_later_calls_use_again() -> None:
+    tasks: dict[int, Any] = {}
+
+    async def suspends(value: int) -> int:
+        tasks[value] = asyncio.current_task()
+        await asyncio.sleep(0)
+        assert asyncio.current_task() is tasks[value]
+        return value
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", suspends, concurrency=4), context)
+    operator.process_batch(batch(range(20)))
+    await context.settle(40)
+    assert context.emitted_values == list(range(20))
+    assert len(set(tasks.values())) == 4
+
+
+async def test_a_context_variable_that_a_call_sets_is_not_seen_by_the_next() -> None:
+    seen: list[str] = []
+
+    async def marks(value: int) -> int:
+        seen.append(MARK.get())
+        MARK.set(f"of {value}")
+        await asyncio.sleep(0)
+        assert MARK.get() == f"of {value}"
+        return value
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", marks, concurrency=2), context)
+    operator.process_batch(batch(range(6)))
+    await context.settle(40)
+    assert (context.emitted_values, set(seen)) == (list(range(6)), {"none"})
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+async def test_a_call_that_cancels_its_task_spoils_no_other_call(awaits: bool) -> None:
+    async def cancels(value: int) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        if value % 3 == 0:
+            task.cancel()
+            if awaits:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return value
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", cancels, concurrency=2, on_error=BAD), context)
+    operator.process_batch(batch(range(9)))
+    await context.settle(60)
+    assert context.emitted_values == [1, 2, 4, 5, 7, 8]
+    assert [failure.value for _, failure, _, _ in context.side] == [0, 3, 6]
+    assert not operator.busy
+
+
+async def test_a_call_that_is_cancelled_after_its_end_harms_no_other_call() -> None:
+    """Its task may be used again, or wait for a call."""
+    loop = asyncio.get_running_loop()
+
+    async def regrets(value: int) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        if value == 0:
+            loop.call_later(0.001, task.cancel)
+        elif value == 1:
+            await asyncio.sleep(0.01)
+        return value
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", regrets, concurrency=2), context)
+    operator.process_batch(batch([1, 0]))
+    await wait_until(context, lambda: not operator.busy)
+    assert context.emitted_values == [1, 0]
+
+
+async def test_time_outs_of_asyncio_and_anyio_work_within_calls() -> None:
+    async def bounded(value: int) -> list[str]:
+        found = []
+        try:
+            async with asyncio.timeout(0.001):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            found.append("asyncio")
+        with anyio.move_on_after(0.001) as scope:
+            await anyio.sleep(60)
+        if scope.cancelled_caught:
+            found.append("anyio")
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep, 0)
+        return found
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", bounded, concurrency=3, timeout_s=60), context)
+    operator.process_batch(batch(range(9)))
+    await wait_until(context, lambda: not operator.busy)
+    await operator.close()
+    assert context.emitted_values == [["asyncio", "anyio"]] * 9
+
+
+async def test_one_timer_ends_each_call_at_its_own_time() -> None:
+    calls, context = Calls(), Context()
+    operator = await opened(
+        AsyncWaitOperator("map", calls, timeout_s=0.05, on_timeout=lambda value: -value), context
+    )
+    operator.process_batch(batch([1, 2]))
+    await context.settle()
+    calls.open[1].set_result(1)
+    await asyncio.sleep(0.02)
+    operator.process_batch(batch([3]))
+    await wait_until(context, lambda: 2 not in calls.open)
+    assert 3 in calls.open
+    await wait_until(context, lambda: not operator.busy)
+    assert context.emitted_values == [1, -2, -3]
+    await operator.close()
 
 
 async def test_an_error_fails_the_task_with_a_note_and_only_once() -> None:
@@ -548,15 +692,13 @@ def test_queues_keep_their_order_for_any_order_of_completion(
     for number, rise in enumerate(rises):
         mark += rise
         entries.append(Entry(number, None, mark))
-        queue.add(entries[-1])
+        queue.add([entries[-1]])
     assert list(queue.entries()) == entries
     open_entries, taken = list(entries), []
     while open_entries:
         entry = open_entries.pop(chance.randrange(len(open_entries)))
-        ready = queue.complete(entry)
-        out = queue.take() if ready or chance.random() < 0.2 else []
-        assert bool(out) >= ready
-        taken += out
+        queue.complete([entry])
+        taken += queue.take() if chance.random() < 0.5 else []
         assert len(queue) == len(entries) - len(taken)
         if len(queue):
             assert queue.oldest_mark == min(e.mark for e in entries if e not in taken)

@@ -1,0 +1,291 @@
+"""Runs calls of coroutine functions in tasks that are used again.
+
+A worker is a task that takes one call after the other. A call that ends without suspending costs no
+task, and one that suspends goes on in the task of its worker. User code sees a task of its own at
+all times: no two calls that have begun share one, so `asyncio.timeout`, task groups and cancel
+scopes work as usual.
+
+A call leaves nothing behind for the next one. A worker ends after a call that changed a context
+variable, or cancelled its task: the next call gets a new worker.
+
+Few workers start: each wakes two others if calls wait, before it begins its own. So calls that
+never suspend are all made by the first, and calls that suspend begin within a few turns of the
+loop. A worker whose calls do not suspend lets the loop go on after `SLICE_NS`. Workers end when no
+call is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from aioflow.core.aio import is_asked_to_end
+from aioflow.core.errors import note_once
+from aioflow.core.scope import current_scope, enter_scope
+from aioflow.core.user_code import check_own_task, user_error
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["CallPool", "Deadlines", "PooledCall"]
+
+SLICE_NS = 2_000_000
+"""Time after which workers let the loop go on."""
+
+
+class PooledCall(Protocol):
+    """A call with its outcome: `result`, or the `error` that user code raised."""
+
+    value: Any
+    result: Any
+    error: Exception | None
+
+
+C = TypeVar("C", bound=PooledCall)
+
+
+class CallPool(Generic[C]):
+    """Makes at most `size` calls at once.
+
+    `function(call.value)` is awaited for each call. `on_ended()` is called when calls have ended;
+    `take_ended` returns them. `place_of(call)` names the call in errors that end the process, such
+    as SystemExit.
+    """
+
+    def __init__(
+        self,
+        ctx: OperatorContext,
+        function: Callable[[Any], Awaitable[Any]],
+        on_ended: Callable[[], None],
+        size: int,
+        place_of: Callable[[C], str],
+    ) -> None:
+        self.waiting: deque[C] = deque()
+        """Calls that have not begun, in the order in which they begin."""
+        self._ctx = ctx
+        self._function = function
+        self._on_ended = on_ended
+        self._ended: list[C] = []
+        self._size = size
+        self._place_of = place_of
+        self._name = f"{ctx.name}-call"
+        self._perf_ns = ctx.host.clock.perf_ns
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        scope = current_scope()
+        if scope is not None:
+            self._context.run(enter_scope, scope.at(ctx))
+        self._workers = 0
+        self._woken = 0
+        """Workers that will run soon: they were started or woken."""
+        self._idle: list[asyncio.Future[None]] = []
+        self._last: asyncio.Task[Any] | None = None
+        """The last worker that ended a call."""
+
+    @property
+    def running(self) -> int:
+        """Number of calls that have begun and not ended."""
+        return self._workers - self._woken - len(self._idle)
+
+    def take_ended(self) -> list[C]:
+        """Returns the calls that have ended since the last time, in order of their ends."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def start(self) -> None:
+        """Begins the calls in `waiting` soon, as far as there are workers."""
+        if self.waiting and not self._woken:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes or starts a worker, if there is one left."""
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                self._woken += 1
+                return
+        if self._workers < self._size:
+            _ = self._context.run(self._ctx.spawn, self._work(), self._name)
+            self._workers += 1
+            self._woken += 1
+
+    async def _work(self) -> None:
+        """Makes calls until the task ends, or a call has changed what the next one would see.
+
+        Raises the cancellation of the engine, SystemExit and KeyboardInterrupt.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a worker is a task"
+        waiting, following, function = self.waiting, self.waiting.popleft, self._function
+        perf_ns, cancelling, context = self._perf_ns, task.cancelling, copy_context()
+        call: C | None = None
+        while True:
+            self._woken -= 1
+            self._last, begun_ns = task, perf_ns()
+            for _ in range(min(2, len(waiting) - 1 - self._woken)):
+                self._wake()
+            while waiting:
+                call = following()
+                try:
+                    call.result = await function(call.value)
+                    # Checked inline: a call costs four times as much.
+                    if task._must_cancel:  # type: ignore[attr-defined]
+                        check_own_task()
+                except BaseException as raised:
+                    error = user_error(raised)  # Left alone, the element would be lost.
+                    if not isinstance(error, Exception):
+                        note_once(error, self._place_of(call))
+                        raise
+                    call.error = error
+                    del error
+                ended = self._ended
+                ended.append(call)
+                if len(ended) == 1:
+                    self._on_ended()
+                if (
+                    copy_context() != context or cancelling() or task._must_cancel  # type: ignore[attr-defined]
+                ):
+                    self._retire()
+                    return
+                if self._last is not task:
+                    # Other workers had their turn since its last call.
+                    self._last, begun_ns = task, 0
+                elif not begun_ns:
+                    begun_ns = perf_ns()
+                elif perf_ns() - begun_ns >= SLICE_NS:
+                    if not await _undisturbed(asyncio.sleep(0)):
+                        self._retire()
+                        return
+                    begun_ns = 0
+            call = None
+            self._workers -= 1
+            if not self.running:
+                self._dismiss()
+                return
+            self._workers += 1
+            idle = self._loop.create_future()
+            self._idle.append(idle)
+            if not await _undisturbed(idle):
+                if idle in self._idle:
+                    self._idle.remove(idle)
+                else:
+                    self._woken -= 1
+                self._retire()
+                return
+
+    def _dismiss(self) -> None:
+        """Ends idle workers: nothing runs or waits, so no task is left behind."""
+        idle, self._idle = self._idle, []
+        for future in idle:
+            if not future.done():
+                future.set_result(None)
+                self._woken += 1
+
+    def _retire(self) -> None:
+        """Ends this worker, in favour of a new one."""
+        self._workers -= 1
+        if not is_asked_to_end(asyncio.current_task()):
+            self.start()
+
+
+async def _undisturbed(awaitable: Awaitable[Any]) -> bool:
+    """Awaits between two calls. Returns False if a former call has cancelled the task.
+
+    Raises the cancellation of the engine.
+    """
+    try:
+        await awaitable
+    except asyncio.CancelledError:
+        if is_asked_to_end(asyncio.current_task()):
+            raise
+        return False
+    return True
+
+
+class _Deadline:
+    """The end of the time of one call."""
+
+    __slots__ = ("at", "expired", "task")
+
+    def __init__(self, task: asyncio.Task[Any], at: float) -> None:
+        self.task = task
+        self.at = at
+        self.expired = False
+
+
+class Deadlines:
+    """Limits calls to `timeout_s` each, with one timer for all of them.
+
+    A call that takes longer is cancelled. After `asyncio.timeout`, which has a timer for each.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[_Deadline, None] = {}
+        """Deadlines of the calls that run, in their order."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def limit(self, call: Awaitable[Any]) -> tuple[bool, Any]:
+        """Awaits `call` and returns whether it ended in time, with its result.
+
+        A call that swallowed its cancellation is too late as well. Raises the errors of the call.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "calls run in tasks"
+        before = task.cancelling()
+        deadline = self._begin(task)
+        try:
+            result = await call
+        except asyncio.CancelledError:
+            self._end(deadline)
+            if not deadline.expired or task.uncancel() > before:
+                raise
+        except BaseException as error:
+            self._end(deadline)
+            if deadline.expired:
+                task.uncancel()
+            if not deadline.expired or not isinstance(error, TimeoutError):
+                raise
+        else:
+            self._end(deadline)
+            if not deadline.expired:
+                return True, result
+            task.uncancel()
+        return False, None
+
+    def close(self) -> None:
+        """Cancels the timer. No call runs any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self, task: asyncio.Task[Any]) -> _Deadline:
+        deadline = _Deadline(task, self._loop.time() + self.timeout_s)
+        self._open[deadline] = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline.at, self._expire)
+        return deadline
+
+    def _end(self, deadline: _Deadline) -> None:
+        self._open.pop(deadline, None)
+
+    def _expire(self) -> None:
+        """Cancels the calls whose time is over, and waits for the next one."""
+        assert self._timer is not None, "called by the timer"
+        # A timer may fire early by the resolution of the clock.
+        now = max(self._timer.when(), self._loop.time())
+        self._timer = None
+        due: list[_Deadline] = []
+        for deadline in self._open:
+            if deadline.at > now:
+                self._timer = self._loop.call_at(deadline.at, self._expire)
+                break
+            due.append(deadline)
+        for deadline in due:
+            del self._open[deadline]
+            deadline.expired = True
+            deadline.task.cancel()
