@@ -95,7 +95,7 @@ class HybridSource(Generic[T]):
         """The second source; None if `switch` makes it."""
         self.switch = switch
         self.stays_here = any(bool(getattr(part, "stays_here", False)) for part in self.parts)
-        tags = [getattr(part, "side_outputs", None) for part in self.parts]
+        tags: list[Any] = [getattr(part, "side_outputs", None) for part in self.parts]
         self.side_outputs: tuple[OutputTag[Any], ...] | None = (
             None if None in tags or then is None else tuple(dict.fromkeys(chain(*tags)))
         )
