@@ -7,7 +7,7 @@ where `API` says so. The contexts here are Protocols, which operators implement.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from enum import Flag
 from typing import (
     TYPE_CHECKING,
@@ -24,6 +24,9 @@ from typing import (
 from aioflow.core.states import OrNone
 
 if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
     from aioflow.core.metrics import MetricGroup
     from aioflow.core.states import (
         AggregatingState,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
         ValueState,
         ValueStateDescriptor,
     )
+    from aioflow.core.timeunits import Duration
 
 __all__ = [
     "AggregateFunction",
@@ -50,12 +54,14 @@ __all__ = [
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
+    "Mailbox",
     "MapFunction",
     "OutputTag",
     "Pair",
     "ProcessContext",
     "ProcessFunction",
     "ProcessWindowFunction",
+    "Repeated",
     "RuntimeContext",
     "TimerService",
     "TriggerResult",
@@ -150,6 +156,57 @@ class TimerService(Protocol):
     def delete_processing_time_timer(self, timestamp: int) -> None: ...
 
 
+class Repeated(Protocol):
+    """A callback that runs again and again."""
+
+    def cancel(self) -> None:
+        """Prevents all further calls. Idempotent."""
+
+
+class Mailbox(Protocol):
+    """The mailbox of a function: callbacks run in its task, between two elements.
+
+    A callback may use the state and the attributes of the function. With `key=` it has the state of
+    that key, which must belong to this subtask; without, it has no key. It may be `async def`: the
+    task then does nothing else until it ends. It emits nothing. Mail is not part of a checkpoint.
+    `MailboxClosed` is raised once the task has ended.
+    """
+
+    def execute(self, fn: Callable[..., object], *args: Any, key: Any = ...) -> None:
+        """Runs `fn(*args)` between two elements. An error fails the job by operator name. Call it
+        in the task's thread only.
+        """
+
+    def submit(
+        self, fn: Callable[..., T | Awaitable[T]], *args: Any, key: Any = ...
+    ) -> asyncio.Future[T]:
+        """Does the same as `execute`, but the future gets the result or the error, and the job goes
+        on. The future is cancelled if the task ends before.
+        """
+
+    def execute_threadsafe(
+        self, fn: Callable[..., object], *args: Any, key: Any = ...
+    ) -> concurrent.futures.Future[None]:
+        """Does the same as `execute`, from any thread. The future is done when `fn` has run."""
+
+    async def yield_(self) -> None:
+        """Waits for one mail of this function, and runs it; for `async def` methods that must wait
+        for a callback of their own. Timers wait meanwhile.
+        """
+
+    def schedule_at_fixed_rate(
+        self, fn: Callable[..., object], period: Duration, *args: Any, key: Any = ...
+    ) -> Repeated:
+        """Runs `fn(*args)` once in `period`, first after one period. Missed periods are made up.
+        No call comes after the end of the input.
+        """
+
+    def schedule_with_fixed_delay(
+        self, fn: Callable[..., object], period: Duration, *args: Any, key: Any = ...
+    ) -> Repeated:
+        """Runs `fn(*args)` again `period` after it has run, first after one period."""
+
+
 class RuntimeContext(Protocol):
     """The context of a function in its subtask; valid from `open` on."""
 
@@ -174,6 +231,10 @@ class RuntimeContext(Protocol):
     @property
     def operator_state(self) -> Any:
         """Operator state (list, union list, broadcast) of this subtask."""
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Runs callbacks in this subtask, between two elements. Not on Spark."""
 
     @overload  # Of `ValueStateDescriptor("last", default=None)` nothing tells the type.
     def get_state(self, descriptor: ValueStateDescriptor[Never]) -> ValueState[Any]: ...

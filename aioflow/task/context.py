@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.errors import StateError, note_once
+from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.core.states import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -22,6 +22,7 @@ from aioflow.core.user_code import check_own_task, user_error
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.state.backend import require_keyed
 from aioflow.state.timers import InternalTimerService
+from aioflow.task.function_mailbox import FunctionMailbox
 
 if TYPE_CHECKING:
     from aioflow.core.elements import RecordBatch
@@ -108,6 +109,19 @@ class SubtaskRuntimeContext:
     operator_state: OperatorStateBackend
     job_id: str = ""
     restored_checkpoint: int | None = None
+    function_mailbox: FunctionMailbox | None = None
+    """The mailbox of the function; None where a task runs only while it is asked for rows."""
+
+    @property
+    def mailbox(self) -> FunctionMailbox:
+        """The mailbox of the function. Raises GraphError on Spark."""
+        if self.function_mailbox is None:
+            raise GraphError(
+                f"operator {self.operator_name!r}: ctx.mailbox is not available on Spark, whose "
+                "tasks run only while Spark asks for rows; run the flow with workers=, on a "
+                "cluster, or on af.SparkWorkers(...)"
+            )
+        return self.function_mailbox
 
     @property
     def is_restored(self) -> bool:
@@ -170,6 +184,9 @@ class TaskOperatorContext:
     It forwards every call to the task, with the operator's position in the chain.
     """
 
+    offers_mailbox = True
+    """Whether the task runs mail at any time, so that functions may put some."""
+
     def __init__(
         self,
         services: TaskServices,
@@ -195,8 +212,10 @@ class TaskOperatorContext:
         self.debug = debug
         self._executor = executor
         self._scope = scope
-        self._timers = ProcessingTimeService(now_ms, _ScopedExecutor(executor, self._in_scope))
+        self._timers = ProcessingTimeService(now_ms, _ScopedExecutor(executor, self.run_in_scope))
         self._timer_services: list[InternalTimerService] = []
+        if self.offers_mailbox:
+            runtime.function_mailbox = FunctionMailbox(self, executor)
 
     @property
     def host(self) -> Host:
@@ -269,33 +288,40 @@ class TaskOperatorContext:
         self._services.emit_side(self._index, tag, value, timestamp, watermark)
 
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
-        self._executor.execute(partial(self._in_scope, action, *args), description)
+        self._executor.execute(
+            partial(self.run_in_scope, action, *args), description, deferrable=True
+        )
 
-    def _in_scope(self, action: Callable[..., object], *args: object) -> object:
+    def run_in_scope(self, action: Callable[..., object], *args: object) -> object:
         """Runs mail of this operator.
 
         Context variables name the operator, and so do errors of the mail.
         """
-        self._scope.operator_context = self
+        self.enter_scope()
         try:
             result = action(*args)
             check_own_task()
         except BaseException as error:
-            note_once(error, f"in {self._place}")
+            note_once(error, f"in {self.place}")
             raise
         return self._named(result) if isinstance(result, Coroutine) else result
+
+    def enter_scope(self) -> None:
+        """Has context variables name this operator."""
+        self._scope.operator_context = self
 
     async def _named(self, awaited: Awaitable[object]) -> object:
         try:
             result = await awaited
             check_own_task()
         except BaseException as error:
-            note_once(error, f"in {self._place}")
+            note_once(error, f"in {self.place}")
             raise
         return result
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """The name of the operator and its subtask, for messages."""
         return (
             f"operator {self.name!r}, subtask "
             f"{self.runtime.subtask_index + 1}/{self.runtime.parallelism}"
@@ -321,7 +347,7 @@ class TaskOperatorContext:
         # SystemExit too: user code that exits must not end the loop.
         except BaseException as raised:  # noqa: BLE001
             error = user_error(raised)
-            note_once(error, f"in {self._place}")
+            note_once(error, f"in {self.place}")
             self._services.report(error)
 
     async def resource(self, resource: Resource) -> Any:
@@ -365,7 +391,11 @@ class SourceTaskContext:
 
 
 class _ScopedExecutor:
-    """The executor of an operator's timers."""
+    """The executor of an operator's timers.
+
+    Timers and continuations of operators are deferrable: they change the current key, so they do
+    not run while a function waits for its mail.
+    """
 
     def __init__(self, executor: MailboxExecutor, in_scope: Callable[..., object]) -> None:
         self._executor = executor
@@ -376,4 +406,4 @@ class _ScopedExecutor:
         return self._executor.is_owner
 
     def execute(self, fn: Callable[[], object], description: str, *args: object) -> None:
-        self._executor.execute(partial(self._in_scope, fn), description, *args)
+        self._executor.execute(partial(self._in_scope, fn), description, *args, deferrable=True)

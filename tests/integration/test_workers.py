@@ -82,6 +82,29 @@ async def test_a_keyed_flow_gives_the_same_results_as_in_one_process() -> None:
     assert sorted(await counts.collect(workers=2)) == sorted(await counts.collect())
 
 
+class CalledBack(af.KeyedProcessFunction[str, str, Any]):
+    """Has a thread call back for each element, and waits for it."""
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.mailbox = ctx.mailbox
+        self.calls = ctx.get_state(af.ValueStateDescriptor("calls", default=0))
+
+    def call_back(self) -> None:
+        self.calls.update(self.calls.value() + 1)
+
+    async def process_element(self, value: str, ctx: Any) -> AsyncIterator[Any]:
+        put, key = self.mailbox.execute_threadsafe, ctx.current_key
+        threading.Thread(target=partial(put, self.call_back, key=key)).start()
+        await self.mailbox.yield_()
+        yield value, self.calls.value()
+
+
+async def test_callbacks_of_threads_use_the_state_of_a_key_in_workers() -> None:
+    flow = af.Flow("callbacks", parallelism=2)
+    called = flow.source(["a", "b", "a"]).key_by(lambda v: v).process(CalledBack())
+    assert sorted(await called.collect(workers=2)) == [("a", 1), ("a", 2), ("b", 1)]
+
+
 class Line(NamedTuple):
     user: int
     value: float

@@ -402,3 +402,18 @@ async def test_filters_in_spark_never_drop_what_a_filter_keeps(spark: SparkBridg
         assert wanted <= set(numbers), expression
         translated += whole and len(numbers) < len(rows)
     assert translated >= 14, "most of them are columns of Spark"
+
+
+class TakesMail(af.MapFunction[int, int]):
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.mailbox = ctx.mailbox
+
+    def map(self, value: int) -> int:
+        return value
+
+
+async def test_mailbox_of_a_function_is_refused_by_name(on: af.Spark) -> None:
+    flow = af.Flow("mailbox")
+    mapped = flow.source([1, 2]).map(TakesMail(), name="takes mail")
+    with pytest.raises(af.GraphError, match=r"operator 'takes mail': ctx\.mailbox .* on Spark"):
+        await mapped.collect(on=on)

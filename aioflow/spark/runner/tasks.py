@@ -87,6 +87,8 @@ class StageContext(TaskOperatorContext):
     Timers of keys use the clock of the records; an operator's own timers use the machine's clock.
     """
 
+    offers_mailbox = False
+
     replays: Callable[[int, Callable[[], None]], ReplayedTimer] | None = None
 
     def timer_service(
