@@ -2,7 +2,8 @@
 changes.
 
 State stays in plain dicts that are always up to date. Until the first snapshot no change is noted,
-because that snapshot contains everything. From then on *generations* accompany the state.
+because that snapshot contains everything. The same holds for generations that `heap_churn` chooses,
+because their snapshot contains everything too. Otherwise *generations* accompany the state.
 Generation n is the time between two snapshots. It notes which keys were touched of which `Space`
 (one namespace of one table). Beginning a snapshot only begins a generation: no state is copied.
 
@@ -208,10 +209,12 @@ class Generation:
     snapshot needs them.
     """
 
-    __slots__ = ("drops", "next", "number", "saved", "timers", "touched", "whole")
+    __slots__ = ("drops", "is_noted", "next", "number", "saved", "timers", "touched", "whole")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, is_noted: bool = True) -> None:
         self.number = number
+        self.is_noted = is_noted
+        """Whether the changes are noted. Otherwise the next file contains all keys."""
         self.touched: dict[Space, Keys] = {}
         """Keys that were touched while no snapshot was unfinished.
 
@@ -221,8 +224,7 @@ class Generation:
         """Space -> key -> former value, of keys that were touched while a snapshot was unfinished.
         """
         self.whole: dict[Space, None] = {}
-        """Spaces of which all keys count as touched: created in this generation, or without earlier
-        notes.
+        """Spaces of which all keys count as touched, because they were created in this generation.
         """
         self.drops: dict[tuple[str, Any], int] = {}
         """(table, namespace) of the spaces that were dropped in this generation and are older,
@@ -257,10 +259,6 @@ class ChangeLog:
     """
 
     def __init__(self) -> None:
-        self.noting = False
-        """Whether changes are noted: since the first snapshot, or since a restore that the next
-        checkpoint can build upon.
-        """
         self.since = RESTORED
         """Changes are noted for spaces that are older than this generation: the present one, or
         none.
@@ -270,7 +268,7 @@ class ChangeLog:
 
         The hot path tests `Space.token is log.token`.
         """
-        self.current = Generation(0)
+        self.current = Generation(0, is_noted=False)
         self.on_change: Callable[[], None] = _nothing
         """Callback for the begin of a generation, and for the end of the last unfinished
         snapshot. Views that are bound to dicts are then bound again.
@@ -371,7 +369,7 @@ class ChangeLog:
     def born(self, space: Space) -> None:
         """Notes that `space` was created, so that all its keys count as changed."""
         space.born = self.current.number
-        if self.noting:
+        if self.current.is_noted:
             self.current.whole[space] = None
 
     def drop(self, space: Space) -> None:
@@ -393,16 +391,12 @@ class ChangeLog:
         self.current.saved.pop(space, None)
         space.release()
 
-    def begin(self, spaces: Callable[[], list[Space]]) -> Generation:
+    def begin(self) -> Generation:
         """Ends the present generation and returns it.
 
-        A snapshot of its end is unfinished until `end` is called, once. `spaces` returns all
-        existing spaces; only the first snapshot calls it.
+        A snapshot of its end is unfinished until `end` is called, once.
         """
         ended = self.current
-        if not self.noting:
-            self.noting = True
-            ended.whole = dict.fromkeys(spaces())
         self.current = ended.next = Generation(ended.number + 1)
         self.since = self.current.number
         self._turn_timers()
@@ -416,6 +410,17 @@ class ChangeLog:
             for space in self._dropped:
                 self._let_go(space)
             self._dropped.clear()
+            self._turn()
+
+    def pause(self) -> None:
+        """Notes no further changes in the present generation, unless an unfinished snapshot needs
+        them.
+        """
+        if not self._open:
+            self.current.is_noted = False
+            self.since = RESTORED
+            for space in self.timers:
+                space.pause()
             self._turn()
 
     def spaces_at(self, ended: Generation, present: Iterable[Space]) -> list[Space]:
@@ -438,7 +443,7 @@ class ChangeLog:
 
         `spaces` are all existing spaces.
         """
-        self.noting, self.since = True, self.current.number
+        self.current.is_noted, self.since = True, self.current.number
         self.current.whole = dict.fromkeys(space for space in spaces if space.born != RESTORED)
         self._turn_timers()
 

@@ -14,10 +14,12 @@
 
 Columns are batches of the codec; namespaces that are all None are left out. Entries are in order of
 their key groups, in frames of bounded size. So writing takes little memory, and a frame of other
-key groups is skipped without being decoded. The values of a table are the stored values of its
-states: a value, list, map, reduced value or accumulator, with their times if the table is timed.
-Timers are tables of kind `timers`: namespace = timestamp, key = (key, namespace of the timer),
-value = order among equal timestamps.
+key groups is skipped without being decoded. Plain files of the heap (`heap_churn`) have another
+order: each of their frames may hold all key groups.
+
+The values of a table are the stored values of its states: a value, list, map, reduced value or
+accumulator, with their times if the table is timed. Timers are tables of kind `timers`:
+namespace = timestamp, key = (key, namespace of the timer), value = order among equal timestamps.
 
 Any other content is rejected with RestoreError, which names the file and the operator.
 """

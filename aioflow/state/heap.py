@@ -27,9 +27,16 @@ from aioflow.state import views
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import MISSING, RESTORED, ChangeLog, Generation, Guard, GuardMarks, Space
 from aioflow.state.format import TIMERS, FileHeader
-from aioflow.state.heap_keys import KEYS_A_SLICE, Retired
+from aioflow.state.heap_churn import Churn
+from aioflow.state.heap_keys import KEYS_A_SLICE, Pace, Retired
 from aioflow.state.heap_restore import ReadState, read_handle, restored_archive
-from aioflow.state.heap_snapshot import HEAP_FORMAT, Archive, HeapSnapshot, Sections, SnapshotPlan
+from aioflow.state.heap_snapshot import (
+    HEAP_FORMAT,
+    Archive,
+    HeapSnapshot,
+    Sections,
+    SnapshotPlan,
+)
 from aioflow.state.heap_timers import TimerSpace
 from aioflow.state.named import RAW, NamedStates, Table, find_unclaimed
 from aioflow.state.snapshot import (
@@ -259,6 +266,8 @@ class HeapKeyedStateBackend:
         self._archive = Archive()
         self._snapshots: dict[int, HeapSnapshot] = {}
         self._retired = Retired()
+        self._churn = Churn()
+        self._pace = Pace()
 
     @classmethod
     def create_keyed(
@@ -352,7 +361,7 @@ class HeapKeyedStateBackend:
             name: timers.watermark if timers.service is None else timers.service.current_watermark
             for name, timers in self._timers.items()
         }
-        ended = self._log.begin(self._spaces)
+        ended = self._log.begin()
         self._generations.append(ended)
         plan = SnapshotPlan(
             FileHeader(self.max_parallelism, self.key_group_range, tables, watermarks),
@@ -361,13 +370,15 @@ class HeapKeyedStateBackend:
             tuple(self._generations),
             self._archive,
             full or canonical or self._named.has_converted,
+            all(generation.is_noted for generation in self._generations),
             tuple(self._log.timers),
             CANONICAL if canonical else HEAP_FORMAT,
             self.codec,
             self._operator,
         )
+        self._pace = Pace(self._pace)
         snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(
-            self._log, plan, self._spaces, self._merge, self._retired
+            self._log, plan, self._spaces, self._merge, self._retired, self._churn, self._pace
         )
         return snapshot
 

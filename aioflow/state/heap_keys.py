@@ -121,17 +121,18 @@ class Pace:
 
     __slots__ = ("_began_s", "_done", "_long_breaths", "_pause_at", "_resumed_s", "_runs_left")
 
-    def __init__(self) -> None:
+    def __init__(self, before: Pace | None = None) -> None:
+        """A loop that was busy at the end of the snapshot of `before` is still so at first."""
         self._done = 0
         self._pause_at = KEYS_A_SLICE
         self._began_s: float | None = None
         self._resumed_s = 0.0
-        self._long_breaths = 0
+        self._long_breaths: int = 0 if before is None else before._long_breaths
         """Number of consecutive long yields.
 
         A single long yield may be due to a burst of records or to other processes.
         """
-        self._runs_left = 0
+        self._runs_left = RUNS_WHEN_FULL if self._long_breaths >= LONG_BREATHS else 0
 
     async def looked_at(self, keys: int) -> None:
         """Counts `keys` as examined, and yields to the loop if a slice is full.
@@ -225,10 +226,10 @@ class GatheredKeys:
         for of, some in found.items():
             if isinstance(keys, set):
                 some = _sorted(some)
+                await self._pace.looked_at(len(some))
             known = rows.setdefault(of, {}).setdefault(space, some)
             if known is not some:
                 known += some
-            await self._pace.looked_at(len(some) + 1)
 
     def _note_few(self, space: Space, keys: Iterable[Any]) -> None:
         table = space.table.name

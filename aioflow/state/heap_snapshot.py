@@ -22,7 +22,7 @@ older files that contain the key are removed before this file.
 
 With few changes it would take very long to rewrite all bases, and files would accumulate. So small
 files at the end of the list are merged into the new file, if there are several of about its size.
-The fewer keys change, the cheaper this is.
+The fewer keys change, the cheaper this is. Where most keys come and go, `heap_churn` applies.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from aioflow.state.changes import (
     values_of,
 )
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
+from aioflow.state.heap_churn import Churn, PlainFile
 from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, Retired, SpokenKeys
 from aioflow.state.heap_timers import TimerSpace
 from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile, StateOutput
@@ -138,6 +139,8 @@ class Archive:
 
     It is less than the number of rows of the next section.
     """
+    is_plain: bool = False
+    """Whether the only file is plain, so that its keys are not known."""
 
     def after(self, choice: Choice, file: WrittenFile) -> Archive:
         """Returns the archive after `file` was written according to `choice`."""
@@ -287,6 +290,8 @@ class SnapshotPlan:
     archive: Archive
     """The last completed checkpoint."""
     full: bool
+    is_noted: bool
+    """Whether the changes in all `generations` are noted; otherwise the new file is a base."""
     timers: tuple[TimerSpace, ...]
     format: str
     codec: Codec
@@ -307,6 +312,8 @@ class HeapSnapshot:
         spaces: Callable[[], list[Space]],
         merged: Callable[[tuple[Generation, ...], Generation], None],
         retired: Retired,
+        churn: Churn,
+        pace: Pace,
     ) -> None:
         """Begins the snapshot. `spaces` returns all existing spaces.
 
@@ -317,13 +324,18 @@ class HeapSnapshot:
         self._whole: dict[Space, None] = {}
         """Spaces that occur in no file."""
         self._retired = retired
+        self._churn = churn
+        self._changed: int | None = None
+        """Number of changed keys, if it was counted."""
         self._log = log
         self._merged = merged
         self._open = True
         self._began = False
-        self._pace = Pace()
+        self._pace = pace
         self.rows = 0
         """Number of rows written."""
+        self._size = 0
+        """Number of bytes written."""
 
     def cancel(self) -> None:
         """Releases the view. Safe at any time, and more than once."""
@@ -346,7 +358,14 @@ class HeapSnapshot:
             if len(plan.generations) > GENERATIONS_MAX:
                 await self._merge_generations()
             sections = Sections(plan.header.groups)
-            choice = choose(plan.archive, sections.count, await self._changed(), full=plan.full)
+            full = plan.full or not plan.is_noted or plan.archive.is_plain
+            if full and not plan.full:
+                spaces = self._log.spaces_at(plan.ended, self._spaces())
+                if self._churn.goes_on(sum(len(space.entries) for space in spaces)):
+                    return await self._write_plain(output, spaces)
+            if not full:
+                self._changed = await self._count_changes()
+            choice = choose(plan.archive, sections.count, self._changed or 0, full=full)
             gathered, removed = await self._gather(choice, sections)
             if (
                 choice.is_base
@@ -366,11 +385,36 @@ class HeapSnapshot:
         finally:
             self.cancel()
         await self._retired.release(self._pace)
-        plan.result = plan.archive.after(choice, replace(written, file=file, rows=self.rows))
-        plan.void = tuple(plan.archive.void(choice))
+        written = replace(written, file=file, rows=self.rows)
+        return self._written(choice, plan.archive.after(choice, written))
+
+    async def _write_plain(self, output: StateOutput, spaces: list[Space]) -> KeyedStateHandle:
+        """Writes all keys of `spaces` and the timers as a plain file."""
+        plan = self.plan
+
+        def release() -> None:
+            self.cancel()
+            self._log.pause()
+
+        plain = PlainFile(
+            plan.header, plan.filters, plan.ended.next, plan.codec, plan.operator, self._pace
+        )
+        file = await output.write(plain.content(spaces, plan.timers, release))
+        await self._retired.release(self._pace)
+        self.rows = plain.rows
+        self._churn.after(None, plain.rows, plain.size)
+        written = WrittenFile(file, {}, SpokenKeys(), {}, plain.rows)
+        count = Sections(plan.header.groups).count
+        choice = Choice(0, 0, frozenset(range(count)), 0)
+        return self._written(choice, Archive((written,), (0,) * count, is_plain=True))
+
+    def _written(self, choice: Choice, result: Archive) -> KeyedStateHandle:
+        """Returns the handle of the checkpoint whose files `result` describes."""
+        plan = self.plan
+        plan.result, plan.void = result, tuple(plan.archive.void(choice))
         header, meta = (
             plan.header,
-            {} if plan.format == CANONICAL else {BASES: list(plan.result.bases)},
+            {} if plan.format == CANONICAL else {BASES: list(result.bases)},
         )
         files = tuple(known.file for known in plan.result.files)
         return KeyedStateHandle(
@@ -383,7 +427,11 @@ class HeapSnapshot:
         Each key is then noted once.
         """
         plan = self.plan
-        merged = Generation(plan.ended.number)
+        merged = Generation(plan.ended.number, is_noted=plan.is_noted)
+        if not plan.is_noted:
+            self._merged(plan.generations, merged)
+            plan.generations = (merged,)
+            return
         for generation in plan.generations:
             for place in self._old_drops(generation):
                 merged.drops.setdefault(place, generation.drops[place])
@@ -448,7 +496,7 @@ class HeapSnapshot:
         )
         return timers.registered(self.plan.ended.next, self._covered(timers), grown)
 
-    async def _changed(self) -> int:
+    async def _count_changes(self) -> int:
         """Returns the number of changed keys and dropped namespaces."""
         changed = 0
         for timers in self.plan.timers:
@@ -496,8 +544,8 @@ class HeapSnapshot:
         if choice.is_base:
             await gathered.add_whole(self._log.spaces_at(plan.ended, self._spaces()))
             for timers in plan.timers:
-                for part in timers.registered(plan.ended.next, 0, ()):
-                    await gathered.add(timers, part)
+                parts = timers.registered(plan.ended.next, 0, ())
+                await gathered.add(timers, [timer for part in parts for timer in part])
             return gathered, removed
         self._whole = {space: None for generation in plan.generations for space in generation.whole}
         for again in choice.again(plan.archive):
@@ -566,6 +614,7 @@ class HeapSnapshot:
                     size += len(content)
                     frames += 1
                     yield content
+                self._size += size
                 if size:
                     frame_rows = max(
                         1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // size)
@@ -573,6 +622,12 @@ class HeapSnapshot:
                 await self._pace.looked_at(KEYS_A_SLICE)
         # All values have been encoded, so the view is released before the store completes the file.
         self.cancel()
+        if (
+            choice.is_base
+            and not plan.full
+            and self._churn.after(self._changed, self.rows, self._size)
+        ):
+            self._log.pause()
         written.gone.settle()
         for spoken in written.keys.values():
             spoken.settle()

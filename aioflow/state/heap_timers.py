@@ -47,6 +47,10 @@ class TimerSpace(Space):
         self.queue.mark, self.queue.grown, self._removed = notes.mark, notes.grown, notes.removed
         return notes
 
+    def pause(self) -> None:
+        """Notes no further removals in the present generation."""
+        self.queue.mark, self.queue.grown = 0, None
+
     def skip(self, keys: Iterable[Entry]) -> None:
         """Gives no new timer the number of one of `keys`, which a file contains.
 

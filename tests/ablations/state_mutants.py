@@ -13,6 +13,8 @@ AGAINST_DICTS = (
 
 ARCHIVE = "tests/state/test_heap_archive.py::"
 
+CHURN = "tests/state/test_heap_churn.py::"
+
 STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "expired values on disk are never removed",
@@ -27,6 +29,48 @@ STATE_MUTANTS: list[Mutant] = [
         "[element if element[0] <= ended else (now_ms, element[1]) for element in stored]",
         "[(now_ms, element[1]) for element in stored]",
         ("tests/contracts/test_state_ttl.py::test_a_read_does_not_refresh_what_has_expired",),
+    ),
+    Mutant(
+        "a file of all keys is followed by one of changes that were not noted",
+        "aioflow/state/heap.py",
+        "            all(generation.is_noted for generation in self._generations),\n",
+        "            True,\n",
+        (AGAINST_DICTS,),
+    ),
+    Mutant(
+        "a plain file leaves out keys that were removed while it was written",
+        "aioflow/state/heap_churn.py",
+        "            keys += filterfalse(space.entries.__contains__, later.saved.get(space, ()))\n",
+        "",
+        (
+            f"{CHURN}test_state_that_comes_and_goes_is_written_as_a_whole_without_notes",
+            AGAINST_DICTS,
+        ),
+    ),
+    Mutant(
+        "an increment follows a plain file, whose keys are not known",
+        "aioflow/state/heap_snapshot.py",
+        "            full = plan.full or not plan.is_noted or plan.archive.is_plain\n",
+        "            full = plan.full or not plan.is_noted\n",
+        (f"{CHURN}test_an_increment_never_follows_a_plain_file",),
+    ),
+    Mutant(
+        "former values are let go before a plain file has them",
+        "aioflow/state/heap_churn.py",
+        "        yield encode_header(self.header)\n        frames = 1\n        tables",
+        "        yield encode_header(self.header)\n        release()\n        frames = 1\n"
+        "        tables",
+        (
+            f"{CHURN}test_state_that_comes_and_goes_is_written_as_a_whole_without_notes",
+            AGAINST_DICTS,
+        ),
+    ),
+    Mutant(
+        "changes are not noted any more once keys came and went",
+        "aioflow/state/heap_churn.py",
+        "            self._left = max(0, self._left - 1)\n",
+        "            pass\n",
+        (f"{CHURN}test_changes_are_noted_again_and_an_increment_follows_when_keys_stay",),
     ),
     Mutant(
         "a value that cannot be copied fails the task, again and again",

@@ -42,11 +42,12 @@ class Subtask:
     """One backend with a timer service on it, restored from `handles`."""
 
     def __init__(self, name: Any, groups: KeyGroupRange = ALL) -> None:
+        self.now_ms = 0
         self.backend: KeyedStateBackend = made(
             name,
             max_parallelism=MAX_PARALLELISM,
             key_group_range=groups,
-            now_ms=lambda: 0,
+            now_ms=lambda: self.now_ms,
             operator="count",
         )
         self.fired: list[tuple[int, Any, Any]] = []
@@ -63,11 +64,20 @@ class Subtask:
     def opened(self) -> Subtask:
         def fire(timestamp: int, key: Any, namespace: Any) -> None:
             self.fired.append((timestamp, key, namespace))
+            for timer in next_timers(timestamp, key, namespace):
+                self.timers.register_event_time_timer(timer[1], timer[2], timer[0])
 
         self.timers = InternalTimerService(
             "timers", self.backend, fire, fire, lambda _time, _callback: Physical()
         )
         return self
+
+
+def next_timers(timestamp: int, key: Any, namespace: Any) -> list[tuple[int, Any, Any]]:
+    """The timers that a timer sets when it fires: one of its own instant, and a later one."""
+    if (key, namespace) != (4, None):
+        return []
+    return [(timestamp, key, 0), (timestamp + 3, key, 0)]
 
 
 class Physical:
@@ -599,6 +609,9 @@ class World:
     state: dict[Place, Any] = field(default_factory=dict)
     timers: dict[tuple[int, int, Any], None] = field(default_factory=dict)
     watermark: int = MIN_WATERMARK
+    ends: dict[Place, int] = field(default_factory=dict)
+    """When the state with a time to live ends."""
+    now_ms: int = 0
     number: int = 0
     pending: dict[int, tuple[list[PendingSnapshot], list[asyncio.Future[Any]], Any]] = field(
         default_factory=dict
@@ -665,6 +678,84 @@ class World:
         self.timer(key, namespace, number)
         self.no_timer(key, namespace, number)
 
+    def many(self, key: int, namespace: Any, number: int) -> None:
+        """Adds to some keys of two tables, each with one call."""
+        for name in ("table", "passing"):
+            for subtask, keys in self.owners(key):
+                table = subtask.backend.table(name, transient=name == "passing")
+                entries = table.of(namespace, keys)
+                for one in keys:
+                    entries[one] = [*entries.get(one, []), number]
+                    place = (name, namespace, one)
+                    self.state[place] = [*self.state.get(place, []), number]
+
+    def many_passed(self, key: int, namespace: Any, _number: int) -> None:
+        """Removes some keys of two tables."""
+        for subtask, keys in self.owners(key):
+            entries = subtask.backend.table("table").of(namespace, keys)
+            for one in keys:
+                entries.pop(one, None)
+                self.state.pop(("table", namespace, one), None)
+        for one in range(key + 1):
+            self.passed(one, namespace, 0)
+
+    def listed(self, key: int, namespace: Any, number: int) -> None:
+        held = self.owner(key).backend
+        held.set_current_key(key)
+        place = ("list", namespace, key)
+        state = held.get_state(ListStateDescriptor("list"), namespace)
+        if number % 3:
+            state.add(number)
+            self.state[place] = [*self.state.get(place, []), number]
+        else:
+            state.clear()
+            self.state.pop(place, None)
+
+    def mapped(self, key: int, namespace: Any, number: int) -> None:
+        held = self.owner(key).backend
+        held.set_current_key(key)
+        place = ("map", namespace, key)
+        state, known = held.get_state(MapStateDescriptor("map"), namespace), self.state.get(place)
+        if number % 3:
+            state.put(number % 4, number)
+            self.state[place] = {**(known or {}), number % 4: number}
+        else:
+            state.remove((number + 1) % 4)
+            if known is not None:
+                self.state[place] = left = {
+                    one: of for one, of in known.items() if one != (number + 1) % 4
+                }
+                if not left:
+                    del self.state[place]
+
+    def aged(self, key: int, namespace: Any, number: int) -> None:
+        held = self.owner(key).backend
+        held.set_current_key(key)
+        descriptor = ValueStateDescriptor("aged", ttl="20ms")
+        held.get_state(descriptor, namespace).update([number])
+        self.state["aged", namespace, key] = [number]
+        self.ends["aged", namespace, key] = self.now_ms + 20
+
+    def time(self, _key: int, _namespace: Any, number: int) -> None:
+        self.now_ms += number
+        for subtask in self.subtasks:
+            subtask.now_ms = self.now_ms
+        self.state = self.alive(self.state, self.ends)
+
+    def alive(self, state: dict[Place, Any], ends: dict[Place, int]) -> dict[Place, Any]:
+        return {
+            place: value
+            for place, value in state.items()
+            if place[0] != "aged" or ends[place] > self.now_ms
+        }
+
+    def owners(self, upto: int) -> list[tuple[Subtask, list[int]]]:
+        """Each subtask, with those of the keys up to `upto` that it owns."""
+        keys: dict[int, list[int]] = {}
+        for key in range(upto + 1):
+            keys.setdefault(self.subtasks.index(self.owner(key)), []).append(key)
+        return [(self.subtasks[place], some) for place, some in keys.items()]
+
     def drop(self, _key: int, namespace: Any, _number: int) -> None:
         for subtask in self.subtasks:
             subtask.backend.table("table").drop(namespace)
@@ -684,6 +775,9 @@ class World:
         self.watermark = max(self.watermark, number)
         for subtask in self.subtasks:
             subtask.timers.advance_watermark(number)
+        for timer in list(self.timers):
+            if timer[0] <= self.watermark:
+                self.timers.update(dict.fromkeys(next_timers(*timer)))
         self.timers = {timer: None for timer in self.timers if timer[0] > self.watermark}
 
     def some_fire(self, _key: int, _namespace: Any, number: int) -> None:
@@ -709,7 +803,7 @@ class World:
         self.pending[self.number] = (
             snapshots,
             writing,
-            copy.deepcopy((self.state, self.timers, self.watermark)),
+            copy.deepcopy((self.state, self.timers, self.watermark, self.ends)),
         )
 
     async def slices(self, key: int, _namespace: Any, _number: int) -> None:
@@ -735,8 +829,16 @@ class World:
             subtask.backend.checkpoint_completed(number)
         for earlier in [known for known in self.pending if known < number]:
             await self.give_up(earlier)
-        world = await restored(self.name, 1, *self.completed)
-        assert world.seen() == expected
+        world = await restored(self.name, 1, *self.completed, now_ms=self.now_ms)
+        assert world.seen() == world.expected()
+
+    def expected(self) -> Any:
+        return self.state, self.timers, self.watermark
+
+    async def checkpoint(self, _key: int, _namespace: Any, _number: int) -> None:
+        """Begins and completes a checkpoint."""
+        self.begin(0, None, 9)
+        await self.complete(len(self.pending) - 1, None, 0)
 
     async def abort(self, key: int, _namespace: Any, _number: int) -> None:
         if self.pending:
@@ -775,13 +877,18 @@ class World:
 
 
 async def restored(
-    name: Any, parallelism: int, handles: list[KeyedStateHandle], expected: Any
+    name: Any, parallelism: int, handles: list[KeyedStateHandle], expected: Any, now_ms: int = 0
 ) -> World:
     groups = [
         range_for_subtask(index, parallelism, MAX_PARALLELISM) for index in range(parallelism)
     ]
     world = World(name, [await Subtask.restored(name, handles, range) for range in groups])
-    world.state, world.timers, world.watermark = copy.deepcopy(expected)
+    world.state, world.timers, world.watermark, world.ends = copy.deepcopy(expected)
+    for subtask in world.subtasks:
+        # Functions declare their state when they open.
+        subtask.backend.get_state(ValueStateDescriptor("aged", ttl="20ms"))
+    world.now_ms = now_ms
+    world.time(0, None, 0)
     return world
 
 
@@ -811,6 +918,8 @@ ACTIONS += [
     "abort",
     "restart",
 ]
+ACTIONS += ["many", "many", "many_passed", "listed", "mapped", "aged", "time"]
+ACTIONS += ["checkpoint", "checkpoint", "checkpoint"]
 STEP = st.tuples(
     st.sampled_from(ACTIONS),
     st.integers(0, 4),
@@ -824,8 +933,8 @@ STEP = st.tuples(
 def test_every_checkpoint_agrees_with_plain_dicts_despite_changes_while_it_is_written(
     steps: list[Any],
 ) -> None:
-    """F7.9, G5, H7: updates, removals, dropped windows, timers, several checkpoints at once,
-    failures, aborts, restores, rescaling.
+    """F7.9, G5, H7: updates, removals, dropped windows, timers that set timers, state that ends,
+    several checkpoints at once, failures, aborts, restores, rescaling.
     """
     agrees("heap", steps)
 
@@ -865,14 +974,15 @@ def agrees(name: Any, steps: list[Any]) -> None:
     """Takes `steps`, and compares with plain dicts."""
 
     async def run() -> None:
-        world = await restored(name, 1, [], ({}, {}, MIN_WATERMARK))
+        nothing: Any = ({}, {}, MIN_WATERMARK, {})
+        world = await restored(name, 1, [], nothing)
         for action, key, namespace, number in steps:
             if action == "restart":
                 while world.pending:
                     await world.give_up(next(iter(world.pending)))
-                handles, expected = world.completed or ([], ({}, {}, MIN_WATERMARK))
+                handles, expected = world.completed or ([], nothing)
                 world, completed = (
-                    await restored(name, 1 + number % 3, handles, expected),
+                    await restored(name, 1 + number % 3, handles, expected, world.now_ms),
                     world.completed,
                 )
                 world.completed, world.number = completed, 1_000 * len(steps) + key
@@ -880,7 +990,7 @@ def agrees(name: Any, steps: list[Any]) -> None:
             ongoing = getattr(world, action)(key, namespace, number)
             if ongoing is not None:
                 await ongoing
-        assert world.seen() == (world.state, world.timers, world.watermark)
+        assert world.seen() == world.expected()
         while world.pending:
             await world.complete(0, None, 0)
 
@@ -888,9 +998,12 @@ def agrees(name: Any, steps: list[Any]) -> None:
     small = {"KEYS_A_SLICE": 2, "ROWS_A_FRAME": 2, "FIRST_FRAME_ROWS": 1, "GENERATIONS_MAX": 2}
     few = {"KEYS_A_SLICE": 2, "KEYS_LISTED": 1, "KEYS_A_TUPLE": 3, "KEYS_ALONE": 2, "TURNS": 1}
     often = {"SECTIONS_MAX": 3, "SMALL_FILES_MAX": 2, "SMALL_ROWS": 8}
+    plain = {"ROWS_A_FRAME": 2, "FIRST_FRAME_ROWS": 1, "KEYS_A_SLICE": 2}
+    unnoted = {"UNNOTED_MIN": 2, "UNNOTED_MAX": 3, "UNNOTED_ROWS_MIN": 1, "UNNOTED_ROWS_MAX": 12}
     with (
         patch.multiple("aioflow.state.heap_snapshot", **small),
         patch.multiple("aioflow.state.heap_keys", **few),
+        patch.multiple("aioflow.state.heap_churn", **plain, **unnoted),
     ):
         with patch.multiple("aioflow.state.heap_snapshot", **often), closing_backends():
             asyncio.run(run())

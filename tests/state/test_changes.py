@@ -163,7 +163,7 @@ def test_a_batch_is_kept_as_columns_and_looked_at_key_by_key() -> None:
     held.update((key, [key, ("a",)]) for key in keys)
     space: Space | None = table.find(None)
     assert space is not None
-    ended = log.begin(table.spaces)
+    ended = log.begin()
     for key, entry in zip(keys, table.of(None, [*keys, "new"]).values(), strict=True):
         entry[:] = [0, (key,)]
     held["new"] = [0, ()]

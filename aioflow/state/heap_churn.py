@@ -1,0 +1,205 @@
+"""Files of state of which most keys come and go between two checkpoints.
+
+A file of all keys is then smaller than a file of the changes, and notes of the changes cost time
+for each key. So such a generation is *unnoted*, and its file is *plain*: it contains all keys, in
+the order in which memory holds them. A file by key groups would read memory in random order, which
+takes several times as long. The archive does not know the keys of a plain file, so the next file
+contains all keys too. From time to time a generation is noted, to count the changes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from itertools import compress, filterfalse
+from operator import itemgetter
+from typing import Any
+
+from aioflow.core.wire.serializers import Codec
+from aioflow.state.changes import MISSING, Generation, Space, missing_in
+from aioflow.state.format import FileHeader, encode_end, encode_entries, encode_header
+from aioflow.state.heap_keys import KEYS_A_SLICE, Pace
+from aioflow.state.heap_timers import TimerSpace
+from aioflow.state.timers import Entry
+
+__all__ = ["Churn", "PlainFile"]
+
+UNNOTED_MIN, UNNOTED_MAX = 4, 16
+"""Number of generations without notes after one that noted more changes than there are rows.
+
+The number doubles each time. Then the changes are noted and counted again.
+"""
+
+UNNOTED_ROWS_MIN, UNNOTED_ROWS_MAX = 1 << 10, 1 << 16
+UNNOTED_BYTES_MAX = 8 << 20
+"""Size of state without notes: for less state, notes cost nothing.
+
+If no more keys come and go, some checkpoints are as large as the state.
+"""
+
+ROWS_A_FRAME = 256
+BYTES_A_FRAME = 1 << 15
+"""Intended size of a frame, whose rows are looked up and encoded without a yield."""
+
+FIRST_FRAME_ROWS = 32
+
+_ORDER: Callable[[Entry], int] = itemgetter(3)
+
+
+class Churn:
+    """The decision whether the next generation needs notes."""
+
+    __slots__ = ("_left", "_run")
+
+    def __init__(self) -> None:
+        self._run = 0
+        self._left = 0
+
+    def goes_on(self, rows: int) -> bool:
+        """Returns whether the generation after the next file needs no notes either.
+
+        `rows` is about the number of rows in this file.
+        """
+        return self._left > 1 and 0 < rows <= UNNOTED_ROWS_MAX
+
+    def after(self, changed: int | None, rows: int, size: int) -> bool:
+        """Returns whether the next generation needs no notes, after a file of `size` bytes that
+        contains all `rows` rows.
+
+        `changed` is the number of changes, or None if they were not noted.
+        """
+        fits = UNNOTED_ROWS_MIN <= rows <= UNNOTED_ROWS_MAX and size <= UNNOTED_BYTES_MAX
+        if not fits or (changed is not None and changed < rows):
+            self._run = self._left = 0
+        elif changed is None:
+            self._left = max(0, self._left - 1)
+        else:
+            self._left = self._run = min(2 * self._run or UNNOTED_MIN, UNNOTED_MAX)
+        return self._left > 0
+
+
+@dataclass(slots=True)
+class PlainFile:
+    """A plain file that is being written."""
+
+    header: FileHeader
+    filters: dict[str, Callable[[Any], Any]]
+    """As in `SnapshotPlan`."""
+    later: Generation | None
+    """The generation after the moment that the file shows."""
+    codec: Codec
+    operator: str
+    pace: Pace
+    rows: int = 0
+    size: int = 0
+
+    async def content(
+        self, spaces: Iterable[Space], timers: Iterable[TimerSpace], release: Callable[[], None]
+    ) -> AsyncIterator[bytes]:
+        """Yields the file, frame by frame. `spaces` and `timers` are those of its moment.
+
+        Calls `release` when no further value is read.
+        """
+        of_table: defaultdict[str, list[Space]] = defaultdict(list)
+        for space in spaces:
+            of_table[space.table.name].append(space)
+        yield encode_header(self.header)
+        frames = 1
+        tables = {name: index for index, name in enumerate(self.header.tables)}
+        for name, some in of_table.items():
+            frame = _Frame(self, tables[name], name)
+            for space in some:
+                keys = self._keys(space)
+                start = 0
+                while start < len(keys):
+                    # A mutable value may change as soon as other tasks run.
+                    start += frame.take(space, keys, start)
+                    if frame.is_full:
+                        yield frame.encoded()
+                        frames += 1
+                        await self.pace.looked_at(KEYS_A_SLICE // 2)
+            if frame.keys:
+                yield frame.encoded()
+                frames += 1
+        waiting: list[tuple[TimerSpace, list[Entry]]] = []
+        for queue in timers:
+            entries: list[Entry] = []
+            for part in queue.registered(self.later, 0, ()):
+                entries += part
+                await self.pace.looked_at(len(part) // 4 + 1)
+            waiting.append((queue, entries))
+        release()
+        for queue, entries in waiting:
+            frame = _Frame(self, tables[queue.table.name], queue.table.name)
+            for start in range(0, len(entries), ROWS_A_FRAME):
+                frame.take_timers(queue, entries[start : start + ROWS_A_FRAME])
+                yield frame.encoded()
+                frames += 1
+                await self.pace.looked_at(KEYS_A_SLICE // 2)
+        yield encode_end(frames)
+
+    def _keys(self, space: Space) -> list[Any]:
+        """Returns the keys of `space` at the moment of the file, and keys that were added since."""
+        keys, later = list(space.entries), self.later
+        while later is not None:
+            keys += filterfalse(space.entries.__contains__, later.saved.get(space, ()))
+            later = later.next
+        return keys
+
+
+class _Frame:
+    """The rows of one table that become one frame."""
+
+    __slots__ = ("_file", "_index", "_left_of", "_name", "_wanted", "keys", "namespaces", "values")
+
+    def __init__(self, file: PlainFile, index: int, name: str) -> None:
+        self._file = file
+        self._index = index
+        self._name = name
+        self._left_of = file.filters.get(name)
+        self._wanted = FIRST_FRAME_ROWS
+        self.namespaces: list[Any] = []
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.keys) >= self._wanted
+
+    def take(self, space: Space, keys: list[Any], start: int) -> int:
+        """Adds rows of `keys` from index `start`, and returns the number of keys looked at."""
+        some = keys[start : start + self._wanted - len(self.keys)]
+        count = len(some)
+        held = space.values_at(self._file.later, some)
+        if self._left_of is not None:
+            held = [now if now is MISSING else self._left_of(now) for now in held]
+        if missing_in(held):
+            there = [now is not MISSING for now in held]
+            some, held = list(compress(some, there)), list(compress(held, there))
+        self.namespaces += [space.namespace] * len(some)
+        self.keys += some
+        self.values += held
+        return count
+
+    def take_timers(self, queue: TimerSpace, entries: list[Entry]) -> None:
+        """Adds the timers `entries` of `queue`."""
+        for column, rows in zip((self.namespaces, self.keys), queue.columns(entries), strict=True):
+            column.extend(rows)
+        self.values.extend(map(_ORDER, entries))
+
+    def encoded(self) -> bytes:
+        """Returns the rows as a frame, and begins the next frame."""
+        file = self._file
+        owner = f"operator {file.operator!r}, state {self._name!r}"
+        rows, groups = len(self.keys), file.header.groups
+        content = encode_entries(
+            self._index, groups, self.namespaces, self.keys, self.values, file.codec, owner
+        )
+        file.rows += rows
+        file.size += len(content)
+        self._wanted = max(
+            1, min(ROWS_A_FRAME, 2 * self._wanted, rows * BYTES_A_FRAME // len(content))
+        )
+        self.namespaces, self.keys, self.values = [], [], []
+        return content

@@ -1,0 +1,229 @@
+"""Checkpoints of state of which most keys come and go between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
+from aioflow.state.heap import HeapKeyedStateBackend
+from aioflow.state.heap_churn import UNNOTED_BYTES_MAX, UNNOTED_MIN, Churn
+from aioflow.state.snapshot import InlineState, KeyedStateHandle
+from tests.state.snapshots import Passing
+
+LIVE = 50
+ROWS_MIN, ROWS_MAX = 100, 2_000
+ALL = KeyGroupRange(0, 15)
+
+
+@pytest.fixture(autouse=True)
+def small() -> Iterator[None]:
+    """Slices and limits in proportion to the few keys of these tests."""
+    frames = {"ROWS_A_FRAME": 8, "FIRST_FRAME_ROWS": 2, "KEYS_A_SLICE": 16}
+    limits = {"UNNOTED_ROWS_MIN": ROWS_MIN, "UNNOTED_ROWS_MAX": ROWS_MAX}
+    with (
+        patch.multiple("aioflow.state.heap_churn", **frames, **limits),
+        patch.multiple("aioflow.state.heap_keys", KEYS_A_SLICE=16),
+    ):
+        yield
+
+
+def backend(groups: KeyGroupRange = ALL) -> HeapKeyedStateBackend:
+    return HeapKeyedStateBackend(max_parallelism=16, key_group_range=groups, now_ms=lambda: 0)
+
+
+class Job:
+    """Keys that live until `LIVE` others have come, in values, tables and timers."""
+
+    def __init__(self, state: HeapKeyedStateBackend | None = None) -> None:
+        self.state = backend() if state is None else state
+        self.passing = Passing(self.state)
+        self.count = 0
+        self.number = 0
+
+    def come(self, keys: int) -> None:
+        for _ in range(keys):
+            self.passing.come(self.count, self.passing.watermark + LIVE)
+            self.passing.watermark += 1
+            self.passing.timers.advance_watermark(self.passing.watermark)
+            self.count += 1
+
+    async def checkpoint(self, keys: int, *, completes: bool = True) -> KeyedStateHandle | None:
+        """Writes a checkpoint, while `keys` keys come between any two of its slices."""
+        self.number += 1
+        snapshot = self.state.begin_snapshot(self.number)
+        expected = seen(self.state)
+        writing = asyncio.ensure_future(snapshot.write(InlineState()))
+        while not writing.done():
+            self.come(keys)
+            await asyncio.sleep(0)
+        handle = await writing
+        if not completes:
+            self.state.checkpoint_aborted(self.number)
+            return None
+        self.state.checkpoint_completed(self.number)
+        assert handle is not None
+        for parallelism in (1, 2):
+            groups = [range_for_subtask(index, parallelism, 16) for index in range(parallelism)]
+            assert await read([handle], groups) == expected
+        return handle
+
+    @property
+    def is_noted(self) -> bool:
+        return self.state._log.current.is_noted
+
+
+def seen(*states: HeapKeyedStateBackend) -> Any:
+    values: dict[Any, Any] = {}
+    timers: list[Any] = []
+    for state in states:
+        for name, table in state._tables.items():
+            for namespace in table.namespaces():
+                values.update(
+                    ((name, namespace, key), value) for key, value in table.peek(namespace).items()
+                )
+        for queue in state._log.timers:
+            timers += queue.queue.items()
+    return deepcopy(values), sorted(timers, key=repr)
+
+
+async def read(handles: list[KeyedStateHandle], groups: list[KeyGroupRange]) -> Any:
+    states = []
+    for some in groups:
+        states.append(backend(some))
+        await states[-1].restore_from(handles, InlineState())
+    return seen(*states)
+
+
+def notes(state: HeapKeyedStateBackend) -> int:
+    generation = state._log.current
+    return sum(len(keys) for _, keys in generation.noted()) + sum(
+        len(of.removed) + len(of.grown) for of in generation.timers.values()
+    )
+
+
+async def churning() -> Job:
+    """A job whose changes are not noted any more."""
+    job = Job()
+    job.come(2 * LIVE)
+    await job.checkpoint(0)
+    assert job.is_noted
+    job.come(2 * LIVE)
+    await job.checkpoint(0)
+    assert not job.is_noted
+    return job
+
+
+async def test_state_that_comes_and_goes_is_written_as_a_whole_without_notes() -> None:
+    job = await churning()
+    for _ in range(UNNOTED_MIN - 1):
+        job.come(2 * LIVE)
+        await job.checkpoint(keys=2)
+        assert not job.is_noted
+        before = notes(job.state)
+        job.come(2 * LIVE)
+        assert notes(job.state) == before
+        assert job.state._archive.is_plain
+
+
+async def test_changes_are_noted_again_and_an_increment_follows_when_keys_stay() -> None:
+    job = await churning()
+    handles = [await job.checkpoint(keys=0) for _ in range(UNNOTED_MIN)]
+    assert job.is_noted
+    job.come(3)
+    handle = await job.checkpoint(0)
+    assert handle is not None and handles[-1] is not None
+    assert handle.files[0] is handles[-1].files[0], "it refers to the last file of all keys"
+    assert handle.files[1].size < handle.files[0].size / 2
+
+
+async def test_a_checkpoint_that_fails_without_notes_is_made_up_for_by_the_next() -> None:
+    job = await churning()
+    for _ in range(UNNOTED_MIN):
+        for completes in (False, False, True):
+            job.come(3)
+            await job.checkpoint(keys=1, completes=completes)
+
+
+async def test_an_increment_never_follows_a_plain_file() -> None:
+    """Here changes are noted after it, because a savepoint is unfinished."""
+    job = await churning()
+    savepoint, expected = job.state.begin_snapshot(100, canonical=True), seen(job.state)
+    for _ in range(2):
+        job.come(3)
+        await job.checkpoint(keys=0)
+        assert job.state._archive.is_plain
+        assert job.is_noted
+    handle = await savepoint.write(InlineState())
+    assert handle is not None
+    assert await read([handle], [ALL]) == expected
+
+
+async def test_snapshots_that_overlap_hold_each_its_own_moment() -> None:
+    job = await churning()
+    begun = []
+    for number in range(11, 14):
+        job.come(LIVE // 3)
+        snapshot = job.state.begin_snapshot(number, canonical=number == 12)
+        begun.append(
+            (number, seen(job.state), asyncio.ensure_future(snapshot.write(InlineState())))
+        )
+        await asyncio.sleep(0)
+    job.come(LIVE)
+    for number, expected, writing in begun:
+        handle = await writing
+        job.come(10)
+        job.state.checkpoint_completed(number)
+        assert handle is not None
+        assert await read([handle], [ALL]) == expected
+    job.number = 20
+    for _ in range(3):
+        job.come(LIVE // 3)
+        await job.checkpoint(keys=1)
+
+
+async def test_a_job_restored_from_a_plain_file_goes_on_with_it() -> None:
+    job = await churning()
+    job.come(LIVE)
+    handle = await job.checkpoint(keys=0)
+    assert handle is not None
+    assert job.state._archive.is_plain
+    state = backend()
+    await state.restore_from([handle], InlineState())
+    restored = Job(state)
+    restored.passing.watermark, restored.count = job.passing.watermark, job.count
+    restored.come(1)
+    second = await restored.checkpoint(0)
+    assert second is not None and second.files[0] is handle.files[0]
+
+
+async def test_state_that_has_grown_without_notes_is_written_by_key_groups() -> None:
+    job = await churning()
+    job.state.table("big").of().update(dict.fromkeys(range(ROWS_MAX + 1), 0))
+    await job.checkpoint(0)
+    assert not job.state._archive.is_plain
+    assert job.is_noted
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "size"),
+    [
+        (499, 500, 0),
+        (500, 500, UNNOTED_BYTES_MAX + 1),
+        (ROWS_MAX + 1, ROWS_MAX + 1, 0),
+        (ROWS_MIN - 1, ROWS_MIN - 1, 0),
+    ],
+)
+def test_state_that_stays_or_is_large_or_is_tiny_is_noted(
+    changed: int, rows: int, size: int
+) -> None:
+    churn = Churn()
+    assert not churn.after(changed, rows, size)
+    assert churn.after(500, 500, 0)
+    assert not churn.after(changed, rows, size)
+    assert not churn.after(None, 500, 0)
