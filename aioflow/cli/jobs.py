@@ -1,4 +1,6 @@
-"""The commands about jobs of a cluster: `submit`, `list`, `cancel`, `stop`, `savepoint`."""
+"""The commands about jobs of a cluster: `submit`, `list`, `cancel`, `stop`, `savepoint`,
+`rescale`.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,11 @@ def add_commands(commands: Any) -> None:
         help="write the state of a job, which goes on, where it stays until you delete it",
     )
     savepoint.set_defaults(carry_out=_savepoint)
-    for command in (cancel, stop_job, savepoint):
+    rescale = commands.add_parser(
+        "rescale", help="let a job with checkpoints go on at another parallelism"
+    )
+    rescale.set_defaults(carry_out=_rescale)
+    for command in (cancel, stop_job, savepoint, rescale):
         command.add_argument(
             "job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning"
         )
@@ -114,7 +120,13 @@ def add_commands(commands: Any) -> None:
         nargs="?",
         help="where it goes (the store of the job's checkpoints)",
     )
-    for command in (submit, listing, cancel, stop_job, savepoint):
+    rescale.add_argument(
+        "parallelism", type=int, metavar="N", help="number of subtasks that its tasks have then"
+    )
+    rescale.add_argument(
+        "--operator", metavar="UID", help="only the task with this operator (all without their own)"
+    )
+    for command in (submit, listing, cancel, stop_job, savepoint, rescale):
         add_tls_options(command)
         where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
         command.add_argument("--at", type=addresses, metavar="HOST:PORT[,...]", help=where)
@@ -328,6 +340,24 @@ def _savepoint(arguments: argparse.Namespace) -> int:
 
     directory = _directory(arguments.directory)
     return asking(arguments, savepoint)
+
+
+def _rescale(arguments: argparse.Namespace) -> int:
+    async def rescale(client: ClusterClient) -> int:
+        line = await _job(client, arguments.job)
+        if line.status.is_terminal:
+            return _had_ended(line, "rescaled")
+        operator, count = arguments.operator, arguments.parallelism
+        try:
+            if operator is None:
+                await client.rescale(line.job_id, count, {})
+            else:
+                await client.rescale(line.job_id, None, {operator: count})
+        except GraphError as error:
+            raise UsageError(str(error)) from error
+        return FINISHED
+
+    return asking(arguments, rescale)
 
 
 def _directory(given: str | None) -> str | None:

@@ -16,7 +16,7 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
@@ -328,6 +328,25 @@ class Dispatcher:
             managed.stop = stop
         else:
             stop(managed.runner)
+
+    async def keep(self, job_id: str, **config: Any) -> None:
+        """Stores changed settings of a running job, with which the next leader recovers it.
+
+        A store that fails is only logged: the job runs on here. Raises StaleLeader.
+        """
+        managed = self._jobs.get(job_id)
+        if managed is None or managed.cancelled:
+            return
+        managed.job = dataclasses.replace(managed.job, config={**managed.job.config, **config})
+        try:
+            await self.store.put(managed.job)
+        except OSError as error:
+            logger.warning(
+                "the new %s of job %s could not be stored, the next leader does not know it: %s",
+                ", ".join(config),
+                job_id,
+                error,
+            )
 
     # One job.
 

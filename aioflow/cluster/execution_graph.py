@@ -45,6 +45,7 @@ from aioflow.graph.deployment import (
     TaskDeploymentDescriptor,
 )
 from aioflow.graph.job_graph import JobGraph, JobVertex, connected_subtasks
+from aioflow.graph.rescaling import same_parallelism, with_parallelism
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.source import Split
 
@@ -504,6 +505,14 @@ class ExecutionGraph:
                 execution.state, execution.error = ExecutionState.CREATED, None
             return self._deploy(region.vertices)
         return self._ended_if_all_ended()
+
+    def mirror(self, parallelism: Mapping[int, int]) -> None:
+        """Takes over the parallelism of vertices that another process reports, by id."""
+        graph = with_parallelism(self.graph, parallelism)
+        if not same_parallelism(graph, self.graph):
+            self.rescales += 1
+            for region in self._regions:
+                self._adopt(region, graph)
 
     def _adopt(self, region: _Region, graph: JobGraph) -> None:
         """Gives a region, whose tasks have all ended, the vertices and exchanges of `graph`."""

@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -325,6 +325,7 @@ class JobManager:
             "savepoint": self._savepoint,
             "savepoints": self._savepoints,
             "checkpoint": self._checkpoint,
+            "rescale": self.rescale,
             "overview": self._overview,
             "shutdown": self._shutdown,
             "add_tap": partial(self._taskmanagers.to_job, ClusterJob.add_remote_tap),
@@ -441,6 +442,20 @@ class JobManager:
 
     async def _checkpoint(self, job_id: str) -> int:
         return await (await self._running(job_id)).checkpoint()
+
+    async def rescale(
+        self, job_id: str, parallelism: int | None, of_operators: Mapping[str, int]
+    ) -> None:
+        """Lets a job go on at another parallelism, which is stored for the next leader.
+
+        Raises RescaleError, GraphError, JobNotRunning, UnknownJob.
+        """
+        await self._running(job_id)
+        job, dispatcher = self._job(job_id), (await self._leader()).dispatcher
+        await job.rescale(parallelism, of_operators)
+        graph = job.job_master.executions.graph
+        counts = {str(vertex.id): vertex.parallelism for vertex in graph.vertices}
+        await dispatcher.keep(job_id, parallelism=counts)
 
     async def _running(self, job_id: str) -> JobMaster:
         view = (await self._leader()).dispatcher.job(job_id)

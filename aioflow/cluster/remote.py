@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.told import ToldWorker, decode_told, statistics_of
 from aioflow.cluster.whereabouts import DATA, NobodyLeads, Whereabouts, parse_addresses
 from aioflow.core.aio import cancel_and_wait, wait_first
-from aioflow.core.errors import AioflowError, Broken, Closed
+from aioflow.core.errors import AioflowError, Broken, Closed, RescaleError
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.graph.rescaling import rescaled
 from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
@@ -327,6 +329,7 @@ class RemoteRun(RunningJob):
         graph = self.job_master.executions
         graph.restarts = restarts
         self.job_master.error = unpack_error(error, self._home.codec) or self.job_master.error
+        graph.mirror(Counter(vertex_id for vertex_id, *_ in states))
         for vertex_id, subtask, attempt, state in states:
             execution = graph.executions[vertex_id, subtask]
             execution.attempt = ExecutionAttemptId(self.job_id, vertex_id, subtask, attempt)
@@ -364,6 +367,21 @@ class RemoteRun(RunningJob):
 
     def _on_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics = metrics
+
+    async def rescale(
+        self,
+        parallelism: int | None,
+        of_operators: Mapping[str, int],
+        workers: int | None = None,
+    ) -> None:
+        graph = self.job_master.executions.graph
+        if workers is not None:
+            raise RescaleError(
+                f"job {graph.name!r} runs on a cluster, whose workers are not its own: give "
+                "parallelism=, it uses the slots that are there"
+            )
+        rescaled(graph, parallelism, of_operators)  # Raises for what cannot be, before it is sent.
+        await self.job_master.rescale(parallelism, of_operators)
 
     # For monitoring.
 

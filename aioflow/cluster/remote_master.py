@@ -6,7 +6,7 @@ Requests go to that JobMaster.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
@@ -93,6 +93,10 @@ class RemoteJobMaster:
     async def checkpoint(self) -> int:
         """Takes a checkpoint now. Returns its number once it is completed."""
         return int(await self._called("checkpoint"))
+
+    async def rescale(self, parallelism: int | None, of_operators: Mapping[str, int]) -> None:
+        """Lets the job go on at another parallelism. Returns once all new tasks run."""
+        await self._called("rescale", parallelism, dict(of_operators))
 
     async def _called(self, method: str, *args: Any) -> Any:
         if self.call is None:

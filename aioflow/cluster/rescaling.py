@@ -5,8 +5,8 @@
     3  a checkpoint that holds every task: sources are paused from their barrier on
     4  the tasks end, and those of the new graph start from that checkpoint
 
-Nothing is processed after the barriers of step 3, so nothing is repeated or lost, whatever the
-sources and sinks can do. If a checkpoint fails, the tasks go on as before. If a task fails
+Nothing is processed after the barriers of step 3, so no result comes twice, also in a sink that
+commits nothing. If a checkpoint fails, the tasks go on as before. If a task fails
 meanwhile, the job restarts as always, and the rescaling is tried again. If the job waits for a
 restart anyway, that restart has the new parallelism.
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.cluster.execution_graph import ExecutionGraph, Instruction, JobStatus
 from aioflow.core.errors import CheckpointError, JobNotRunning, RescaleError
+from aioflow.graph.deployment import ExecutionState
 from aioflow.graph.rescaling import same_parallelism
 
 if TYPE_CHECKING:
@@ -103,7 +104,21 @@ class Rescaling:
                 f"job {name!r} has no checkpoints, so it cannot go on at another parallelism: run "
                 'it with checkpoints=URL; "memory://NAME" keeps them in this process'
             )
+        self._refuse_lossy_sources()
         return self._checkpoints
+
+    def _refuse_lossy_sources(self) -> None:
+        """Refuses a job whose source function would be called again from its beginning."""
+        executions = self._executions
+        for vertex in executions.graph.vertices:
+            cannot_repeat = getattr(vertex.head.source, "replayable", True) is False
+            execution = executions.executions[vertex.id, 0]
+            if cannot_repeat and execution.state is not ExecutionState.FINISHED:
+                raise RescaleError(
+                    f"job {executions.graph.name!r} goes on as it was: source function "
+                    f"{vertex.head.name!r} would be called again from its beginning; let it take "
+                    "one parameter `position` and yield (value, position)"
+                )
 
     def _changes(self, graph: JobGraph) -> str:
         pairs = zip(self._executions.graph.vertices, graph.vertices, strict=True)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -309,6 +309,12 @@ class ClusterClient:
     async def savepoint(self, job_id: str, directory: str | None = None) -> str:
         """Takes a savepoint under the store, or at the URL `directory`. Returns its URL."""
         return str(await self.connection.call("savepoint", job_id, directory))
+
+    async def rescale(
+        self, job_id: str, parallelism: int | None, of_operators: Mapping[str, int]
+    ) -> None:
+        """Lets a job go on at another parallelism. Returns once all new tasks run."""
+        await self.connection.call("rescale", job_id, parallelism, dict(of_operators))
 
     async def taskmanagers(self) -> list[tuple[str, int, int]]:
         """Returns (id, slots, free slots) of each TaskManager."""

@@ -143,4 +143,5 @@ def _check(what: str, count: object, most: int, limit: str) -> None:
             f"{count!r}"
         )
     if not 1 <= count <= most:
-        raise GraphError(f"{what} cannot have parallelism {count}: expected 1 to {limit}")
+        most_text = limit if most == 1 else f"1 to {limit}"
+        raise GraphError(f"{what} cannot have parallelism {count}: expected {most_text}")

@@ -6,6 +6,7 @@ A job may run in one process, with worker processes, or on a cluster. A JobManag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aioflow.cluster.told import status_of
@@ -41,6 +42,7 @@ class MonitoredJob:
             running.task_executor.query_state,
             running.task_executor,
             state_backend,
+            running.rescale,
         )
 
     @property
@@ -131,6 +133,7 @@ class MonitoredCluster:
                 job.tasks.query_state,
                 job.tasks,
                 job.state_backend,
+                partial(self._manager.rescale, job_id),
             )
             for job_id, job in known.items()
         }

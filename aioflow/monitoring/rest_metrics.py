@@ -157,7 +157,7 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
     metrics: dict[str, float] = {
         "numRestarts": view.restarts,
         "fullRestarts": view.restarts,
-        "numRescales": 0,
+        "numRescales": view.master.executions.rescales,
         "uptime": max(now_ms - times[JobStatus.RUNNING], 0)
         if status is JobStatus.RUNNING and JobStatus.RUNNING in times
         else -1,

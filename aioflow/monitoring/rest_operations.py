@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.core.errors import CheckpointError
+from aioflow.core.errors import CheckpointError, GraphError
+from aioflow.graph.rescaling import rescaled
 from aioflow.monitoring.calls import Answer, BadRequest, Call, Conflict, Unavailable
 from aioflow.monitoring.monitor import check_request_id
 from aioflow.monitoring.rest_jobs import failure_cause
@@ -24,8 +25,9 @@ __all__ = [
     "checkpoint_status",
     "client_heartbeat",
     "end_cluster",
-    "rescaling",
     "requirements",
+    "rescaling",
+    "rescaling_status",
     "savepoint",
     "savepoint_disposal",
     "savepoint_status",
@@ -33,7 +35,7 @@ __all__ = [
     "stop",
 ]
 
-SAVEPOINTS, CHECKPOINTS = "savepoint", "checkpoint"
+SAVEPOINTS, CHECKPOINTS, RESCALINGS = "savepoint", "checkpoint", "rescaling"
 """Kinds of requests. A stop is requested under the savepoints, as in Flink."""
 
 FORMATS = ("CANONICAL", "NATIVE")
@@ -94,6 +96,63 @@ async def checkpoint(call: Call) -> Any:
     return await _begin(call, CHECKPOINTS, work)
 
 
+async def rescaling(call: Call) -> Any:
+    """Answers PATCH /jobs/:jobid/rescaling?parallelism=N."""
+    text = call.query.get("parallelism", "")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 6:
+        raise BadRequest(f"parallelism is {text[:40]!r}, expected a number")
+    return await _rescale(call, int(text), {})
+
+
+def requirements(call: Call) -> Any:
+    """Answers GET /jobs/:jobid/resource-requirements."""
+    view = call.job
+    return {
+        view.vertex_ids[vertex.id]: {
+            "parallelism": {"lowerBound": vertex.parallelism, "upperBound": vertex.parallelism}
+        }
+        for vertex in view.graph.vertices
+    }
+
+
+async def set_requirements(call: Call) -> Any:
+    """Answers PUT /jobs/:jobid/resource-requirements: the upper bounds are what is wanted."""
+    view, wanted = call.job, {}
+    for vertex_id, given in call.body.items():
+        vertex = view.vertex(vertex_id)
+        if vertex is None:
+            raise BadRequest(f"the job has no vertex {vertex_id[:40]!r}")
+        bounds = given.get("parallelism") if isinstance(given, dict) else None
+        count = bounds.get("upperBound") if isinstance(bounds, dict) else None
+        if type(count) is not int:
+            raise BadRequest(f"parallelism.upperBound of {vertex_id} is {count!r:.40}")
+        wanted[vertex.uids[0]] = count
+    answer = await _rescale(call, None, wanted)
+    return Answer(answer.body, status=200)
+
+
+async def _rescale(call: Call, parallelism: int | None, of_operators: dict[str, int]) -> Answer:
+    view = _running(call)
+    rescale = view.rescale
+    if rescale is None:
+        raise Unavailable("this endpoint only shows the job, it cannot rescale it")
+    try:
+        rescaled(view.graph, parallelism, of_operators)
+    except GraphError as error:
+        raise BadRequest(str(error)) from error
+
+    async def work() -> dict[str, Any]:
+        await rescale(parallelism, of_operators)
+        return {}
+
+    return await _begin(call, RESCALINGS, work)
+
+
+def rescaling_status(call: Call) -> Any:
+    """Answers GET /jobs/:jobid/rescaling/:triggerid."""
+    return _status(call, RESCALINGS)
+
+
 def savepoint_status(call: Call) -> Any:
     """Answers GET /jobs/:jobid/savepoints/:triggerid."""
     return _status(call, SAVEPOINTS)
@@ -138,7 +197,7 @@ def _running(call: Call) -> JobView:
     view, given = call.job, call.text("triggerId")
     if view.status.is_terminal and not any(
         given is not None and call.monitor.operations.known(view.id, kind, given)
-        for kind in (SAVEPOINTS, CHECKPOINTS)
+        for kind in (SAVEPOINTS, CHECKPOINTS, RESCALINGS)
     ):
         raise Conflict(f"job {view.id} is {view.status.value}, expected a job that runs")
     return view
@@ -174,30 +233,6 @@ def _directory(call: Call, *names: str) -> str | None:
 def savepoint_disposal(call: Call) -> Any:
     """Refuses POST /savepoint-disposal: a request from the network never deletes anything."""
     raise Conflict("savepoints are not deleted here: remove the directory of the savepoint")
-
-
-def rescaling(call: Call) -> Any:
-    """Refuses PATCH /jobs/:jobid/rescaling, which is switched off in Flink too, since 1.9."""
-    _ = call.job
-    raise Unavailable(
-        "rescaling is switched off: stop with a savepoint, and run with another parallelism from it"
-    )
-
-
-def requirements(call: Call) -> Any:
-    """Answers GET /jobs/:jobid/resource-requirements."""
-    view = call.job
-    return {
-        view.vertex_ids[vertex.id]: {
-            "parallelism": {"lowerBound": vertex.parallelism, "upperBound": vertex.parallelism}
-        }
-        for vertex in view.graph.vertices
-    }
-
-
-def set_requirements(call: Call) -> Any:
-    """Refuses PUT /jobs/:jobid/resource-requirements, as `rescaling` does."""
-    return rescaling(call)
 
 
 def client_heartbeat(call: Call) -> Any:

@@ -8,7 +8,7 @@ All reads are plain and take place on the event loop. Times are wall-clock ms, -
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -101,6 +101,10 @@ the task.
 """
 
 
+Rescale = Callable[[int | None, Mapping[str, int]], Awaitable[None]]
+"""(parallelism of the flow, parallelism by uid): lets a job go on with it."""
+
+
 class JobView:
     """The view of one job.
 
@@ -116,8 +120,11 @@ class JobView:
         query_state: QueryState | None = None,
         taps: TapGateway | None = None,
         state_backend: str = "",
+        rescale: Rescale | None = None,
     ) -> None:
         self.master = master
+        self.rescale = rescale
+        """Lets the job go on at another parallelism; None where it cannot."""
         self.read_metrics = read_metrics
         self._worker_at = worker_at
         self._query_state = query_state

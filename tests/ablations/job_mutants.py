@@ -1080,10 +1080,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/task/loop.py",
         "        if checkpoints.is_held:\n",
         "        if False:\n",
-        (
-            RESCALE + "test_rescaling_under_load_loses_and_doubles_nothing",
-            RESCALE + "test_a_source_that_cannot_repeat_loses_nothing",
-        ),
+        (RESCALE + "test_rescaling_under_load_loses_and_doubles_nothing",),
     ),
     Mutant(
         "tasks stay held although their checkpoint has failed",

@@ -152,29 +152,29 @@ async def test_pushed_elements_are_neither_lost_nor_doubled(store: str) -> None:
     assert max(count for key, count in rows if key == 0) == 401
 
 
-async def test_a_source_that_cannot_repeat_loses_nothing(store: str) -> None:
-    """Sources stop at the barrier of the checkpoint that the job goes on from."""
-    waiting, taken = asyncio.Queue[int](), 0
+async def test_a_source_function_that_would_begin_again_is_named(store: str) -> None:
+    """After its end it may: it is not called again."""
+    gate = asyncio.Event()
 
     async def read() -> AsyncIterator[int]:
-        nonlocal taken
-        while True:
-            n = await waiting.get()
-            taken += 1
+        for n in range(10):
             yield n
+        await gate.wait()
 
     flow, rows = af.Flow("once"), list[Any]()
     flow.source(read, uid="read").key_by(lambda n: n % 5).count(uid="count").sink(rows.append)
-    async with flow.run(checkpoints=store, every="1h") as job:
-        for n in range(100):
-            waiting.put_nowait(n)
-        await eventually(lambda: len(rows) == 100)
-        await job.rescale("count", 3)
-        for n in range(100):
-            waiting.put_nowait(n)
-        await eventually(lambda: len(rows) >= 200)
-    assert max(count for key, count in rows if key == 0) == 40
-    assert len(rows) == 200
+    endless = af.io.datagen(lambda n: n, rate=100)
+    flow.source(endless).rebalance().map(str, uid="more").sink(af.io.blackhole())
+    async with flow.run(checkpoints=store, every="10ms") as job:
+        await eventually(lambda: len(rows) == 10)
+        with pytest.raises(af.RescaleError, match=r"'read' would be called again"):
+            await job.rescale("count", 3)
+        gate.set()
+        tasks = job._cluster.job_master.executions.executions
+        await eventually(lambda: any(task.state.is_terminal for task in tasks.values()))
+        await job.rescale("more", 2)
+        await job.cancel()
+    assert len(rows) == 10
 
 
 async def test_operators_with_a_parallelism_of_their_own_keep_it(store: str) -> None:

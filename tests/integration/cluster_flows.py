@@ -39,6 +39,18 @@ at_home = af.Flow("at_home")
 at_home.source([1, 2, 3]).sink(print)
 
 
+async def positioned(position: int | None) -> AsyncIterator[tuple[int, int]]:
+    n = position or 0
+    while True:
+        yield n, n + 1
+        n += 1
+        await asyncio.sleep(0.01)
+
+
+rescaled = af.Flow("rescaled")
+rescaled.source(positioned).key_by(lambda n: n % 8).count(uid="count").sink(af.io.blackhole())
+
+
 def fail(n: int) -> int:
     raise ValueError(f"no {n}")
 

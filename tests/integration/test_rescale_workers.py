@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import aioflow as af
+from tests.integration.clusters import Cluster, until
 from tests.integration.processes import alive, eventually
 
 if TYPE_CHECKING:
@@ -70,3 +72,66 @@ async def test_workers_are_added_and_removed_while_the_job_runs(tmp_path: Path, 
     if not job._cluster.job_master.executions.restarts:
         assert len(rows) == put
     counted(put, rows)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster")
+    yield made
+    made.close()
+
+
+def taken(cluster: Cluster) -> int:
+    return sum(slots - free for slots, free in cluster.slots())
+
+
+def test_a_job_of_a_cluster_is_rescaled_and_its_next_leader_knows(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.start(workers=2, slots=2, request_timeout="2s")
+    job = cluster.submit("rescaled", "--checkpoints", str(tmp_path / "store"), "--every", "200ms")
+    until(lambda: taken(cluster) == 1, "it runs")
+
+    assert cluster.ask("rescale", job, "3").returncode == 0
+    assert taken(cluster) == 3
+    assert cluster.ask("rescale", job, "4", "--operator", "count").returncode == 0
+    assert taken(cluster) == 4
+    too_many = cluster.ask("rescale", job, "5")
+    assert too_many.returncode == 1
+    assert "goes on as it was: 5 slots are needed, and there are 4" in too_many.stderr
+    unknown = cluster.ask("rescale", job, "2", "--operator", "cuont")
+    assert unknown.returncode == 2
+    assert "did you mean 'count'?" in unknown.stderr
+    assert cluster.ask("rescale", job, "2").returncode == 0
+    until(lambda: taken(cluster) == 2, "it gives back what it needs no more")
+
+    os.kill(cluster.pids()[0], signal.SIGKILL)
+    port = cluster.address.rpartition(":")[2]
+    cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", port)
+    until(lambda: taken(cluster) == 2, "the next leader knows")
+    assert cluster.job(job) == "RUNNING"
+
+
+def test_the_handle_of_a_job_on_a_cluster_rescales_it(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.start(workers=1, slots=3, request_timeout="1s")
+
+    async def main() -> None:
+        flow, rows = af.Flow("handle"), list[Any]()
+        events = flow.source(af.io.push(), uid="events")
+        counts = events.key_by(lambda n: n % 20).count(uid="count")
+        counts.sink(rows.append)
+        remote = af.RemoteCluster(cluster.data)
+        async with flow.run(on=remote, checkpoints=tmp_path / "store", every="200ms") as job:
+            for wanted in (3, 1, 2):
+                await job.input(events).put_many(range(200))
+                await job.rescale("count", wanted)
+                assert [v.parallelism for v in job.graph.vertices if "count" in v.uids] == [wanted]
+                assert await job.state(counts).get(3) is not None
+            with pytest.raises(af.RescaleError, match="goes on as it was"):
+                await job.rescale("count", 4)
+            await job.input(events).put_many(range(200))
+            await eventually(lambda: len(rows) >= 800)
+        assert len(rows) == 800
+        assert sorted(count for key, count in rows if key == 0) == list(range(1, 41))
+
+    asyncio.run(main())

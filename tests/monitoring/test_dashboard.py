@@ -245,6 +245,23 @@ async def test_a_savepoint_is_asked_for_with_the_token(tmp_path: Path) -> None:
         assert window.complaints == []
 
 
+async def test_a_job_is_rescaled_with_the_token(tmp_path: Path) -> None:
+    options = {"token": TOKEN, "enable_control": True}
+    async with shown(Shop(), f"file://{tmp_path}", **options) as (base, job), chromium() as browser:
+        window = await Window.open(browser, base)
+        await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
+
+        await window.page.click("text=Rescale")
+        assert await serious_findings(window.page) == []
+        await window.page.fill("#parallelism", "3")
+        await window.page.fill("#token", TOKEN)
+        await window.page.click("dialog button.main")
+        await window.page.wait_for_selector("#notice >> text=Done.")
+
+        assert 3 in [vertex.parallelism for vertex in job.graph.vertices]
+        assert window.complaints == []
+
+
 async def test_without_control_nothing_can_be_changed() -> None:
     async with shown(Shop()) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)

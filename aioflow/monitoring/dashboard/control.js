@@ -22,8 +22,17 @@ export function ask(question, method, path, body) {
   withToken(question, "Yes", () => carryOut(method, path, body));
 }
 
+/** Ask for the parallelism and the token; then let the job go on with it. */
+export function askParallelism(job) {
+  const wanted = { value: String(Math.max(...job.tasks.map((task) => task.parallelism))) };
+  const field = h("p", null, h("label", { for: "parallelism" }, "Parallelism"), h("input", {
+    id: "parallelism", type: "number", min: 1, required: true, value: wanted.value, oninput: (event) => { wanted.value = event.target.value; },
+  }));
+  withToken(`Rescale ${job.name}?`, "Rescale", () => carryOut("PATCH", `jobs/${job.id}/rescaling?parallelism=${encodeURIComponent(wanted.value)}`), field);
+}
+
 /** Ask for the token of the endpoint, then do it. */
-export function withToken(question, yes, then) {
+export function withToken(question, yes, then, more = null) {
   const dialog = document.createElement("dialog");
   const field = { value: kept };
   const close = () => {
@@ -41,6 +50,7 @@ export function withToken(question, yes, then) {
     },
   },
     h("h2", null, question),
+    more,
     h("p", null, h("label", { for: "token" }, "Token of this endpoint"), h("input", {
       id: "token", type: "password", autocomplete: "off", required: true, value: kept, oninput: (event) => { field.value = event.target.value; },
     })),
@@ -60,7 +70,7 @@ async function carryOut(method, path, body) {
       return;
     }
     say("Under way …");
-    const place = path.endsWith("/stop") ? path.replace(/stop$/, "savepoints") : path;
+    const place = path.replace(/[/]stop$/, "/savepoints").replace(/[?].*$/, "");
     for (;;) {
       const found = await get(`${place}/${id}`);
       if (found.status.id === "COMPLETED") {

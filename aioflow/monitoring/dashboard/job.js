@@ -1,7 +1,7 @@
 // What stands above each view of a job: its name and state, the figures that matter, and the way to its other views.
 
 import { h } from "./dom.js";
-import { ask, mayChange } from "./control.js";
+import { ask, askParallelism, mayChange } from "./control.js";
 import { bytes, count, duration, isInstant, moment, nothing, rate } from "./format.js";
 import { figures, state } from "./parts.js";
 
@@ -26,6 +26,7 @@ export function headline(job, store, shown) {
       h("h1", null, job.name), state(job.state), h("span", { class: "mono quiet", title: job.id }, job.id.slice(0, 8)),
       changes && h("div", { class: "end" },
         h("button", { onclick: () => ask(`Write a savepoint of ${job.name}?`, "POST", `jobs/${job.id}/savepoints`, {}) }, "Savepoint"),
+        h("button", { onclick: () => askParallelism(job) }, "Rescale"),
         h("button", { onclick: () => ask(`Stop ${job.name} with a savepoint?`, "POST", `jobs/${job.id}/stop`, { drain: false }) }, "Stop"),
         h("button", { onclick: () => ask(`Cancel ${job.name} at once?`, "PATCH", `jobs/${job.id}?mode=cancel`) }, "Cancel"))),
     summary(job, checkpoints, failures),
