@@ -2,10 +2,10 @@
 
 Decides, sends nothing; time is an argument. Both ends of a pair hold a monitor. Each sends on its
 own interval and watches the heartbeats of the other. So a link that works one way only is found by
-the end that hears nothing. A peer is given up exactly once, for one of three reasons: silence for
-`timeout_s`, `unreachable_sends` failed sends in a row, or the end of its connection without a new
-one within `suspicion_s`. Flink's defaults are five times slower. Shorter ones work here because
-sockets end with their process.
+the end that hears nothing. A peer is given up exactly once, for one of two reasons: silence for
+`timeout_s`, or the end of its connection without a new one within `suspicion_s`. A heartbeat that
+cannot be sent needs no count of its own, unlike in Flink: its connection has ended. Flink's
+defaults are five times slower. Shorter ones work here because sockets end with their process.
 
 A monitor that stood still (SIGSTOP, a user function that held the interpreter) did not listen. Its
 own pause is therefore no silence of others. For the holder of a lease the pause counts: its peer
@@ -42,7 +42,6 @@ class Reason(Enum):
     """Why a peer was given up."""
 
     SILENCE = "no heartbeat within the timeout"
-    UNREACHABLE = "too many sends in a row failed"
     CONNECTION_ENDED = "its connection ended and it did not come back"
 
 
@@ -54,8 +53,6 @@ class HeartbeatOptions:
     timeout_s: float = 10.0
     suspicion_s: float = 1.0
     """How long a peer whose connection ended may take to come back; 0 gives it up at once."""
-    unreachable_sends: int = 3
-    """Number of failed sends in a row after which a peer is given up."""
     own_pauses: OwnPauses = OwnPauses.FORGIVEN
 
     def __post_init__(self) -> None:
@@ -66,13 +63,11 @@ class HeartbeatOptions:
             )
         if self.suspicion_s < 0:
             raise ValueError(f"suspicion_s is {self.suspicion_s}, expected at least 0")
-        if self.unreachable_sends < 1:
-            raise ValueError(f"unreachable_sends is {self.unreachable_sends}, expected at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Send `payload` to `peer`; report a failure by `send_failed`."""
+    """Send `payload` to `peer`."""
 
     peer: str
     payload: object
@@ -100,7 +95,6 @@ Instruction = SendHeartbeat | Suspected | TimedOut
 class _Peer:
     deadline: float
     send_at: float
-    failed_sends: int = 0
     suspect_until: float | None = None
 
 
@@ -124,11 +118,6 @@ class HeartbeatMonitor:
     def peers(self) -> list[str]:
         """The watched peers, oldest first."""
         return list(self._peers)
-
-    def is_suspected(self, peer: str) -> bool:
-        """Whether the connection of a watched peer ended and no message has come since."""
-        known = self._peers.get(peer)
-        return known is not None and known.suspect_until is not None
 
     def silence_s(self, peer: str, now: float) -> float:
         """Returns the seconds since `peer` was last heard; 0.0 if it is not watched."""
@@ -156,7 +145,6 @@ class HeartbeatMonitor:
         if known is None:
             return False
         known.deadline = now + self.options.timeout_s
-        known.failed_sends = 0
         known.suspect_until = None
         return True
 
@@ -168,25 +156,6 @@ class HeartbeatMonitor:
         known = self._peers.get(peer)
         if known is not None:
             known.deadline = max(known.deadline, at + self.options.timeout_s)
-
-    def send_succeeded(self, peer: str) -> None:
-        """The transport delivered a heartbeat.
-
-        This proves that the peer can be reached, not that its event loop runs.
-        """
-        known = self._peers.get(peer)
-        if known is not None:
-            known.failed_sends = 0
-
-    def send_failed(self, peer: str) -> list[Instruction]:
-        """A heartbeat could not be delivered."""
-        known = self._peers.get(peer)
-        if known is None:
-            return []
-        known.failed_sends += 1
-        if known.failed_sends < self.options.unreachable_sends:
-            return []
-        return [self._give_up(peer, Reason.UNREACHABLE)]
 
     def connection_ended(self, peer: str, now: float) -> list[Instruction]:
         """The socket to `peer` ended.

@@ -336,7 +336,8 @@ class SlotManager:
         """Sets the number of slots that a job wants in all; 0 removes the requirement.
 
         A call of an older JobMaster of the job is dropped like one of a stale leader. A job that
-        wants fewer slots loses none: only the job knows which ones to free.
+        wants fewer slots loses none: only the job knows which ones to free. Those of a lost
+        JobMaster stay taken until their workers free them, so that the next one finds them.
         """
         if self._is_stale(token):
             return []
@@ -350,20 +351,6 @@ class SlotManager:
             self._jobs[job_id] = _Job(
                 job_token, address, slots, None if known is None else known.short_since
             )
-        return self._after_change(now)
-
-    def job_master_lost(
-        self, token: int, job_id: str, job_token: int, now: float
-    ) -> list[Instruction]:
-        """Removes the requirement of a lost JobMaster.
-
-        Its slots stay taken until their workers free them, so that the next JobMaster finds them.
-        """
-        if self._is_stale(token):
-            return []
-        known = self._jobs.get(job_id)
-        if known is not None and known.token == job_token:
-            del self._jobs[job_id]
         return self._after_change(now)
 
     # From the worker factory and time.

@@ -5,8 +5,8 @@ It decides and does nothing itself.
 Slot sharing: one slot takes one subtask of each vertex of a sharing group. So a group needs as many
 slots as its widest vertex has subtasks, and a job needs the sum over its groups. Subtask i of a
 vertex goes to place `i * width // parallelism`. This spreads narrow vertices over the group and
-keeps pointwise neighbours together. Vertices of one co-location group are spread by the widest of
-them. So subtask i of each always has the same place, because only whole places are bound to slots.
+keeps pointwise neighbours together. Both ends of a forward edge are equally wide, so they share
+their slots without a co-location group: only whole places are bound to slots.
 
     place: UNBOUND --request, slot at hand--> BOUND
            BOUND --all its subtasks released--> UNBOUND, its slot freed
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aioflow.core.errors import GraphError, NoResourceAvailable
+from aioflow.core.errors import NoResourceAvailable
 from aioflow.graph.job_graph import JobGraph, JobVertex
 
 __all__ = [
@@ -127,38 +127,18 @@ class SubtasksLost:
 Instruction = DeclareRequirement | OfferAnswer | Placed | PlacementFailed | FreeSlot | SubtasksLost
 
 
-def places_of(graph: JobGraph, co_location: Mapping[int, str] | None = None) -> list[Place]:
-    """Returns the places of a job, one for each slot it needs. `co_location`: group by vertex id.
-
-    Raises GraphError if a co-location group spans slot sharing groups, which never share a slot.
-    """
-    co_location = co_location or {}
+def places_of(graph: JobGraph) -> list[Place]:
+    """Returns the places of a job, one for each slot it needs."""
     groups: dict[str, list[JobVertex]] = {}
     for vertex in graph.vertices:
         groups.setdefault(vertex.slot_sharing_group, []).append(vertex)
-    together: dict[str, list[JobVertex]] = {}
-    for vertex in graph.vertices:
-        if vertex.id in co_location:
-            together.setdefault(co_location[vertex.id], []).append(vertex)
-    for name, vertices in together.items():
-        first = vertices[0]
-        for vertex in vertices[1:]:
-            if vertex.slot_sharing_group != first.slot_sharing_group:
-                raise GraphError(
-                    f"co-location group {name!r} joins {first.name!r} (slot sharing group "
-                    f"{first.slot_sharing_group!r}) and "
-                    f"{vertex.name!r} ({vertex.slot_sharing_group!r}): expected one slot sharing "
-                    "group for all of them"
-                )
     places: list[Place] = []
     for group, vertices in groups.items():
         width = max(vertex.parallelism for vertex in vertices)
         subtasks: list[list[Subtask]] = [[] for _ in range(width)]
         for vertex in vertices:
-            peers = together[co_location[vertex.id]] if vertex.id in co_location else [vertex]
-            spread = max(peer.parallelism for peer in peers)
             for index in range(vertex.parallelism):
-                subtasks[index * width // spread].append((vertex.id, index))
+                subtasks[index * width // vertex.parallelism].append((vertex.id, index))
         places += [Place(group, index, tuple(of_place)) for index, of_place in enumerate(subtasks)]
     return places
 
@@ -197,11 +177,9 @@ class _PlaceState:
 class SlotScheduler:
     """The slots of one job, by worker id; subtasks by vertex id and index."""
 
-    def __init__(
-        self, job_id: str, graph: JobGraph, co_location: Mapping[int, str] | None = None
-    ) -> None:
+    def __init__(self, job_id: str, graph: JobGraph) -> None:
         self.job_id = job_id
-        self._places = [_PlaceState(place) for place in places_of(graph, co_location)]
+        self._places = [_PlaceState(place) for place in places_of(graph)]
         self._place_of = {
             subtask: number
             for number, state in enumerate(self._places)
@@ -359,10 +337,6 @@ class SlotScheduler:
             instructions.append(PlacementFailed(number, subtasks, error))
         self._requests.clear()
         return instructions + self._after_change()
-
-    def declare_again(self) -> list[Instruction]:
-        """Repeats the requirement for a new ResourceManager; running tasks are not touched."""
-        return [DeclareRequirement(self.job_id, self._declared)]
 
     def close(self) -> list[Instruction]:
         """Frees all slots at the end of the job, even those with subtasks in them."""

@@ -81,7 +81,7 @@ class ConnectToJobMaster:
 class OfferSlots:
     """Offer these slots to the JobMaster with this token.
 
-    Report the answer with the number `offer`, or that none came.
+    Report the answer with the number `offer`. No answer comes if the connection ends first.
     """
 
     job_id: str
@@ -284,18 +284,6 @@ class TaskSlotTable:
             else:
                 instructions += self._free(slot, f"the job master of job {job_id} did not take it")
         return instructions
-
-    def offer_failed(self, job_id: str, token: int, offer: int) -> list[Instruction]:
-        """The offer or its answer was lost: offers again, unless the JobMaster is gone.
-
-        The timeout goes on.
-        """
-        if not self._is_current(job_id, token):
-            return []
-        for slot in self._of_job(job_id):
-            if slot.offer == offer:
-                slot.offer = None
-        return self._offer(job_id)
 
     def add_task(self, attempt: ExecutionAttemptId, allocation_id: str, token: int) -> None:
         """Adds a task to a slot.

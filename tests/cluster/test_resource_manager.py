@@ -195,8 +195,7 @@ def test_messages_for_another_leader_are_dropped_and_counted() -> None:
         assert rm.slot_refused(stale, "w", registration, "5-1", SlotStatus(0), 0.0) == []
         assert rm.slot_granted(stale, "w", registration, "5-1") == []
         assert rm.declare(stale, "job", 1, 9, "jm", 0.0) == []
-        assert rm.job_master_lost(stale, "job", 1, 0.0) == []
-    assert rm.fenced_total == 16
+    assert rm.fenced_total == 14
     assert rm.workers == ["w"]
     assert rm.slots_of("job") == [("w", 0, "5-1")]
 
@@ -206,7 +205,6 @@ def test_a_replaced_job_master_does_not_change_what_its_successor_wants() -> Non
     rm = manager(STANDALONE)
     rm.declare(1, "job", 2, 3, "jm:2", 0.0)
     assert rm.declare(1, "job", 1, 0, "jm:1", 1.0) == []
-    assert rm.job_master_lost(1, "job", 1, 1.0) == []
     assert rm.tick(20.0) == [NotEnoughResources("job", 3, 0)]
     assert rm.fenced_total == 1
 
@@ -297,7 +295,7 @@ def test_slots_of_a_lost_job_master_stay_taken_for_its_successor() -> None:
     rm = manager()
     rm.register_worker(1, "w", empty(1), 0.0)
     grant_all(rm, rm.declare(1, "job", 1, 1, "jm:1", 0.0))
-    rm.job_master_lost(1, "job", 1, 1.0)
+    rm.declare(1, "job", 1, 0, "", 1.0)
     assert rm.declare(1, "other", 1, 1, "jm:9", 2.0) == [StartWorker(1)]
     assert rm.slots_of("other") == []
     assert [i for i in rm.declare(1, "job", 2, 1, "jm:2", 3.0) if isinstance(i, RequestSlot)] == []
@@ -309,7 +307,7 @@ def test_no_worker_is_started_for_a_job_without_a_job_master() -> None:
     rm = manager()
     registration, _ = rm.register_worker(1, "w", empty(1), 0.0)
     grant_all(rm, rm.declare(1, "job", 1, 1, "jm:1", 0.0))
-    rm.job_master_lost(1, "job", 1, 1.0)
+    rm.declare(1, "job", 1, 0, "", 1.0)
     assert rm.unregister_worker(1, "w", registration, 2.0) == []
     assert rm.tick(100.0) == []
 
@@ -587,7 +585,7 @@ class World:
         for worker in self.workers.values():
             self.send(worker.name, "rm", "register", self.rm.token, worker.table.report())
         for name, master in self.masters.items():
-            self.do_master(name, master.scheduler.declare_again())  # type: ignore[arg-type]
+            self.do_master(name, [DeclareRequirement(name, master.scheduler.slots_declared)])  # type: ignore[arg-type]
 
     def submit(self, name: str, parallelism: int) -> None:
         job = JobGraph(
@@ -604,7 +602,7 @@ class World:
     def kill_master(self, name: str) -> None:
         old = self.masters.pop(name)
         self.cut(name)
-        self.do_rm(self.rm.job_master_lost(self.rm.token, name, old.token, self.now))
+        self.do_rm(self.rm.declare(self.rm.token, name, old.token, 0, "", self.now))
         for worker in list(self.workers.values()):
             instructions = worker.table.job_master_lost(name, old.token, self.now)
             self.do_worker(worker, instructions)  # type: ignore[arg-type]

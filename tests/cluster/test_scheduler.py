@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -23,7 +22,6 @@ from aioflow.cluster.scheduler import (
     SubtasksLost,
     places_of,
 )
-from aioflow.core.errors import GraphError
 from aioflow.graph.job_graph import JobGraph, JobVertex
 
 
@@ -66,50 +64,27 @@ def test_different_groups_never_share_a_place() -> None:
         assert {("a" if v in (1, 3) else "b") for v, _ in place.subtasks} == {place.group}
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.sampled_from("ab")), min_size=1, max_size=6),
-    st.lists(st.sampled_from(["x", "y", None]), min_size=6, max_size=6),
-)
-def test_every_subtask_has_one_slot_with_one_of_each_vertex_and_co_located_ones_agree(
-    shapes: list[tuple[int, str]], together: list[str | None]
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from("ab")), min_size=1, max_size=6))
+def test_every_subtask_has_one_slot_with_one_of_each_vertex_and_equally_wide_ones_agree(
+    shapes: list[tuple[int, str]],
 ) -> None:
-    """I8.1, I8.2."""
+    """I8.1, I8.2: so both ends of a forward edge share their slots."""
     job = graph(*(vertex(i, p, g) for i, (p, g) in enumerate(shapes)))
-    # Co-location within a sharing group: the group's name makes it so.
-    co_location = {
-        i: f"{name}{g}"
-        for i, ((_, g), name) in enumerate(zip(shapes, together, strict=False))
-        if name is not None
-    }
-    places = places_of(job, co_location)
+    places = places_of(job)
     place_of = {subtask: n for n, place in enumerate(places) for subtask in place.subtasks}
     assert sorted(s for place in places for s in place.subtasks) == sorted(all_of(job))
     for place in places:
         assert place.subtasks
         assert max(Counter(v for v, _ in place.subtasks).values()) == 1
-    for a in co_location:
-        for b in co_location:
-            if co_location[a] == co_location[b]:
-                for index in range(min(shapes[a][0], shapes[b][0])):
-                    assert place_of[a, index] == place_of[b, index]
+    for a, shape in enumerate(shapes):
+        for b in (b for b, other in enumerate(shapes) if other == shape):
+            for index in range(shape[0]):
+                assert place_of[a, index] == place_of[b, index]
 
 
-def test_narrow_vertices_are_spread_over_the_places_unless_co_location_binds_them() -> None:
+def test_narrow_vertices_are_spread_over_the_places() -> None:
     job = graph(vertex(1, 4), vertex(2, 2))
     assert [n for n, p in enumerate(places_of(job)) if any(v == 2 for v, _ in p.subtasks)] == [0, 2]
-    assert [
-        n
-        for n, p in enumerate(places_of(job, {1: "c", 2: "c"}))
-        if any(v == 2 for v, _ in p.subtasks)
-    ] == [0, 1]
-
-
-def test_co_location_across_sharing_groups_is_an_error_that_names_both() -> None:
-    with pytest.raises(
-        GraphError,
-        match=r"'c' joins 'v1' .*'a'.* and 'v2' \('b'\).*expected one slot sharing group",
-    ):
-        places_of(graph(vertex(1, 2, "a"), vertex(2, 2, "b")), {1: "c", 2: "c"})
 
 
 def test_the_requirement_is_declared_once_and_the_request_waits_for_the_last_slot() -> None:
@@ -156,10 +131,10 @@ def test_a_restart_after_a_task_failure_goes_back_to_the_same_slots() -> None:
     assert of_type(DeclareRequirement, instructions) == []
 
 
-def test_after_the_loss_of_a_worker_the_others_stay_and_co_located_subtasks_move_together() -> None:
+def test_after_the_loss_of_a_worker_the_others_stay_and_neighbours_move_together() -> None:
     """I8.2, I5.1."""
     job = graph(vertex(1, 4), vertex(2, 2), vertex(3, 4))
-    scheduler = SlotScheduler("job", job, {1: "c", 2: "c"})
+    scheduler = SlotScheduler("job", job)
     scheduler.request(all_of(job))
     scheduler.offered("w1", offers(1, 2))
     before = placed(scheduler.offered("w2", offers(3, 4)))
@@ -174,8 +149,8 @@ def test_after_the_loss_of_a_worker_the_others_stay_and_co_located_subtasks_move
         assert (
             after[subtask] == (worker, allocation) if worker == "w2" else after[subtask][0] == "w3"
         )
-    for index in range(2):
-        assert after[1, index] == after[2, index]
+    for index in range(4):
+        assert after[1, index] == after[3, index]
 
 
 def test_a_slot_that_is_offered_again_after_a_cut_gets_its_old_subtasks() -> None:
@@ -270,15 +245,6 @@ def test_one_lost_slot_loses_its_subtasks_only_and_only_once() -> None:
     assert scheduler.slot_of(lost) is None
 
 
-def test_a_new_resource_manager_hears_the_requirement_again() -> None:
-    """I5.2."""
-    job = graph(vertex(1, 2))
-    scheduler = SlotScheduler("job", job)
-    scheduler.request(all_of(job))
-    scheduler.offered("w", offers(1, 2))
-    assert scheduler.declare_again() == [DeclareRequirement("job", 2)]
-
-
 def test_the_end_of_the_job_gives_everything_back() -> None:
     job = graph(vertex(1, 2))
     scheduler = SlotScheduler("job", job)
@@ -304,8 +270,7 @@ class Machine(RuleBasedStateMachine):
             "y": [(3, 0), (3, 1)],
             "z": [(4, 0), (4, 1), (4, 2)],
         }
-        self.co_location = {2: "c", 4: "c"}
-        self.scheduler = SlotScheduler("job", self.job, self.co_location)
+        self.scheduler = SlotScheduler("job", self.job)
         self.running: dict[tuple[int, int], tuple[str, str]] = {}
         self.waiting: dict[int, str] = {}
         self.slots: dict[str, str] = {}
@@ -407,10 +372,10 @@ class Machine(RuleBasedStateMachine):
         for inside in vertices.values():
             assert len(inside) == len(set(inside))
             assert not {3} < set(inside), "sharing groups mixed"
-        for index in range(2):
-            if (2, index) in self.running and (4, index) in self.running:
-                assert self.running[2, index] == self.running[4, index], (
-                    "co-located subtasks came apart"
+        for index in range(3):
+            if (1, index) in self.running and (4, index) in self.running:
+                assert self.running[1, index] == self.running[4, index], (
+                    "equally wide subtasks came apart"
                 )
         for subtask, slot in self.running.items():
             assert self.scheduler.slot_of(subtask) == slot

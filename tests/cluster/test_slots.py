@@ -83,17 +83,6 @@ def test_the_answer_to_an_older_offer_does_not_judge_slots_offered_since() -> No
     assert [table.state(i) for i in range(2)] == [SlotState.ACTIVE, SlotState.ALLOCATED]
 
 
-def test_a_lost_offer_is_made_again_until_the_slot_times_out() -> None:
-    table = TaskSlotTable(1, timeout_s=10.0)
-    table.request(0, "job", "a0", "jm:1", 0.0)
-    table.job_master_connected("job", 1, 0.0)
-    assert table.offer_failed("job", 1, 1) == [OfferSlots("job", 1, 2, (SlotOffer("a0", 0),))]
-    assert table.offer_answered("job", 1, 1, (), ("a0",)) == [], "the late answer to the first"
-    assert table.tick(9.9) == []
-    assert [type(i) for i in table.tick(10.0)] == [SlotFreed]
-    assert table.offer_failed("job", 1, 2) == []
-
-
 def test_a_deployment_that_overtakes_the_answer_accepts_the_slot() -> None:
     table = TaskSlotTable(1)
     table.request(0, "job", "a0", "jm:1", 0.0)
@@ -181,7 +170,6 @@ def test_messages_of_a_stale_job_master_are_refused() -> None:
     ):
         with pytest.raises(StaleLeader, match=r"fencing token 1 .* token 2"):
             call()
-    assert table.offer_failed("job", 1, 2) == []
     assert table.report() == (SlotStatus(0, "job", "a0"),)
     table.add_task(attempt(), "a0", 2)
 
