@@ -44,6 +44,7 @@ from aioflow.cluster.scheduler import (
     slots_needed,
 )
 from aioflow.cluster.shipping import load_job
+from aioflow.cluster.told import ToldWorker, status_of
 from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
 from aioflow.core.errors import Broken, GraphError, RemoteError, RescaleError, note_once
 from aioflow.core.wire.serializers import Codec
@@ -51,6 +52,7 @@ from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDep
 from aioflow.graph.rescaling import rescaled, same_parallelism, with_parallelism
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.completed import SubtaskState
     from aioflow.cluster.job_store import PersistedJob
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.cluster.rpc import RpcConnection
@@ -71,7 +73,8 @@ SUSPEND_S = 5.0
 class ClusterJob:
     """A `JobRunner` of the Dispatcher. `tasks` is the `TaskExecutorGateway` of its JobMaster.
 
-    `declare(job_id, slots)` tells the ResourceManager how many slots the job wants.
+    `declare(job_id, slots)` tells the ResourceManager how many slots the job wants, and
+    `lose(worker_id, why)` that a TaskManager counts as lost.
     `on_over(job_id)` is called when the job holds nothing here any more.
     """
 
@@ -85,6 +88,7 @@ class ClusterJob:
         checkpoints: CheckpointSettings | None,
         token: int,
         declare: Callable[[str, int], None],
+        lose: Callable[[str, str], None],
         submitter: Submitter | None,
         on_over: Callable[[str], None] = lambda _: None,
         *,
@@ -99,6 +103,7 @@ class ClusterJob:
         self.token = token
         self.content = content
         self._declare = declare
+        self._lose = lose
         self._on_over = on_over
         self._shipped = job
         self._codec = Codec(job.types)
@@ -146,6 +151,7 @@ class ClusterJob:
         job: PersistedJob,
         token: int,
         declare: Callable[[str, int], None],
+        lose: Callable[[str, str], None],
         submitter: Submitter | None,
         on_over: Callable[[str], None],
         recovered: bool = False,
@@ -175,6 +181,7 @@ class ClusterJob:
             CheckpointSettings(**checkpoints) if checkpoints else None,
             token,
             declare,
+            lose,
             submitter,
             on_over,
             recovered=recovered,
@@ -278,7 +285,7 @@ class ClusterJob:
 
     def _cancel_waiting(self, attempt: ExecutionAttemptId) -> None:
         """Cancels a task that still waits for a slot, so it never ran."""
-        self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
+        self.update_task_state(attempt, ExecutionState.CANCELED, None)
         for number, batch in list(self._requests.items()):
             batch[:] = [descriptor for descriptor in batch if descriptor.attempt != attempt]
             if not batch:
@@ -288,22 +295,14 @@ class ClusterJob:
     def _overdue(self, worker_id: str, attempt: ExecutionAttemptId, why: str) -> None:
         """Declares a TaskManager lost that has not ended a cancelled task in time.
 
-        Its tasks end once its event loop is free again.
+        A provider ends its process. Otherwise its tasks, also those of other jobs, end once its
+        event loop is free again. It then registers anew.
         """
-        if self.tasks.here is not None:
-            self.tasks.here.end_worker(worker_id, f"its task {attempt} {why}")
+        if worker_id != SUBMITTER:
+            self._lose(worker_id, f"its task {attempt} {why}")
             return
-        logger.error(
-            "job %s: task %s %s; taskmanager %s counts as lost",
-            self.job_id,
-            attempt,
-            why,
-            worker_id or "of the submitter",
-        )
-        if worker_id == SUBMITTER:
-            self._failed(attempt, Broken(f"task {attempt} {why}"))
-        else:
-            self.worker_lost(worker_id)
+        logger.error("job %s: task %s %s, in the submitting process", self.job_id, attempt, why)
+        self._failed(attempt, Broken(f"task {attempt} {why}"))
 
     # Deployment.
 
@@ -345,10 +344,7 @@ class ClusterJob:
                         self._deploy(batch, slots)
                 case PlacementFailed(number, _, error):
                     for descriptor in self._requests.pop(number, []):
-                        self.job_master.update_task_state(
-                            descriptor.attempt, ExecutionState.FAILED, error
-                        )
-                    self._publish()
+                        self._failed(descriptor.attempt, error)
                 case FreeSlot(worker_id, allocation_id):
                     self.tasks.peers.ask(
                         worker_id,
@@ -365,10 +361,8 @@ class ClusterJob:
                         execution = self.job_master.executions.executions.get(subtask)
                         if execution is None:
                             continue  # It is not deployed yet, because the job is being rescaled.
-                        attempt = execution.attempt
-                        if self.tasks.placed.pop(attempt, None) is not None:
-                            self.job_master.update_task_state(attempt, ExecutionState.FAILED, lost)
-                    self._publish()
+                        if execution.attempt in self.tasks.placed:
+                            self._failed(execution.attempt, lost)
                 case OfferAnswer():
                     pass  # `offered` returns it to the TaskManager.
         reserved = self._reserved
@@ -377,11 +371,6 @@ class ClusterJob:
 
     def _deploy(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
         executions = self.job_master.executions
-        if self.tasks.here is not None:
-            # Tasks in the program report their end to the JobMaster itself.
-            again = {_subtask(descriptor) for descriptor in batch}
-            for old in [a for a in self.tasks.placed if (a.vertex_id, a.subtask_index) in again]:
-                del self.tasks.placed[old]
         for descriptor in batch:
             worker_id = (
                 SUBMITTER if descriptor.vertex.stays_here else slots[_subtask(descriptor)][0]
@@ -403,7 +392,7 @@ class ClusterJob:
             self.job_master.slot_is_there(attempt, True)
             located = self._located(descriptor)
             if self.tasks.here is not None and descriptor.vertex.stays_here:
-                self._submit_here(located, self.tasks.here.executor)
+                self._submit_here(located, self.tasks.here)
                 continue
             self._submit(located, slots)
 
@@ -433,10 +422,8 @@ class ClusterJob:
         except Exception as error:  # noqa: BLE001
             self._failed(descriptor.attempt, error)
 
-    def _failed(self, attempt: ExecutionAttemptId, error: Exception) -> None:
-        self.tasks.placed.pop(attempt, None)
-        self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
-        self._publish()
+    def _failed(self, attempt: ExecutionAttemptId, error: BaseException) -> None:
+        self.update_task_state(attempt, ExecutionState.FAILED, error)
 
     def _submit(self, descriptor: TaskDeploymentDescriptor, slots: Any) -> None:
         attempt = descriptor.attempt
@@ -478,6 +465,37 @@ class ClusterJob:
             return  # The worker is lost: `worker_lost` reports why.
         self._failed(attempt, error)
 
+    # JobMasterGateway, called by the tasks in this process and by the reports of the others.
+
+    def update_task_state(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
+    ) -> None:
+        if state.is_terminal:
+            self.tasks.placed.pop(attempt, None)
+        self.job_master.update_task_state(attempt, state, error)
+        self._publish()
+
+    def acknowledge_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
+        self.job_master.acknowledge_checkpoint(attempt, checkpoint_id, state, stats)
+
+    def decline_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
+        self.job_master.decline_checkpoint(attempt, checkpoint_id, reason, error)
+
+    def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
+        self.job_master.end_of_data_reached(attempt)
+
     # Reports of TaskManagers.
 
     def offered(
@@ -490,8 +508,9 @@ class ClusterJob:
         if self._over:
             return (), tuple(offer.allocation_id for offer in offers)
         if self.tasks.peers.joined(worker_id, connection, location):
-            if self.tasks.stop_drains is not None:
-                self.tasks.peers.ask(worker_id, "stop_sources", self.job_id, self.tasks.stop_drains)
+            drain = self.job_master.stop_drains
+            if drain is not None:
+                self.tasks.peers.ask(worker_id, "stop_sources", self.job_id, drain)
             self.tasks.taps.tell(worker_id)
         answer, *rest = self._scheduler.offered(worker_id, offers)
         assert isinstance(answer, OfferAnswer)
@@ -524,23 +543,16 @@ class ClusterJob:
         for number, batch in list(self._requests.items()):
             del self._requests[number]
             for descriptor in batch:
-                self.job_master.update_task_state(
-                    descriptor.attempt, ExecutionState.FAILED, failure
-                )
+                self._failed(descriptor.attempt, failure)
             self._carry_out(self._scheduler.withdraw(number))
-        self._publish()
 
     def on_task_state(self, token: int, key: AttemptKey, state: str, error: bytes) -> None:
         attempt, reached = ExecutionAttemptId(*key), ExecutionState(state)
         if token != self.token:
             self.fenced_total += 1
             return
-        if self._over:
-            return
-        if reached.is_terminal:
-            self.tasks.placed.pop(attempt, None)
-        self.job_master.update_task_state(attempt, reached, self._error(error))
-        self._publish()
+        if not self._over:
+            self.update_task_state(attempt, reached, self._error(error))
 
     def on_acknowledged(
         self,
@@ -553,21 +565,19 @@ class ClusterJob:
         if token == self.token and not self._over:
             attempt = ExecutionAttemptId(*key)
             told = decode_subtask(state, f"the acknowledgement of {attempt}")
-            self.job_master.acknowledge_checkpoint(
-                attempt, checkpoint_id, told, CheckpointStats(*stats)
-            )
+            self.acknowledge_checkpoint(attempt, checkpoint_id, told, CheckpointStats(*stats))
 
     def on_declined(
         self, token: int, key: AttemptKey, checkpoint_id: int, reason: str, error: bytes
     ) -> None:
         if token == self.token and not self._over:
-            self.job_master.decline_checkpoint(
+            self.decline_checkpoint(
                 ExecutionAttemptId(*key), checkpoint_id, reason, unpack_error(error, self._codec)
             )
 
     def on_end_of_data(self, token: int, key: AttemptKey) -> None:
         if token == self.token and not self._over:
-            self.job_master.end_of_data_reached(ExecutionAttemptId(*key))
+            self.end_of_data_reached(ExecutionAttemptId(*key))
 
     def slot_freed(self, worker_id: str, allocation_id: str) -> None:
         if not self._over:
@@ -618,6 +628,19 @@ class ClusterJob:
         return {
             name: value for metrics in self._metrics.values() for name, value in metrics.items()
         }
+
+    def tell_worker(
+        self, worker_id: str, slots: int, free_slots: int, silence_s: float
+    ) -> ToldWorker:
+        """Describes a TaskManager for users of this job."""
+        return ToldWorker(
+            worker_id,
+            slots,
+            free_slots,
+            round(silence_s * 1000),
+            self.location_of(worker_id),
+            status_of(self.metrics_of(worker_id)),
+        )
 
     def progress(self) -> tuple[int, int, int, int]:
         """Returns (running tasks, finished tasks, all tasks, slots that the job waits for)."""
@@ -670,10 +693,7 @@ class ClusterJob:
             )
             placed = self.tasks.placed
             for attempt in [a for a, worker_id in placed.items() if worker_id == SUBMITTER]:
-                del placed[attempt]
-                self.job_master.update_task_state(
-                    attempt, ExecutionState.FAILED, Broken("the submitting process is gone")
-                )
+                self._failed(attempt, Broken("the submitting process is gone"))
             self.cancel()
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:

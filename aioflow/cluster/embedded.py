@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.cluster.cluster_job import ClusterJob
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
-from aioflow.cluster.placed_tasks import Here, PlacedTasks
+from aioflow.cluster.placed_tasks import PlacedTasks
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcServer
@@ -26,7 +26,6 @@ from aioflow.cluster.scheduler import slots_needed
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
 from aioflow.cluster.taskmanager_calls import TaskManagerCalls
-from aioflow.cluster.told import ToldWorker, status_of
 from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.heartbeat import HeartbeatOptions
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.cluster.rpc import RpcConnection
+    from aioflow.cluster.told import ToldWorker
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
@@ -87,6 +87,7 @@ class EmbeddedCluster(RunningJob):
             checkpoints,
             TOKEN,
             lambda job_id, slots: self._resources.declare(job_id, slots),
+            self._lose,
             None,
             group=self._group,
         )
@@ -97,14 +98,13 @@ class EmbeddedCluster(RunningJob):
         self._metrics = MetricGroup(host.clock.monotonic)
         self._here = TaskExecutor(
             host,
-            self.job_master,
+            self._job,
             self.job_master.fencing_token,
             self._metrics,
             options,
             codec,
         )
         self._data_plane = DataPlane(host, secret, codec, self._here.partitions)
-        self._location = ""
         heartbeat = heartbeat or WORKER_HEARTBEAT
         slots = -(-slots_needed(graph) // count)
         self.processes = WorkerProcesses(
@@ -117,16 +117,9 @@ class EmbeddedCluster(RunningJob):
             self._lose,
         )
         jobs = {self.job_id: self._job}
-        # The provider limits the time of a start. The restart policy counts the failed starts that
-        # tasks wait for.
-        limits = SlotManagerOptions(
-            slots_per_worker=slots,
-            workers_min=count,
-            workers_max=count,
-            idle_timeout_s=None,
-            request_timeout_s=math.inf,
-            start_timeout_s=math.inf,
-        )
+        # The restart policy counts the failed starts that tasks wait for.
+        limits = SlotManagerOptions(idle_timeout_s=None, request_timeout_s=math.inf)
+        limits = limits.with_provider(self.processes)
         self._resources = ResourceManager(host, TOKEN, limits, heartbeat, jobs, "", self.processes)
         self._calls = TaskManagerCalls(jobs, self._registers, self._now_resources)
         roles = frozenset([PeerRole.TASKMANAGER])
@@ -170,9 +163,8 @@ class EmbeddedCluster(RunningJob):
 
     async def _run(self) -> JobStatus:
         """Runs the job from the first worker to the end of the last task."""
-        self._location = f"127.0.0.1:{await self._data_plane.listen()}"
-        self._here.join(self._data_plane, self._location)
-        self._job.tasks.here = Here(self._here, self._location, self._lose)
+        self._here.join(self._data_plane, f"127.0.0.1:{await self._data_plane.listen()}")
+        self._job.tasks.here = self._here
         self.processes.address = f"127.0.0.1:{await self._server.listen()}"
         async with self._resources:
             try:
@@ -265,7 +257,7 @@ class EmbeddedCluster(RunningJob):
 
     @property
     def location(self) -> str:
-        return self._location
+        return self._here.location
 
     def metrics(self) -> dict[str, float]:
         return {**self._job.all_metrics(), **self._metrics.snapshot()}
@@ -276,15 +268,8 @@ class EmbeddedCluster(RunningJob):
     def workers(self) -> list[ToldWorker]:
         is_over = self.job_master.status.is_terminal
         return [
-            ToldWorker(
-                worker_id,
-                slots,
-                slots if is_over else free,
-                round(self._resources.silence_s(worker_id) * 1000),
-                self._job.location_of(worker_id),
-                status_of(self._job.metrics_of(worker_id)),
-            )
-            for worker_id, slots, free in self._resources.overview()
+            self._job.tell_worker(worker_id, slots, slots if is_over else free, silence_s)
+            for worker_id, slots, free, silence_s in self._resources.taskmanagers()
         ]
 
     def worker_at(self, location: str) -> str:

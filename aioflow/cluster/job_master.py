@@ -91,7 +91,8 @@ class JobMaster:
             )
             self._begins_with = self._checkpoints
         self._workers: TaskExecutorGateway | None = None
-        self._stop_drains: bool | None = None
+        self.stop_drains: bool | None = None
+        """How the sources were stopped, also for workers that join later."""
         self.fencing_token = host.ids.new("fencing")
         self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
@@ -129,8 +130,8 @@ class JobMaster:
     async def start(self, workers: TaskExecutorGateway) -> None:
         """Finds the splits of every source, then deploys."""
         self._workers = workers
-        if self._stop_drains is not None:
-            workers.stop_sources(self.executions.job_id, drain=self._stop_drains)
+        if self.stop_drains is not None:
+            workers.stop_sources(self.executions.job_id, drain=self.stop_drains)
         splits = self._discovered
         what = "while the state of the job was looked for"
         try:
@@ -187,7 +188,7 @@ class JobMaster:
             self._with_checkpoints()
         if self._checkpoints is not None:
             self._checkpoints.stop(savepoint=savepoint, directory=directory)
-        self._stop_drains = drain
+        self.stop_drains = drain
         if self._workers is not None:
             self._workers.stop_sources(self.executions.job_id, drain=drain)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +29,7 @@ from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.submitters import Submitters
 from aioflow.cluster.taskmanager_calls import TaskManagerCalls
-from aioflow.cluster.told import ToldWorker, status_of, tell
+from aioflow.cluster.told import tell
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import JobNotRunning, NotAuthenticated
@@ -151,14 +150,7 @@ class JobManager:
         )
         provider = self._provider
         if provider is not None:
-            # The provider limits the time of a start and reports each failed one.
-            slots = dataclasses.replace(
-                slots,
-                slots_per_worker=provider.slots,
-                workers_min=provider.workers,
-                workers_max=provider.workers,
-                start_timeout_s=math.inf,
-            )
+            slots = slots.with_provider(provider)
         resources = ResourceManager(
             self._host,
             leadership.token,
@@ -200,7 +192,14 @@ class JobManager:
         if recovered and submitter is None and needs_submitter(job):
             submitter = await self._submitters.wait_for(job.job_id)
         made = ClusterJob.submitted(
-            self._host, job, token, resources.declare, submitter, self._forget, recovered
+            self._host,
+            job,
+            token,
+            resources.declare,
+            resources.lose,
+            submitter,
+            self._forget,
+            recovered,
         )
         self._jobs[job.job_id] = made
         return made
@@ -247,27 +246,14 @@ class JobManager:
         leading = self._now_leading()
         if leading is None:
             return []
-        return [
-            (*line, leading.resources.silence_s(line[0])) for line in leading.resources.overview()
-        ]
+        return leading.resources.taskmanagers()
 
     async def _told(self, job_id: str) -> bytes:
         """Describes a job to its submitting process, which shows it to users."""
-        job, workers = self.known_jobs().get(job_id), []
+        job = self.known_jobs().get(job_id)
         if job is None:
             raise UnknownJob(f"job {job_id} is not known here; list the jobs")
-        for worker_id, slots, free, silence_s in self.taskmanagers():
-            workers.append(
-                ToldWorker(
-                    worker_id,
-                    slots,
-                    free,
-                    round(silence_s * 1000),
-                    job.location_of(worker_id),
-                    status_of(job.metrics_of(worker_id)),
-                )
-            )
-        return tell(job.job_master, workers)
+        return tell(job.job_master, [job.tell_worker(*line) for line in self.taskmanagers()])
 
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
         """Asks a TaskManager about itself: see `ProcessInspector.ask`.

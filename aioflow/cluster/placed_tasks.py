@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -31,22 +30,9 @@ if TYPE_CHECKING:
     from aioflow.core.wire.serializers import Codec
     from aioflow.operators.source import Split
 
-__all__ = ["Here", "PlacedTasks"]
+__all__ = ["PlacedTasks"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Here:
-    """The program that a job runs inside of.
-
-    `location` is where workers read the partitions of `executor`. `end_worker(worker_id, why)` ends
-    a process that is stuck.
-    """
-
-    executor: TaskExecutor
-    location: str
-    end_worker: Callable[[str, str], None]
 
 
 class PlacedTasks:
@@ -78,11 +64,10 @@ class PlacedTasks:
         if submitter is not None:
             self.peers.joined(SUBMITTER, submitter.connection, submitter.location)
         self.taps = JobTaps(job_id, self.peers, codec, submitter)
-        self.here: Here | None = None
+        self.here: TaskExecutor | None = None
+        """Runs the tasks that stay in the program, if the job runs inside of it."""
         self.placed: dict[ExecutionAttemptId, str] = {}
         """Where each attempt that has not ended runs."""
-        self.stop_drains: bool | None = None
-        """How the sources were stopped, for workers that join later."""
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
         self._submit(descriptor)
@@ -92,7 +77,7 @@ class PlacedTasks:
         if worker_id is None:
             self._cancel_waiting(attempt)
         elif worker_id == SUBMITTER and self.here is not None:
-            self.here.executor.cancel_task(attempt)
+            self.here.cancel_task(attempt)
         else:
             answers = self.peers.ask(worker_id, "cancel_task", attempt_key(attempt))
             _ = self._group.create_task(
@@ -107,28 +92,27 @@ class PlacedTasks:
             self._overdue(worker_id, attempt, why)
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
-        self.stop_drains = drain
         if self.here is not None:
-            self.here.executor.stop_sources(job_id, drain=drain)
+            self.here.stop_sources(job_id, drain=drain)
         self.peers.ask_all("stop_sources", job_id, drain)
 
     def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
         worker_id = self.placed.get(attempt)
         if worker_id == SUBMITTER and self.here is not None:
-            self.here.executor.trigger_checkpoint(attempt, barrier)
+            self.here.trigger_checkpoint(attempt, barrier)
         elif worker_id is not None:
             self.peers.ask(worker_id, "trigger_checkpoint", attempt_key(attempt), barrier)
 
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
         if self.here is not None:
-            self.here.executor.notify_checkpoint_complete(job_id, checkpoint_id)
+            self.here.notify_checkpoint_complete(job_id, checkpoint_id)
         self.peers.ask_all("notify_checkpoint_complete", job_id, checkpoint_id)
 
     def notify_checkpoint_aborted(
         self, job_id: str, checkpoint_id: int, latest_completed: int | None
     ) -> None:
         if self.here is not None:
-            self.here.executor.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
+            self.here.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
         self.peers.ask_all("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
     def add_tap(
@@ -145,20 +129,20 @@ class PlacedTasks:
         """
         may_miss = on_missed is not None or self.here is None
         if self.here is not None:
-            self.here.executor.add_tap(job_id, place, tap)
+            self.here.add_tap(job_id, place, tap)
         return self.taps.watch(place, tap, on_missed, may_miss=may_miss)
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         """Removes a tap that `add_tap` added."""
         if self.here is not None:
-            self.here.executor.remove_tap(job_id, place, tap)
+            self.here.remove_tap(job_id, place, tap)
         self.taps.unwatch(place, tap)
 
     async def query_state(
         self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
     ) -> Any:
         if self.here is not None and self.placed.get(attempt) == SUBMITTER:
-            return await self.here.executor.query_state(attempt, node_id, query)
+            return await self.here.query_state(attempt, node_id, query)
         try:
             content = await self.query_remote_state(
                 attempt_key(attempt), node_id, cloudpickle.dumps(query)
@@ -173,7 +157,7 @@ class PlacedTasks:
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
         worker_id = self.placed.get(attempt)
         if self.here is not None and worker_id == SUBMITTER:
-            await self.here.executor.add_splits(attempt, splits)
+            await self.here.add_splits(attempt, splits)
             return
         peer = self.peers.get(worker_id)
         if peer is None:

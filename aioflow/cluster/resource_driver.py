@@ -99,9 +99,10 @@ class ResourceManager:
         """
         return self._slots.overview()
 
-    def silence_s(self, worker_id: str) -> float:
-        """Returns the seconds since a TaskManager was last heard."""
-        return self._monitor.silence_s(worker_id, self._host.clock.monotonic())
+    def taskmanagers(self) -> list[tuple[str, int, int, float]]:
+        """Returns (id, slots, free slots, seconds since last heard) of each TaskManager."""
+        now = self._host.clock.monotonic()
+        return [(*line, self._monitor.silence_s(line[0], now)) for line in self.overview()]
 
     @property
     def fenced_total(self) -> int:

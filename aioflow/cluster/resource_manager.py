@@ -21,10 +21,15 @@ FineGrainedSlotManager and ActiveResourceManager.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from aioflow.cluster.slots import SlotStatus
+
+if TYPE_CHECKING:
+    from aioflow.cluster.worker_provider import WorkerProvider
 
 __all__ = [
     "Instruction",
@@ -61,6 +66,19 @@ class SlotManagerOptions:
     """Time before the next try after a failed start or an unanswered request."""
     recovery_s: float = 0.0
     """How long workers and jobs may take to register again with a new leader."""
+
+    def with_provider(self, provider: WorkerProvider) -> SlotManagerOptions:
+        """Returns these options for workers that `provider` starts.
+
+        It limits the time of a start and reports each failed one.
+        """
+        return replace(
+            self,
+            slots_per_worker=provider.slots,
+            workers_min=provider.workers,
+            workers_max=provider.workers,
+            start_timeout_s=math.inf,
+        )
 
     def __post_init__(self) -> None:
         if self.slots_per_worker < 1:

@@ -213,6 +213,11 @@ class TaskExecutor:
                 self._resources.close(), RESOURCES_CLOSE_S, what="the resources of a job"
             )
 
+    @property
+    def location(self) -> str:
+        """Where other workers read the partitions of this one; empty in a cluster of one."""
+        return self._partitions.location
+
     def join(self, data_plane: DataPlane, location: str) -> None:
         """Enables exchanges with other workers, which reach this one at `location`."""
         self._partitions.data_plane = data_plane

@@ -555,5 +555,5 @@ class TaskManager:
         if session is None:
             return
         own = self.inspector.metrics() if self.inspector.runs else {}
-        self._tell("report", self.id, job_id, {**own, **session.metrics.snapshot()})
+        self._tell("report", job_id, self.id, {**own, **session.metrics.snapshot()})
         session.tell_missed()

@@ -54,7 +54,7 @@ class TaskManagerCalls:
             "decline_checkpoint": partial(self.to_job, ClusterJob.on_declined),
             "end_of_data_reached": partial(self.to_job, ClusterJob.on_end_of_data),
             "tapped": partial(self.to_job, ClusterJob.tapped),
-            "report": self._report,
+            "report": partial(self.to_job, ClusterJob.report),
         }
 
     def to_job(self, tell: Callable[..., Any], job_id: str, *what: Any) -> Any:
@@ -138,7 +138,3 @@ class TaskManagerCalls:
         resources = self._resources()
         if resources is not None:
             resources.slot_freed(worker_id, registration, allocation_id)
-
-    def _report(self, worker_id: str, job_id: str, metrics: dict[str, float]) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].report(worker_id, metrics)

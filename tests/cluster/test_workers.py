@@ -405,6 +405,7 @@ async def test_worker_that_ends_after_the_job_is_no_loss_and_is_not_replaced(
     assert len(processes.children) == 2
     assert "is gone" not in caplog.text
     assert any("numRecordsIn" in name for name in cluster.metrics())
+    assert cluster.task_executor.placed == {}, "also without those of the program"
     await cancel_and_wait(processes.tasks)
 
 

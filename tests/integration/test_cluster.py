@@ -535,3 +535,46 @@ async def test_a_function_that_swallows_its_cancellation_ends_with_its_taskmanag
     told = "this taskmanager ends: operator 'map(swallow)', subtask 1/1 did not end within 0.5 s"
     await asyncio.to_thread(until, lambda: told in cluster.log("taskmanager-1"), "it says why")
     await asyncio.to_thread(until, lambda: not is_alive(cluster.pids()[1]), "it ends")
+
+
+async def two_then_one(*, directory: str) -> AsyncIterator[int]:
+    yield 2
+    while not Path(directory, "waits").exists():
+        await asyncio.sleep(0.01)
+    yield 1
+
+
+async def hold_and_fail(n: int, *, directory: str) -> int:
+    """The first call for 1 holds its event loop. The first one for 2 fails then."""
+    held, waits = Path(directory, "held"), Path(directory, "waits")
+    if n == 1 and not held.exists():
+        held.touch()
+        while not Path(directory, "over").exists():
+            time.sleep(0.05)
+    if n == 2 and not waits.exists():
+        waits.touch()
+        while not held.exists():
+            await asyncio.sleep(0.01)
+        raise ValueError("restart")
+    return n
+
+
+async def test_a_job_goes_on_elsewhere_while_a_function_holds_its_taskmanager(
+    cluster: Cluster,
+) -> None:
+    """The ResourceManager gives the job another slot, and the TaskManager comes back."""
+    await asyncio.to_thread(cluster.start, workers=3, slots=1)
+    flow = af.Flow("held", parallelism=2)
+    directory = str(cluster.data)
+    rows = (
+        flow.source(partial(two_then_one, directory=directory))
+        .rebalance()
+        .map(partial(hold_and_fail, directory=directory))
+    )
+    where = af.RemoteCluster(cluster.data, secret=cluster.secret)
+    restart = af.fixed_delay(3, "10ms")
+    async with asyncio.timeout(60):
+        found = await rows.collect(on=where, restart=restart, cancellation_timeout="500ms")
+    assert sorted(found) == [1, 2]
+    (cluster.data / "over").touch()
+    await asyncio.to_thread(until, lambda: cluster.slots() == [(1, 1)] * 3, "it registers anew")
