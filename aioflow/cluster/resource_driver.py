@@ -23,6 +23,7 @@ from aioflow.cluster.heartbeat import (
 from aioflow.cluster.heartbeat import Instruction as HeartbeatInstruction
 from aioflow.cluster.resource_manager import (
     Instruction,
+    LoseWorker,
     NotEnoughResources,
     ReleaseWorker,
     RequestSlot,
@@ -222,6 +223,9 @@ class ResourceManager:
 
     # Jobs.
 
+    def slots_accepted(self, worker_id: str, allocation_ids: Sequence[str]) -> None:
+        self._slots.slots_accepted(worker_id, allocation_ids)
+
     def declare(self, job_id: str, slots: int) -> None:
         """Sets the total number of slots that a job wants."""
         job = self._jobs.get(job_id)
@@ -249,6 +253,8 @@ class ResourceManager:
                         worker.connection.notify("release", reason)
                         for job in list(self._jobs.values()):
                             job.worker_lost(worker_id)
+                case LoseWorker(worker_id, reason):
+                    self.lose(worker_id, reason)
                 case SlotsLost(job_id, worker_id):
                     if job_id in self._jobs:
                         self._jobs[job_id].worker_lost(worker_id)

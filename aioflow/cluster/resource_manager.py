@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Instruction",
+    "LoseWorker",
     "NotEnoughResources",
     "ReleaseWorker",
     "RequestSlot",
@@ -62,6 +63,11 @@ class SlotManagerOptions:
     """A shortage of slots is reported to the job after this time."""
     start_timeout_s: float = 60.0
     """A started worker that has not registered by then counts as failed."""
+    open_timeout_s: float = 300.0
+    """A worker that has not opened a job within this time after it gave a slot counts as lost.
+
+    Importing the program and its libraries takes up to minutes; an import may also hang.
+    """
     retry_s: float = 1.0
     """Time before the next try after a failed start or an unanswered request."""
     recovery_s: float = 0.0
@@ -124,6 +130,14 @@ class ReleaseWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class LoseWorker:
+    """Count the worker as lost: disconnect it, and unregister it."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotEnoughResources:
     """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time."""
 
@@ -140,7 +154,9 @@ class SlotsLost:
     worker_id: str
 
 
-Instruction = StartWorker | RequestSlot | ReleaseWorker | NotEnoughResources | SlotsLost
+Instruction = (
+    StartWorker | RequestSlot | ReleaseWorker | LoseWorker | NotEnoughResources | SlotsLost
+)
 
 
 @dataclass(slots=True)
@@ -155,12 +171,16 @@ class _Slot:
 
     The worker may have accepted it: only another request can tell.
     """
+    accept_by: float | None = None
+    """When the job must have accepted the slot, which was requested for it."""
 
     @property
     def is_free(self) -> bool:
         return self.allocation_id is None
 
     def set(self, job_id: str | None, allocation_id: str | None) -> None:
+        if allocation_id != self.allocation_id:
+            self.accept_by = None
         self.job_id, self.allocation_id = job_id, allocation_id
         self.pending = False
         self.retry_at = None
@@ -172,6 +192,8 @@ class _Worker:
     registration: int
     slots: list[_Slot]
     idle_since: float | None = None
+    has_served: bool = False
+    """Whether a job has ever accepted a slot of it."""
 
     @property
     def taken(self) -> int:
@@ -257,7 +279,8 @@ class SlotManager:
             self._starting.pop(0)
         self._registrations += 1
         slots = [_Slot(status.index, status.job_id, status.allocation_id) for status in report]
-        self._workers[worker_id] = _Worker(worker_id, self._registrations, slots)
+        worker = self._workers[worker_id] = _Worker(worker_id, self._registrations, slots)
+        worker.has_served = worker.taken > 0
         return self._registrations, self._after_change(now)
 
     def unregister_worker(
@@ -271,6 +294,9 @@ class SlotManager:
         if worker is None:
             return []
         del self._workers[worker_id]
+        if worker.taken and not worker.has_served and self.options.workers_max != 0:
+            # It ended while it loaded the program. That is a failed start, and so is tried later.
+            self._start_again_at = now + self.options.retry_s
         jobs = dict.fromkeys(slot.job_id for slot in worker.slots if slot.job_id is not None)
         lost: list[Instruction] = [
             SlotsLost(job_id, worker_id) for job_id in jobs if job_id in self._jobs
@@ -348,6 +374,14 @@ class SlotManager:
 
     # From JobMasters.
 
+    def slots_accepted(self, worker_id: str, allocation_ids: Iterable[str]) -> None:
+        """A job has accepted slots that the worker offered, so the worker has loaded its code."""
+        worker = self._workers.get(worker_id)
+        accepted = set(allocation_ids)
+        for slot in () if worker is None else worker.slots:
+            if worker is not None and slot.allocation_id in accepted:
+                slot.accept_by, worker.has_served = None, True
+
     def declare(
         self, token: int, job_id: str, job_token: int, slots: int, address: str, now: float
     ) -> list[Instruction]:
@@ -405,6 +439,7 @@ class SlotManager:
                 if slot.retry_at is not None and now >= slot.retry_at:
                     slot.retry_at = None
                     instructions.append(self._request(worker, slot))
+        instructions += self._lose_those_that_open_no_job(now)
         instructions += self._after_change(now)
         if self._recovered_at is None:
             instructions += self._tell_shortage(now)
@@ -420,6 +455,12 @@ class SlotManager:
             for worker in self._workers.values()
             for slot in worker.slots
             if slot.retry_at is not None
+        ]
+        due += [
+            slot.accept_by
+            for worker in self._workers.values()
+            for slot in worker.slots
+            if slot.accept_by is not None
         ]
         if self._recovered_at is not None:
             return min(due)  # Before that no worker is released and no shortage is reported.
@@ -449,6 +490,7 @@ class SlotManager:
                     self._allocations += 1
                     slot.set(job_id, f"{self.token}-{self._allocations}")
                     slot.pending = True
+                    slot.accept_by = now + self.options.open_timeout_s
                     slot.address = job.address
                     instructions.append(self._request(worker, slot))
                     missing -= 1
@@ -517,6 +559,20 @@ class SlotManager:
                 job.short_since = now
                 instructions.append(
                     NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id)))
+                )
+        return instructions
+
+    def _lose_those_that_open_no_job(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for worker in self._workers.values():
+            late = next(
+                (s for s in worker.slots if s.accept_by is not None and now >= s.accept_by), None
+            )
+            if late is not None:
+                timeout_s = self.options.open_timeout_s
+                why = f"it has not opened job {late.job_id} within {timeout_s:g} s"
+                instructions.append(
+                    LoseWorker(worker.worker_id, f"{why}: an import of its program may hang")
                 )
         return instructions
 

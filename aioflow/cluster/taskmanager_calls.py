@@ -117,7 +117,13 @@ class TaskManagerCalls:
                 f"slots were offered to the job master of {job_id} with token {token}, its token "
                 f"is {job.token}"
             )
-        return job.offered(worker_id, connection, location, [SlotOffer(*offer) for offer in offers])
+        answer = job.offered(
+            worker_id, connection, location, [SlotOffer(*offer) for offer in offers]
+        )
+        resources = self._resources()
+        if resources is not None:
+            resources.slots_accepted(worker_id, answer[0])
+        return answer
 
     def _job(self, job_id: str) -> ClusterJob:
         job = self._jobs.get(job_id)

@@ -13,6 +13,7 @@ import pytest
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.resource_manager import (
     Instruction,
+    LoseWorker,
     NotEnoughResources,
     ReleaseWorker,
     RequestSlot,
@@ -66,6 +67,7 @@ def grant_all(rm: SlotManager, instructions: list[Instruction]) -> list[RequestS
     requests = [i for i in instructions if isinstance(i, RequestSlot)]
     for r in requests:
         assert rm.slot_granted(rm.token, r.worker_id, r.registration, r.allocation_id) == []
+        rm.slots_accepted(r.worker_id, [r.allocation_id])
     return requests
 
 
@@ -312,6 +314,38 @@ def test_no_worker_is_started_for_a_job_without_a_job_master() -> None:
     assert rm.tick(100.0) == []
 
 
+def test_a_worker_that_does_not_open_its_job_in_time_counts_as_lost() -> None:
+    """I5: an import of its program hangs, though the process lives."""
+    rm = manager()
+    rm.register_worker(1, "w", empty(), 0.0)
+    (request,) = (i for i in rm.declare(1, "job", 1, 1, "jm", 10.0) if isinstance(i, RequestSlot))
+    rm.slot_granted(1, "w", request.registration, request.allocation_id)
+    assert rm.tick(309.9) == []
+    assert rm.next_due() == 310.0
+    (lose,) = rm.tick(310.0)
+    assert lose == LoseWorker("w", lose.reason)  # type: ignore[union-attr]
+    assert "it has not opened job job within 300 s" in lose.reason
+
+
+def test_a_worker_whose_slots_are_accepted_has_opened_its_job() -> None:
+    rm = manager()
+    rm.register_worker(1, "w", empty(), 0.0)
+    grant_all(rm, rm.declare(1, "job", 1, 2, "jm", 10.0))
+    assert rm.tick(1000.0) == []
+
+
+def test_a_worker_that_ends_while_it_opens_its_job_is_replaced_after_a_while() -> None:
+    """A program that crashes a process while it is imported would start processes without a
+    pause.
+    """
+    rm = manager()
+    registration, _ = rm.register_worker(1, "w", empty(), 0.0)
+    rm.declare(1, "job", 1, 1, "jm", 10.0)
+    assert rm.unregister_worker(1, "w", registration, 11.0) == [SlotsLost("job", "w")]
+    assert rm.tick(11.9) == []
+    assert rm.tick(12.0) == [StartWorker(1)]
+
+
 @pytest.mark.parametrize("wrong", [{"slots_per_worker": 0}, {"workers_min": 3, "workers_max": 2}])
 def test_options_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected at least"):
@@ -541,6 +575,7 @@ class World:
                     return
                 answer, *rest = master.scheduler.offered(source, slots)  # type: ignore[arg-type]
                 assert isinstance(answer, OfferAnswer)
+                self.rm.slots_accepted(source, answer.accepted)
                 self.send(name, source, "answer", token, offer, answer.accepted, answer.rejected)
                 self.do_master(name, rest)  # type: ignore[arg-type]
             case ("freed", allocation):
