@@ -66,6 +66,12 @@ __all__ = ["ClusterJob", "needs_submitter"]
 
 logger = logging.getLogger(__name__)
 
+SUBMIT_S = 300.0
+"""How long a process may take to answer a deployment.
+
+A function may hold its event loop meanwhile: loading a large model takes minutes.
+"""
+
 SUSPEND_S = 5.0
 """How long a suspended JobMaster may take to close its checkpoints."""
 
@@ -293,7 +299,7 @@ class ClusterJob:
                 self._carry_out(self._scheduler.withdraw(number))
 
     def _overdue(self, worker_id: str, attempt: ExecutionAttemptId, why: str) -> None:
-        """Declares a TaskManager lost that has not ended a cancelled task in time.
+        """Declares a TaskManager lost that has not ended or begun a task in time.
 
         A provider ends its process. Otherwise its tasks, also those of other jobs, end once its
         event loop is free again. It then registers anew.
@@ -380,21 +386,37 @@ class ClusterJob:
             else:
                 location = self.tasks.peers.location_of(worker_id)
             executions.locations[_subtask(descriptor)] = location
-            self.tasks.placed[descriptor.attempt] = worker_id
-        for descriptor in batch:
+        located = [self._located(descriptor) for descriptor in batch]
+        _ = self._group.create_task(self._submit_all(located, slots), name="deploy tasks")
+
+    async def _submit_all(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
+        """Submits tasks. One that is cancelled before counts as waiting, so it never runs."""
+        contents = await self._host.blocking(self._ship, batch)
+        for descriptor, content in zip(batch, contents, strict=True):
             attempt = descriptor.attempt
-            if not executions.awaits_deployment(attempt):
-                self.tasks.placed.pop(attempt, None)
-                if self.tasks.here is not None and descriptor.vertex.stays_here:
-                    # A deployment failed meanwhile. No executor will report the end of this task.
-                    self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
+            if not self.job_master.executions.awaits_deployment(attempt):
                 continue
             self.job_master.slot_is_there(attempt, True)
-            located = self._located(descriptor)
-            if self.tasks.here is not None and descriptor.vertex.stays_here:
-                self._submit_here(located, self.tasks.here)
-                continue
-            self._submit(located, slots)
+            stays_here = descriptor.vertex.stays_here
+            worker_id, allocation_id = (
+                (SUBMITTER, "") if stays_here else slots[_subtask(descriptor)]
+            )
+            self.tasks.placed[attempt] = worker_id
+            if stays_here and self.tasks.here is not None:
+                self._submit_here(descriptor, self.tasks.here)
+            else:
+                self._submit(attempt, worker_id, allocation_id, content)
+
+    def _ship(self, batch: list[TaskDeploymentDescriptor]) -> list[bytes | Exception]:
+        """Encodes descriptors, in a thread: state and splits may be large."""
+        contents: list[bytes | Exception] = []
+        for descriptor in batch:
+            try:
+                stays = descriptor.vertex.stays_here and self.tasks.here is not None
+                contents.append(b"" if stays else self._shipped.ship_task(descriptor))
+            except GraphError as error:
+                contents.append(error)
+        return contents
 
     def _located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
         """Returns the descriptor with the current locations of its producers.
@@ -425,12 +447,17 @@ class ClusterJob:
     def _failed(self, attempt: ExecutionAttemptId, error: BaseException) -> None:
         self.update_task_state(attempt, ExecutionState.FAILED, error)
 
-    def _submit(self, descriptor: TaskDeploymentDescriptor, slots: Any) -> None:
-        attempt = descriptor.attempt
-        stays_here = descriptor.vertex.stays_here
-        allocation_id = "" if stays_here else slots[_subtask(descriptor)][1]
-        peer = self.tasks.peers.get(self.tasks.placed[attempt])
+    def _submit(
+        self,
+        attempt: ExecutionAttemptId,
+        worker_id: str,
+        allocation_id: str,
+        content: bytes | Exception,
+    ) -> None:
+        peer = self.tasks.peers.get(worker_id)
         try:
+            if isinstance(content, Exception):
+                raise content
             if peer is None:
                 raise Broken(f"the process that should run {attempt} is gone")
             # Called now, awaited later, so that an immediate cancellation cannot overtake it.
@@ -440,23 +467,32 @@ class ClusterJob:
                 self.token,
                 attempt_key(attempt),
                 allocation_id,
-                self._shipped.ship_task(descriptor),
+                content,
             )
         # A task that cannot be deployed has failed, like any other.
         except Exception as error:  # noqa: BLE001
             self._not_submitted(attempt, error, peer)
             return
         _ = self._group.create_task(
-            self._submitted(attempt, answer, peer), name=f"submit {attempt}"
+            self._submitted(attempt, worker_id, answer, peer), name=f"submit {attempt}"
         )
 
     async def _submitted(
-        self, attempt: ExecutionAttemptId, answer: Coroutine[Any, Any, Any], peer: JobPeer
+        self,
+        attempt: ExecutionAttemptId,
+        worker_id: str,
+        answer: Coroutine[Any, Any, Any],
+        peer: JobPeer,
     ) -> None:
         try:
-            await answer
+            async with asyncio.timeout(SUBMIT_S) as deadline:
+                await answer
         except Exception as error:  # noqa: BLE001  # As above.
-            self._not_submitted(attempt, error, peer)
+            if not deadline.expired():
+                self._not_submitted(attempt, error, peer)
+            elif self.tasks.placed.get(attempt) == worker_id:
+                why = f"was submitted {SUBMIT_S:g} s ago, and its process does not answer"
+                self._overdue(worker_id, attempt, f"{why}: a function holds its event loop")
 
     def _not_submitted(
         self, attempt: ExecutionAttemptId, error: Exception, peer: JobPeer | None
@@ -473,6 +509,10 @@ class ClusterJob:
         if state.is_terminal:
             self.tasks.placed.pop(attempt, None)
         self.job_master.update_task_state(attempt, state, error)
+        if state is ExecutionState.FINISHED and not self._over:
+            # Its region asks for a slot again if it restarts.
+            subtask = attempt.vertex_id, attempt.subtask_index
+            self._carry_out(self._scheduler.released([subtask]))
         self._publish()
 
     def acknowledge_checkpoint(
@@ -518,10 +558,14 @@ class ClusterJob:
         return answer.accepted, answer.rejected
 
     def not_opened(self, worker_id: str, error: bytes) -> None:
-        """A TaskManager could not load the code, so no other can either."""
+        """A TaskManager could not load the code, so no other can either.
+
+        A replacement may: its error may be that of a file or a server, so the restart policy
+        decides.
+        """
         failure = self._error(error) or Broken("a taskmanager could not open the job")
         note_once(failure, f"while {worker_id} opened the job")
-        if self.tasks.here is not None:
+        if self.tasks.here is not None and not self.job_master.executions.has_run:
             self.job_master.fail(failure)
         self._fail_waiting(failure)
 

@@ -170,6 +170,11 @@ class JobSession:
             "add_splits": self._on_add_splits,
         }
 
+    @property
+    def has_run(self) -> bool:
+        """Whether tasks run here, or have run."""
+        return bool(self.executor.tasks)
+
     async def open(self, bind: str) -> None:
         """Listens for other processes at address `bind`; after that the session takes tasks."""
         self.location = f"{bind}:{await self._data_plane.listen(bind)}"

@@ -203,7 +203,7 @@ class TaskSlotTable:
         slot.state = SlotState.ALLOCATED
         slot.job_id, slot.allocation_id = job_id, allocation_id
         slot.deadline = now + self.timeout_s
-        if self._is_connected(job_id):
+        if self.is_connected(job_id):
             return self._offer(job_id)
         return [ConnectToJobMaster(job_id, address)]
 
@@ -354,7 +354,7 @@ class TaskSlotTable:
 
     def _offer(self, job_id: str) -> list[Instruction]:
         """Offers slots that are reserved for the job, empty, and not on offer already."""
-        if not self._is_connected(job_id):
+        if not self.is_connected(job_id):
             return []
         slots = [
             s
@@ -397,7 +397,7 @@ class TaskSlotTable:
 
         Its token is kept while the job has one. Without a slot an old leader can do no harm.
         """
-        if not self._is_connected(job_id) and not self._of_job(job_id):
+        if not self.is_connected(job_id) and not self._of_job(job_id):
             self._job_masters.pop(job_id, None)
 
     def _status(self, slot: _Slot) -> SlotStatus:
@@ -420,12 +420,13 @@ class TaskSlotTable:
     def _of_job(self, job_id: str) -> list[_Slot]:
         return [s for s in self._slots if s.state is not SlotState.FREE and s.job_id == job_id]
 
-    def _is_connected(self, job_id: str) -> bool:
+    def is_connected(self, job_id: str) -> bool:
+        """Whether the job has a JobMaster that this worker is connected to."""
         known = self._job_masters.get(job_id)
         return known is not None and known.connected
 
     def _is_current(self, job_id: str, token: int) -> bool:
-        return self._is_connected(job_id) and self._job_masters[job_id].token == token
+        return self.is_connected(job_id) and self._job_masters[job_id].token == token
 
     def _check(self, job_id: str, token: int, what: str) -> None:
         if not self._is_current(job_id, token):

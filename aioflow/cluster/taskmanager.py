@@ -267,6 +267,7 @@ class TaskManager:
             self._carry_out(
                 self._table.job_master_lost(job_id, session.token, self._host.clock.monotonic())
             )
+        self._close_unused()
 
     # Requests of the JobManager.
 
@@ -452,6 +453,8 @@ class TaskManager:
             except Exception as error:  # noqa: BLE001
                 logger.warning("job %s cannot be opened: %r", job_id, error)
                 self._tell("job_not_opened", self.id, job_id, token, pack_error(error, Codec()))
+                # The slot may be requested again at once.
+                await asyncio.sleep(self._options.reconnect_s)
                 self._table.job_master_connected(job_id, token, self._host.clock.monotonic())
                 self._carry_out(self._table.job_over(job_id, token))
                 return
@@ -478,8 +481,15 @@ class TaskManager:
         return any(status.job_id == job_id for status in self._table.report())
 
     def _close_unused(self) -> None:
+        """Closes the jobs that need this process no more.
+
+        One whose tasks have finished here stays until it is over: other processes may still read
+        their output, and shared resources are closed at its end.
+        """
         for job_id, session in list(self._sessions.items()):
-            if not self._has_slot(job_id) and job_id not in self._opening:
+            if self._has_slot(job_id) or job_id in self._opening:
+                continue
+            if not (session.has_run and self._table.is_connected(job_id)):
                 del self._sessions[job_id]
                 self._drop_token(job_id, session.token)
                 self._begin(session.close(), f"close job {job_id[:8]}")

@@ -12,6 +12,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ from aioflow.cluster.embedded import EmbeddedCluster
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer, connect_rpc
+from aioflow.cluster.shipping import ShippedJob, load_job
+from aioflow.cluster.taskmanager import TaskManager
 from aioflow.cluster.worker import taskmanager_of
 from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
 from aioflow.core.aio import cancel_and_wait
@@ -31,6 +34,7 @@ from aioflow.core.errors import Broken, ProcessCrashed
 from aioflow.core.host import Process
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
+from aioflow.graph.deployment import TaskDeploymentDescriptor
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.protocol.handshake import PeerRole
 from aioflow.task.environment import TaskOptions
@@ -99,10 +103,21 @@ class Processes:
         return None
 
 
+HOSTS: list[SystemHost] = []
+
+
 def host_with(processes: Any) -> SystemHost:
     host = SystemHost()
     host.procs = processes
+    HOSTS.append(host)
     return host
+
+
+@pytest.fixture(autouse=True)
+async def hosts_are_closed() -> AsyncIterator[None]:
+    yield
+    while HOSTS:
+        await HOSTS.pop().close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -425,3 +440,97 @@ async def test_failed_starts_that_no_task_waits_for_are_a_second_apart() -> None
         begun = asyncio.get_running_loop().time()
         await until(lambda: len(processes.children) == 4)
         assert asyncio.get_running_loop().time() - begun >= 1
+
+
+async def test_descriptors_are_encoded_beside_the_loop_and_not_sent_after_a_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """State and splits may be large, and the loop of a JobManager serves all jobs."""
+    begun, go_on = threading.Event(), threading.Event()
+    ship_task, submitted = ShippedJob.ship_task, list[object]()
+
+    def ship(self: ShippedJob, descriptor: TaskDeploymentDescriptor) -> bytes:
+        assert threading.current_thread() is not threading.main_thread()
+        begun.set()
+        assert go_on.wait(60)
+        return ship_task(self, descriptor)
+
+    monkeypatch.setattr(ShippedJob, "ship_task", ship)
+    monkeypatch.setattr(TaskManager, "_on_submit_task", lambda *args: submitted.append(args))
+    cluster, processes = cluster_of(1, 1, serve)
+    job = asyncio.create_task(cluster.run())
+    await until(begun.is_set)
+    cluster.job_master.cancel()
+    go_on.set()
+    assert await asyncio.wait_for(job, 60) is JobStatus.CANCELED
+    assert submitted == []
+    await cancel_and_wait(processes.tasks)
+
+
+async def test_a_process_that_does_not_answer_a_deployment_counts_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(*args: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr("aioflow.cluster.cluster_job.SUBMIT_S", 0.1)
+    monkeypatch.setattr(TaskManager, "_on_submit_task", never)
+    cluster, processes = cluster_of(1, 1, serve)
+    async with running(cluster, processes):
+        assert cluster.job_master.status is JobStatus.FAILED
+        assert "was submitted 0.1 s ago, and its process does not answer" in str(
+            cluster.job_master.error
+        )
+        assert processes.children[0].returncode == -9
+
+
+async def test_the_slot_of_finished_subtasks_is_free_while_others_still_read_their_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I8.3: the job stays open there until it is over."""
+    go_on, got = asyncio.Event(), list[int]()
+    monkeypatch.setattr("tests.cluster.test_workers.GO_ON", go_on)
+    flow = af.Flow("freed", parallelism=2)
+    numbers = flow.source([1, 2, 3, 4]).rebalance().map(int)
+    numbers.rebalance().map(wait_to_go_on, parallelism=1, concurrency=1).sink(got.append)
+    graph, processes = build_job_graph(flow.graph, apart=True), Processes(serve)
+    host = host_with(processes)
+    cluster = EmbeddedCluster(host, graph, af.no_restart(), TaskOptions(), 2)
+    job = asyncio.create_task(cluster.run())
+    await until(lambda: [free for _, _, free in cluster._resources.overview()] == [0, 1])
+    assert got == []
+    go_on.set()
+    assert await asyncio.wait_for(job, 60) is JobStatus.FINISHED
+    assert sorted(got) == [1, 2, 3, 4]
+    await cancel_and_wait(processes.tasks)
+
+
+GO_ON = asyncio.Event()
+
+
+async def wait_to_go_on(number: int) -> int:
+    await GO_ON.wait()
+    return number
+
+
+async def test_a_replacement_that_cannot_load_the_job_counts_as_a_failure_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file or a server that the program reads may be missing for a while."""
+    loads = 0
+
+    def load(content: bytes) -> ShippedJob:
+        nonlocal loads
+        loads += 1
+        if loads == 2:
+            raise OSError("its disk is not mounted yet")
+        return load_job(content)
+
+    monkeypatch.setattr("aioflow.cluster.taskmanager.load_job", load)
+    restart = af.fixed_delay(3, "10ms")
+    cluster, processes = cluster_of(1, 1, serve, source=endless, restart=restart)
+    async with running(cluster, processes):
+        processes.children[0].kill()
+        await until(lambda: loads == 3 and cluster.job_master.status is JobStatus.RUNNING)
+        assert cluster.job_master.executions.restarts == 2
+        assert "its disk is not mounted yet" in str(cluster.job_master.error)
