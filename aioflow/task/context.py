@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aioflow.mailbox.executor import MailboxExecutor
     from aioflow.mailbox.timers import ProcessingTimer
     from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
+    from aioflow.task.blocking_calls import BlockingCalls
 
 __all__ = [
     "RuntimeOwner",
@@ -69,6 +70,10 @@ class RuntimeOwner(Protocol):
 
 class TaskServices(RuntimeOwner, Protocol):
     """The interface of the task for an operator's context."""
+
+    @property
+    def calls(self) -> BlockingCalls:
+        """The calls of its functions in threads."""
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None: ...
     def emit_side(
@@ -354,7 +359,7 @@ class TaskOperatorContext:
         return await self._services.resources.get(resource)
 
     def blocking(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        return self._services.host.blocking(function, *args)
+        return self._services.calls.start(self, function, *args)
 
 
 class SourceTaskContext:

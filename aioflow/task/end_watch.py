@@ -4,7 +4,7 @@ A function that catches CancelledError and goes on would keep its task, its job 
 waiting for ever. After the timeout the watch logs which operator holds the task, and where its code
 waits. In a worker process `on_stuck` then ends the process. In the user's program the code is
 closed where it waits, as Python closes a dropped coroutine (GeneratorExit). Code that goes on even
-then is abandoned.
+then is abandoned, and so is a call in a thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from aioflow.task.context import TaskOperatorContext
 
 if TYPE_CHECKING:
     from aioflow.core.scope import Scope
+    from aioflow.task.blocking_calls import BlockingCalls
 
 __all__ = ["EndWatch", "end_source_code"]
 
@@ -43,6 +44,7 @@ class EndWatch:
         timeout_s: float,
         scope: Scope,
         group: OrderedTaskGroup,
+        calls: BlockingCalls,
         on_stuck: Callable[[CancellationTimeout], None] | None,
         on_abandoned: Callable[[], None],
     ) -> None:
@@ -52,6 +54,7 @@ class EndWatch:
         self._timeout_s = timeout_s
         self._scope = scope
         self._group = group
+        self._calls = calls
         self._on_stuck = on_stuck
         self._on_abandoned = on_abandoned
         self._owner: asyncio.Task[Any] | None = None
@@ -88,12 +91,12 @@ class EndWatch:
     def _on_timeout(self) -> None:
         self._timer = None
         held_by = [task for task in self._held_by() if not task.done()]
-        if not held_by:
+        if not held_by and self._calls.place is None:
             return  # It ends in this loop turn.
         if self.error is not None:
             self._abandon(held_by)
             return
-        error = _stuck(self._place(held_by), self._name, self._timeout_s, held_by)
+        error = self._named_error(held_by)
         self.found(error)
         if self._on_stuck is not None:
             return
@@ -101,6 +104,15 @@ class EndWatch:
         self._timer = loop.call_later(CANCEL_GRACE_S, self._on_timeout)
         for task in held_by:
             close_user_code(task)
+        self._calls.give_up()
+
+    def _named_error(self, held_by: Sequence[asyncio.Task[Any]]) -> CancellationTimeout:
+        context = self._calls.place
+        if context is None:
+            return _stuck(self._place(held_by), self._name, self._timeout_s, _stacks(held_by))
+        remedy = "a thread cannot be interrupted, so give its calls timeouts of their own"
+        stacks = _counted(self._calls.stacks())
+        return _stuck(describe_place(context), self._name, self._timeout_s, stacks, remedy)
 
     def _abandon(self, held_by: Sequence[asyncio.Task[Any]]) -> None:
         logger.error("task %s is abandoned: its code goes on although it was closed", self._name)
@@ -130,7 +142,7 @@ async def end_source_code(
     end_task(task)
     if await wait_all([task], timeout_s=timeout_s):
         return None
-    error = _stuck(place, name, timeout_s, [task])
+    error = _stuck(place, name, timeout_s, _stacks([task]))
     close_user_code(task)
     if not await wait_all([task], timeout_s=CANCEL_GRACE_S):
         logger.error("task %s abandons its source: the code goes on although it was closed", name)
@@ -138,12 +150,15 @@ async def end_source_code(
 
 
 def _stuck(
-    place: str, name: str, timeout_s: float, held_by: Sequence[asyncio.Task[Any]]
+    place: str,
+    name: str,
+    timeout_s: float,
+    stacks: str,
+    remedy: str = "code that catches CancelledError has to raise it again",
 ) -> CancellationTimeout:
     error = CancellationTimeout(
-        f"{place} did not end within {timeout_s:g} s after task {name} was cancelled: code that "
-        "catches "
-        f"CancelledError has to raise it again. It waits here:{_stacks(held_by)}"
+        f"{place} did not end within {timeout_s:g} s after task {name} was cancelled: {remedy}. It "
+        f"waits here:{stacks}"
     )
     logger.error("%s", error)
     return error
@@ -151,7 +166,11 @@ def _stuck(
 
 def _stacks(tasks: Sequence[asyncio.Task[Any]]) -> str:
     """Returns the places where `tasks` wait. Equal places are shown once, with their number."""
-    counts = Counter("".join(f"\n    {place}" for place in await_chain(task)) for task in tasks)
+    return _counted([await_chain(task) for task in tasks])
+
+
+def _counted(stacks: Sequence[Sequence[str]]) -> str:
+    counts = Counter("".join(f"\n    {place}" for place in stack) for stack in stacks)
     return "\n".join(
         stack if count == 1 else f"{stack}\n    ({count} calls wait there)"
         for stack, count in counts.items()

@@ -23,6 +23,7 @@ from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.task.blame import naming
+from aioflow.task.blocking_calls import BlockingCalls
 from aioflow.task.chain import ChainStatus
 from aioflow.task.closing import close_user_code
 from aioflow.task.context import SubtaskRuntimeContext, TaskOperatorContext
@@ -184,6 +185,7 @@ class OperatorRuntime:
         self.resources = owner.resources
         self.group = owner.group
         self.report = owner.report
+        self.calls = BlockingCalls(owner.host)
         self.processor = processor
         self.parking = Parking(processor)
         self.scope = scope

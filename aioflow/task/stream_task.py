@@ -125,6 +125,7 @@ class StreamTask:
             self._options.cancellation_timeout_s,
             self._runtime.scope,
             self.group,
+            self._runtime.calls,
             None if on_stuck is None else partial(on_stuck, descriptor.attempt),
             self._on_abandoned,
         )
@@ -157,15 +158,25 @@ class StreamTask:
     async def _live(
         self, on_initializing: Callable[[], None], on_running: Callable[[], None]
     ) -> BaseException | None:
-        """Runs from restoring to the end of the stream.
+        """Runs from restoring to the end of the stream, and until no code of the task runs.
 
         Returns an error as it is: the group would wrap it.
         """
+        try:
+            return await self._live_in_group(on_initializing, on_running)
+        finally:
+            await self._runtime.calls.until_over()
+            self._watch_over_end.over()
+
+    async def _live_in_group(
+        self, on_initializing: Callable[[], None], on_running: Callable[[], None]
+    ) -> BaseException | None:
         owner = asyncio.current_task()
         assert owner is not None, "a task runs in an asyncio task of its own"
         self._owner = owner
         async with self.group:
             failure: BaseException | None = None
+            is_cut_short = True
             try:
                 self.life.phase = TaskPhase.OPENING
                 on_initializing()
@@ -176,6 +187,7 @@ class StreamTask:
                 self.life.phase = TaskPhase.RUNNING
                 await self._processor.run_loop()
                 await self._end(loop)
+                is_cut_short = False
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and not has_place(error):
                     # Not from user code: the task was cancelled by the engine, or by other code.
@@ -184,13 +196,13 @@ class StreamTask:
                 failure = user_error(error)
             finally:
                 self.life.phase = TaskPhase.CLOSED
-                self._end_helpers(owner)
+                self._end_helpers(owner, is_cut_short=is_cut_short)
             self.failure = failure
             await take_back_cancellation()
-        self._watch_over_end.over()
         return failure
 
-    def _end_helpers(self, owner: asyncio.Task[Any]) -> None:
+    def _end_helpers(self, owner: asyncio.Task[Any], *, is_cut_short: bool) -> None:
+        self._runtime.calls.end(wait=is_cut_short)
         self.group.cancel_children()
         self._watch_over_end.begin(owner, helpers_only=True)
 

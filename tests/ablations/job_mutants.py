@@ -16,6 +16,8 @@ SIGNATURES = "tests/api/test_signatures.py::"
 RESCALE = "tests/api/test_rescale.py::"
 GRAPH = "tests/cluster/test_execution_graph.py::"
 CANCELS = "tests/api/test_user_code_cancels.py::"
+RESOURCES = "tests/cluster/test_resource_manager.py::"
+WORKERS = "tests/cluster/test_workers.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
@@ -38,6 +40,40 @@ JOB_MUTANTS: list[Mutant] = [
             CANCELS + "test_code_that_swallows_its_cancellation_is_named_and_ended",
             CANCELS
             + "test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancellation",
+        ),
+    ),
+    Mutant(
+        "a call in a thread is not waited for",
+        "aioflow/task/stream_task.py",
+        "        self._runtime.calls.end(wait=is_cut_short)\n",
+        "        self._runtime.calls.end(wait=False)\n",
+        (
+            CANCELS + "test_a_call_in_a_thread_that_does_not_end_is_named_and_given_up",
+            CANCELS + "test_no_attempt_runs_beside_a_call_of_the_last_one_in_a_thread",
+        ),
+    ),
+    Mutant(
+        "a worker that does not open its job is waited for",
+        "aioflow/cluster/resource_manager.py",
+        "                    slot.accept_by = now + self.options.open_timeout_s\n",
+        "",
+        (RESOURCES + "test_a_worker_that_does_not_open_its_job_in_time_counts_as_lost",),
+    ),
+    Mutant(
+        "a process that does not answer a deployment is waited for",
+        "aioflow/cluster/cluster_job.py",
+        "asyncio.timeout(SUBMIT_S)",
+        "asyncio.timeout(None)",
+        (WORKERS + "test_a_process_that_does_not_answer_a_deployment_counts_as_lost",),
+    ),
+    Mutant(
+        "a job whose tasks have finished is closed while others read their output",
+        "aioflow/cluster/taskmanager.py",
+        "            if not (session.has_run and self._table.is_connected(job_id)):\n",
+        "            if True:\n",
+        (
+            WORKERS
+            + "test_the_slot_of_finished_subtasks_is_free_while_others_still_read_their_output",
         ),
     ),
     Mutant(

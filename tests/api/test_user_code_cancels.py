@@ -5,6 +5,7 @@ tools go on working inside user code.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -552,6 +553,64 @@ async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on
     assert left, "it goes on"
     misdeed.let_go.set()
     await asyncio.wait(left, timeout=30)
+
+
+async def test_a_call_in_a_thread_that_does_not_end_is_named_and_given_up() -> None:
+    reached, let_go = threading.Event(), threading.Event()
+
+    def function(value: int) -> int:
+        reached.set()
+        assert let_go.wait(60)
+        return value
+
+    flow = af.Flow("f")
+    flow.source(VALUES).map(function, blocking=True).sink(print)
+    with pytest.raises(af.CancellationTimeout) as caught:
+        async with flow.run(cancellation_timeout="20ms") as job:
+            assert await asyncio.to_thread(reached.wait, 60)
+            cancelling = asyncio.create_task(job.cancel())
+            async with asyncio.timeout(30):
+                while job._cluster.job_master.status is not af.JobStatus.FAILED:
+                    await asyncio.sleep(0.001)
+            let_go.set()
+            await cancelling
+    told = str(caught.value)
+    assert "operator 'map', subtask 1/1 did not end within 0.02 s" in told
+    assert "a thread cannot be interrupted" in told
+    assert "function (api/test_user_code_cancels.py:" in told, "with its stack"
+
+
+async def test_no_attempt_runs_beside_a_call_of_the_last_one_in_a_thread() -> None:
+    let_go, running, both = threading.Event(), list[int](), threading.Barrier(2)
+    overlaps = tries = 0
+
+    def function(value: int) -> int:
+        nonlocal overlaps, tries
+        tries += 1
+        overlaps += value in running
+        running.append(value)
+        if tries <= 2:
+            both.wait(60)
+            if value == 2:
+                running.remove(value)
+                raise ValueError("once")
+            assert let_go.wait(60)
+        running.remove(value)
+        return value
+
+    got = list[int]()
+    flow = af.Flow("f")
+    flow.source([1, 2]).map(function, blocking=True, concurrency=2).sink(got.append)
+    async with flow.run(restart=af.fixed_delay(1, "1ms")) as job:
+        async with asyncio.timeout(30):
+            while running != [1]:
+                await asyncio.sleep(0.001)
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            assert tries == 2, "the next attempt waits"
+            let_go.set()
+            await job.wait()
+    assert (got, overlaps) == ([1, 2], 0)
 
 
 async def test_a_stop_does_not_fail_for_a_source_that_swallows_its_cancellation(

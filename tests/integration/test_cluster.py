@@ -517,13 +517,23 @@ async def swallow(n: int, *, held: str) -> int:
     return n
 
 
-async def test_a_function_that_swallows_its_cancellation_ends_with_its_taskmanager(
-    cluster: Cluster,
+def block(n: int, *, held: str) -> int:
+    """The fourth call makes the file `held`, and does not end."""
+    if n == 3:
+        Path(held).touch()
+        time.sleep(3600)
+    return n
+
+
+@pytest.mark.parametrize("function", [swallow, block])
+async def test_a_function_that_does_not_end_on_its_cancellation_ends_with_its_taskmanager(
+    cluster: Cluster, function: Any
 ) -> None:
     await asyncio.to_thread(cluster.start, workers=1, slots=1)
     flow = af.Flow("stuck")
     held = cluster.data / "held"
-    rows = flow.source(slow_ticks).map(partial(swallow, held=str(held)), name="map(swallow)")
+    call, blocking = partial(function, held=str(held)), function is block
+    rows = flow.source(slow_ticks).map(call, name="map(it)", blocking=blocking)
     rows.sink(af.io.blackhole())
     where = af.RemoteCluster(cluster.data, secret=cluster.secret)
     async with flow.run(on=where, cancellation_timeout="500ms", subscribe=[rows]) as job:
@@ -532,7 +542,7 @@ async def test_a_function_that_swallows_its_cancellation_ends_with_its_taskmanag
         async with asyncio.timeout(60):
             await job.cancel()
         assert job.status == "CANCELED"
-    told = "this taskmanager ends: operator 'map(swallow)', subtask 1/1 did not end within 0.5 s"
+    told = "this taskmanager ends: operator 'map(it)', subtask 1/1 did not end within 0.5 s"
     await asyncio.to_thread(until, lambda: told in cluster.log("taskmanager-1"), "it says why")
     await asyncio.to_thread(until, lambda: not is_alive(cluster.pids()[1]), "it ends")
 

@@ -659,11 +659,16 @@ def block(reached: Path, n: int) -> int:
     return n
 
 
+def block_a_thread(reached: Path, n: int) -> int:
+    return block(reached, n)
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
         (swallow, "operator 'map', subtask 1/1 did not end within 0.5 s"),
         (block, "does not answer: a function holds its event loop"),
+        (block_a_thread, "a thread cannot be interrupted, so give its calls timeouts"),
     ],
 )
 async def test_a_function_that_does_not_end_on_its_cancellation_ends_with_its_worker(
@@ -674,7 +679,8 @@ async def test_a_function_that_does_not_end_on_its_cancellation_ends_with_its_wo
 ) -> None:
     flow = af.Flow("stuck")
     reached = tmp_path / "reached"
-    flow.source(range(4)).map(partial(function, reached)).sink(print)
+    blocking = function is block_a_thread
+    flow.source(range(4)).map(partial(function, reached), blocking=blocking).sink(print)
     async with flow.run(workers=1, cancellation_timeout="500ms") as job:
         left = pids(job)
         await eventually(reached.exists)

@@ -1,0 +1,145 @@
+"""Calls of user functions in threads, for one task. A thread cannot be interrupted.
+
+A task that is cut short waits until its calls have ended, so that no new attempt runs beside them.
+The wait is limited: see `end_watch`. A call that has not begun by then never runs. Calls whose
+caller gave up before, because of a timeout, are not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aioflow.inspection.stacks import place_of
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.task.context import TaskOperatorContext
+
+__all__ = ["BlockingCalls"]
+
+T = TypeVar("T")
+
+
+class _Call:
+    """One call; the host runs it in a thread."""
+
+    __slots__ = ("_args", "_calls", "_function", "context", "future", "thread")
+
+    def __init__(
+        self,
+        calls: BlockingCalls,
+        context: TaskOperatorContext,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+    ) -> None:
+        self._calls = calls
+        self._function = function
+        self._args = args
+        self.context = context
+        self.thread = 0
+        self.future: asyncio.Future[Any] | None = None
+
+    def __call__(self) -> Any:
+        if not self._calls.begins(self):
+            return None
+        try:
+            return self._function(*self._args)
+        finally:
+            self._calls.ended(self)
+
+
+class BlockingCalls:
+    """The calls of one task. Its methods run on the loop, except `begins` and `ended`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._running: dict[_Call, None] = {}
+        self._awaited: dict[_Call, None] = {}
+        """The running calls that the end of the task waits for."""
+        self._is_over = False
+        self._changed: asyncio.Future[None] | None = None
+
+    def start(
+        self, context: TaskOperatorContext, function: Callable[..., T], *args: Any
+    ) -> Awaitable[T]:
+        """Runs `function(*args)` of an operator in a thread."""
+        call = _Call(self, context, function, args)
+        future = call.future = self._host.blocking(call)
+        return future
+
+    def end(self, *, wait: bool) -> None:
+        """Lets no more calls begin. With `wait` the end of running ones is awaited."""
+        with self._lock:
+            self._is_over = True
+            for call in self._running if wait else ():
+                if call.future is not None and not call.future.done():
+                    self._awaited[call] = None
+
+    async def until_over(self) -> None:
+        """Waits until the running calls have ended, or are given up. It cannot be cancelled."""
+        while True:
+            changed = asyncio.get_running_loop().create_future()
+            with self._lock:
+                if not self._awaited:
+                    return
+                self._changed = changed
+            with suppress(asyncio.CancelledError):
+                await changed
+
+    def give_up(self) -> None:
+        """Ends the wait, although calls are running."""
+        with self._lock:
+            self._awaited.clear()
+        if self._changed is not None:
+            _wake(self._changed)
+
+    @property
+    def place(self) -> TaskOperatorContext | None:
+        """The operator whose calls are waited for."""
+        return next((call.context for call in self._awaited), None)
+
+    def stacks(self) -> list[list[str]]:
+        """Returns where each call is that is waited for, outermost first."""
+        frames = sys._current_frames()
+        found = []
+        for call in self._awaited:
+            stack: list[str] = []
+            for frame, line in traceback.walk_stack(frames.get(call.thread)):
+                if frame.f_code is _Call.__call__.__code__:
+                    break
+                stack.append(place_of(frame.f_code, line))
+            found.append(stack[::-1])
+        return found
+
+    # In the thread of a call.
+
+    def begins(self, call: _Call) -> bool:
+        """Returns whether the call may begin."""
+        with self._lock:
+            if not self._is_over:
+                call.thread = threading.get_ident()
+                self._running[call] = None
+            return not self._is_over
+
+    def ended(self, call: _Call) -> None:
+        """Notes the end of a call that has begun."""
+        with self._lock:
+            del self._running[call]
+            was_awaited = call in self._awaited
+            self._awaited.pop(call, None)
+            changed = self._changed
+        if was_awaited and changed is not None:
+            with suppress(RuntimeError):  # The loop is closed.
+                changed.get_loop().call_soon_threadsafe(_wake, changed)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
