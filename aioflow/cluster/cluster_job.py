@@ -509,7 +509,7 @@ class ClusterJob:
         if state.is_terminal:
             self.tasks.placed.pop(attempt, None)
         self.job_master.update_task_state(attempt, state, error)
-        if state is ExecutionState.FINISHED and not self._over:
+        if not self._over and self.job_master.executions.has_finished(attempt):
             # Its region asks for a slot again if it restarts.
             subtask = attempt.vertex_id, attempt.subtask_index
             self._carry_out(self._scheduler.released([subtask]))

@@ -376,6 +376,11 @@ class ExecutionGraph:
             ExecutionState.SCHEDULED,
         )
 
+    def has_finished(self, attempt: ExecutionAttemptId) -> bool:
+        """Whether `attempt`, and no later one of its subtask, has FINISHED."""
+        execution = self._current(attempt)
+        return execution is not None and execution.state is ExecutionState.FINISHED
+
     def _current(self, attempt: ExecutionAttemptId) -> Execution | None:
         """Returns the execution of `attempt`; None if another attempt replaced it."""
         execution = self.executions.get((attempt.vertex_id, attempt.subtask_index))

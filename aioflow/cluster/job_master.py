@@ -217,7 +217,7 @@ class JobMaster:
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
     ) -> None:
         """Goes on with `graph`, the same one at another parallelism. See `Rescaling.run`."""
-        if self._stop_drains is not None:
+        if self.stop_drains is not None:
             raise RescaleError(f"job {graph.name!r} is being stopped, it cannot be rescaled")
         self._rescaling.check()
         # In a task of its own: a caller that goes away must not leave the tasks held.

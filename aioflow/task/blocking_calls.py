@@ -19,7 +19,7 @@ from aioflow.inspection.stacks import place_of
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
-    from aioflow.task.context import TaskOperatorContext
+    from aioflow.operators.operator import OperatorContext
 
 __all__ = ["BlockingCalls"]
 
@@ -34,7 +34,7 @@ class _Call:
     def __init__(
         self,
         calls: BlockingCalls,
-        context: TaskOperatorContext,
+        context: OperatorContext,
         function: Callable[..., Any],
         args: tuple[Any, ...],
     ) -> None:
@@ -67,7 +67,7 @@ class BlockingCalls:
         self._changed: asyncio.Future[None] | None = None
 
     def start(
-        self, context: TaskOperatorContext, function: Callable[..., T], *args: Any
+        self, context: OperatorContext, function: Callable[..., T], *args: Any
     ) -> Awaitable[T]:
         """Runs `function(*args)` of an operator in a thread."""
         call = _Call(self, context, function, args)
@@ -101,7 +101,7 @@ class BlockingCalls:
             _wake(self._changed)
 
     @property
-    def place(self) -> TaskOperatorContext | None:
+    def place(self) -> OperatorContext | None:
         """The operator whose calls are waited for."""
         return next((call.context for call in self._awaited), None)
 
