@@ -20,6 +20,7 @@ from typing import (
     Any,
     ClassVar,
     Generic,
+    Literal,
     Never,
     Protocol,
     Self,
@@ -57,6 +58,7 @@ from aioflow.api.calls import (
     row_call,
     window_join,
 )
+from aioflow.api.read_first import READ_FIRST, check_read_first
 from aioflow.api.sinks import add_sink
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import (
@@ -482,6 +484,11 @@ class DataStream(Generic[T]):
         Prefer `watermarks=` of the source, which handles each split separately.
         """
         check_watermarks(name or "timestamps", strategy)
+        if strategy.alignment is not None:
+            raise GraphError(
+                "assign_timestamps_and_watermarks() got a strategy with_alignment(...), and only "
+                "sources can be aligned: pass it as watermarks= of flow.source()"
+            )
         factory = partial(make_operator, TimestampsAndWatermarksOperator, strategy)
         options = OperatorOptions(name, uid, parallelism)
         return self._add(
@@ -504,15 +511,24 @@ class DataStream(Generic[T]):
         return DataStream(self._flow, upstreams)
 
     @overload
-    def connect(self, other: BroadcastStream[U]) -> ConnectedStreams[T, U]: ...
+    def connect(
+        self, other: BroadcastStream[U], *, read_first: Literal["left", "right"] | None = None
+    ) -> ConnectedStreams[T, U]: ...
     @overload
-    def connect(self, other: DataStream[U]) -> ConnectedStreams[T, U]: ...
-    def connect(self, other: Any) -> ConnectedStreams[T, Any]:
+    def connect(
+        self, other: DataStream[U], *, read_first: Literal["left", "right"] | None = None
+    ) -> ConnectedStreams[T, U]: ...
+    def connect(
+        self, other: Any, *, read_first: Literal["left", "right"] | None = None
+    ) -> ConnectedStreams[T, Any]:
         """Connects two streams of different types to one function.
 
-        If `other` is `stream.broadcast(*descriptors)`, this is the broadcast state pattern.
+        If `other` is `stream.broadcast(*descriptors)`, this is the broadcast state pattern. With
+        `read_first="right"`, all elements of `other` come before the first of this stream. An
+        unbounded stream counts as read once it is idle (`idle_after=`). Until then the sources of
+        the other side wait. After a restart they wait again.
         """
-        return ConnectedStreams(self, other)
+        return ConnectedStreams(self, other, read_first)
 
     def join(self, other: DataStream[U]) -> JoinedStreams[T, U]:
         """Joins pairs of elements within windows:
@@ -973,8 +989,14 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
 
     completed_by = "map(f1, f2), flat_map(f1, f2) or process(fn)"
 
-    def __init__(self, left: DataStream[T], right: DataStream[U] | BroadcastStream[U]) -> None:
+    def __init__(
+        self,
+        left: DataStream[T],
+        right: DataStream[U] | BroadcastStream[U],
+        read_first: Literal["left", "right"] | None = None,
+    ) -> None:
         self._left = left
+        self._read_first = read_first
         self._broadcast = isinstance(right, BroadcastStream)
         self._right: DataStream[U] = right.stream if isinstance(right, BroadcastStream) else right
         if not isinstance(self._right, DataStream):
@@ -986,6 +1008,8 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
                 f"connect() of streams of two flows, {left.flow.name!r} and "
                 f"{self._right.flow.name!r}: build both in one flow"
             )
+        if read_first is not None:
+            check_read_first(left.flow.graph, left.upstreams, self._right.upstreams, read_first)
 
     def key_by(
         self,
@@ -1008,6 +1032,7 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         return ConnectedStreams(
             keyed_stream(self._left, left, "key_by", " of the left"),
             keyed_stream(self._right, right, "key_by", " of the right"),
+            self._read_first,
         )
 
     def map(
@@ -1131,6 +1156,9 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
             keyed=self._is_keyed,
             **more,
         )
+        if self._read_first is not None:
+            node.read_first = READ_FIRST.index(self._read_first)
+            node.remark = f"reads its {self._read_first} input first"
         return DataStream(flow, [Upstream(node.id)])
 
 

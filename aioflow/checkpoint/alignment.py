@@ -331,6 +331,10 @@ class BarrierAlignment:
             return self._overtake(now_ms)
         return []
 
+    def may_be_overtaken(self, channels: Collection[int]) -> None:
+        """Notes that from now on the data of `channels` can be kept."""
+        self._never_overtaken = tuple(one for one in self._never_overtaken if one not in channels)
+
     def processed(self, records: int) -> None:
         """Counts `records` records that the task has processed since the pending checkpoint
         began.

@@ -623,6 +623,10 @@ class ClusterJob:
         if token == self.token and not self._over:
             self.end_of_data_reached(ExecutionAttemptId(*key))
 
+    def on_progress(self, token: int, key: AttemptKey, watermark: int) -> None:
+        if token == self.token and not self._over:
+            self.job_master.report_progress(ExecutionAttemptId(*key), watermark)
+
     def slot_freed(self, worker_id: str, allocation_id: str) -> None:
         if not self._over:
             self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))

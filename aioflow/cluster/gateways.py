@@ -97,6 +97,12 @@ class TaskExecutorGateway(TaskReader, Protocol):
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         """Ends the sources of a job where they are; with `drain` event time ends with them."""
 
+    def limit_source(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        """Lets a source begin, and read while its event time is at most `watermark`.
+
+        MAX_WATERMARK is no limit.
+        """
+
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
         """Sends more splits to a running source, which ignores those that it has already.
 
@@ -136,4 +142,10 @@ class JobMasterGateway(Protocol):
         """The subtask has processed every record.
 
         It ends after the completion of a checkpoint that it takes from now on.
+        """
+
+    def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        """The event time that a source has reached, if others wait for it, or have to be told.
+
+        For an operator that reads one input first, MAX_WATERMARK: that input is read.
         """

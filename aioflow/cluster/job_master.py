@@ -24,6 +24,7 @@ from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.rescaling import Rescaling
 from aioflow.cluster.restoring import GivenSavepoint
+from aioflow.cluster.source_limits import SourceLimits
 from aioflow.cluster.split_discovery import SplitDiscovery
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import CheckpointError, RescaleError, message_of, note_once
@@ -110,6 +111,7 @@ class JobMaster:
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
         self._discovery = SplitDiscovery(host, self.executions, self._discovered)
+        self._limits = SourceLimits(self.executions, self._limit_source)
         self._rescaling = Rescaling(self.executions, self._checkpoints, self._carry_out)
         self._note_status(JobStatus.CREATED)
 
@@ -282,6 +284,13 @@ class JobMaster:
         if self._checkpoints is not None:
             self._checkpoints.end_of_data_reached(attempt)
 
+    def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        self._limits.report(attempt, watermark)
+
+    def _limit_source(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        assert self._workers is not None, "only a task that was deployed has a limit"
+        self._workers.limit_source(attempt, watermark)
+
     def update_task_state(
         self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
     ) -> None:
@@ -290,6 +299,7 @@ class JobMaster:
         instructions = self.executions.update(
             attempt, state, error, self._host.clock.monotonic(), self._host.rng.random()
         )
+        self._limits.task_state(attempt, state)
         if self._checkpoints is not None:
             self._checkpoints.task_state(attempt, state)
         # A task canceled without a request has failed, unless a failed task already gave the cause.

@@ -55,6 +55,7 @@ REQUESTS = (
     "submit_task",
     "cancel_task",
     "stop_sources",
+    "limit_source",
     "trigger_checkpoint",
     "notify_checkpoint_complete",
     "notify_checkpoint_aborted",
@@ -159,6 +160,9 @@ class JobSession:
             "submit_task": self._on_submit_task,
             "cancel_task": self._on_cancel_task,
             "stop_sources": lambda job_id, drain: executor.stop_sources(job_id, drain=drain),
+            "limit_source": lambda key, watermark: executor.limit_source(
+                ExecutionAttemptId(*key), watermark
+            ),
             "trigger_checkpoint": lambda key, barrier: executor.trigger_checkpoint(
                 ExecutionAttemptId(*key), barrier
             ),
@@ -393,6 +397,10 @@ class JobSession:
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self._tell("end_of_data_reached", self._job_id, self.token, attempt_key(attempt))
+
+    def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        key = attempt_key(attempt)
+        self._tell("report_progress", self._job_id, self.token, key, watermark)
 
 
 def attempt_key(attempt: ExecutionAttemptId) -> AttemptKey:

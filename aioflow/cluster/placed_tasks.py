@@ -96,6 +96,13 @@ class PlacedTasks:
             self.here.stop_sources(job_id, drain=drain)
         self.peers.ask_all("stop_sources", job_id, drain)
 
+    def limit_source(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        worker_id = self.placed.get(attempt)
+        if worker_id == SUBMITTER and self.here is not None:
+            self.here.executor.limit_source(attempt, watermark)
+        elif worker_id is not None:
+            self.peers.ask(worker_id, "limit_source", attempt_key(attempt), watermark)
+
     def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
         worker_id = self.placed.get(attempt)
         if worker_id == SUBMITTER and self.here is not None:

@@ -279,6 +279,11 @@ class TaskExecutor:
             if execution.attempt.job_id == job_id:
                 execution.task.stop_source(drain=drain)
 
+    def limit_source(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        execution = self._executions.get(attempt)
+        if execution is not None:
+            execution.task.limit_source(watermark)
+
     def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
         execution = self._executions.get(attempt)
         if execution is None:

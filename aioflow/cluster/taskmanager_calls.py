@@ -53,6 +53,7 @@ class TaskManagerCalls:
             "acknowledge_checkpoint": partial(self.to_job, ClusterJob.on_acknowledged),
             "decline_checkpoint": partial(self.to_job, ClusterJob.on_declined),
             "end_of_data_reached": partial(self.to_job, ClusterJob.on_end_of_data),
+            "report_progress": partial(self.to_job, ClusterJob.on_progress),
             "tapped": partial(self.to_job, ClusterJob.tapped),
             "report": partial(self.to_job, ClusterJob.report),
         }

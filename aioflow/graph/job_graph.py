@@ -9,7 +9,7 @@ an invalid flow fails before anything runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
@@ -63,6 +63,8 @@ class JobVertex:
     parallelism: int
     max_parallelism: int
     slot_sharing_group: str
+    waits: bool = False
+    """Whether its source begins only when the first input of an operator downstream is read."""
     shares_name: bool = False
     """Whether an earlier vertex has the same name: its metrics then include its id."""
 
@@ -104,6 +106,22 @@ class JobGraph:
 
     def outputs_of(self, vertex_id: int) -> list[JobEdge]:
         return [e for e in self.edges if e.source == vertex_id]
+
+    def waiting_for(self, vertex_id: int) -> list[int]:
+        """Returns the vertices of the sources that wait until the first input of an operator, the
+        head of `vertex_id`, is read.
+        """
+        first = self.vertex(vertex_id).head.read_first
+        if first is None:
+            return []
+        found: dict[int, None] = {}
+        left = [edge.source for edge in self.inputs_of(vertex_id) if edge.input_index != first]
+        while left:
+            at = left.pop()
+            if at not in found:
+                found[at] = None
+                left += [edge.source for edge in self.inputs_of(at)]
+        return [id_ for id_ in found if self.vertex(id_).head.source is not None]
 
     def vertex(self, vertex_id: int) -> JobVertex:
         return next(v for v in self.vertices if v.id == vertex_id)
@@ -200,7 +218,12 @@ def build_job_graph(
                 edge.side,
             )
         )
-    return JobGraph(graph.name, tuple(vertices), tuple(edges))
+    made = JobGraph(graph.name, tuple(vertices), tuple(edges))
+    waiting = {one for vertex in vertices for one in made.waiting_for(vertex.id)}
+    if not waiting:
+        return made
+    vertices = [replace(vertex, waits=vertex.id in waiting) for vertex in vertices]
+    return replace(made, vertices=tuple(vertices))
 
 
 def _resolve(graph: StreamGraph, edge: StreamEdge) -> Partitioning:

@@ -133,6 +133,10 @@ class StreamNode:
     source: Source[Any] | None = None
     watermarks: WatermarkStrategy[Any] | None = None
     """The strategy of a source node, applied to each split separately."""
+    read_first: int | None = None
+    """Input that is read to its end, or until it is idle, before the sources of the others begin.
+    None: all inputs are read alike.
+    """
     parallelism: int | None = None
     """Number of subtasks. None: that of the flow."""
     parallelism_max: int | None = None

@@ -236,12 +236,6 @@ class Operator:
             raise TypeError(f"{type(self).__name__} has one input, got a batch for input {index}")
         return self.process_batch(batch)
 
-    def next_input(self) -> int | None:
-        """Returns the number of the input that the operator wants next. None means any: the inputs
-        alternate.
-        """
-        return None
-
     def room(self) -> int:
         """Returns the number of records that the operator accepts now.
 

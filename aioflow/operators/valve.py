@@ -1,14 +1,10 @@
-"""Combines watermarks: of the channels of one input, of the splits of one source, or of the inputs
-of one operator.
+"""Combines the watermarks of the channels of a task.
 
 The combined watermark is the minimum over the active channels. It only rises, and it is never
 MAX_WATERMARK while a channel could still send records. A channel that has reached MAX is finished
 and is ignored until all channels have reached MAX.
 
-    StatusWatermarkValve   channels of one input; a channel that becomes active after being idle has
-                           to catch up with the output
-    CombinedWatermark      splits of a source; may be added and removed
-    MultiInputWatermarks   inputs of one operator, over CombinedWatermark
+A channel that becomes active after being idle has to catch up with the output.
 
 Records carry the watermark that is in force before each of them. Only the channel of a batch
 advances while the batch is processed. So its list maps to the combined list by clamping it between
@@ -18,8 +14,7 @@ the last output and the minimum of the other channels.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from aioflow.core.elements import (
@@ -33,8 +28,6 @@ from aioflow.core.elements import (
 __all__ = [
     "BEGINNING",
     "ChannelTime",
-    "CombinedWatermark",
-    "MultiInputWatermarks",
     "StatusWatermarkValve",
     "clamped",
     "mark_after_restore",
@@ -241,157 +234,3 @@ def clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
         return None
     stop = bisect_right(watermarks, high, start)
     return [low] * start + watermarks[start:stop] + [high] * (count - stop)
-
-
-@dataclass(slots=True)
-class _Part:
-    watermark: int = MIN_WATERMARK
-    idle: bool = False
-
-
-class CombinedWatermark:
-    """The minimum of the watermarks over the parts that are neither idle nor finished.
-
-    Parts are added and removed. Without parts the watermark does not change; when all are idle, the
-    whole is idle and keeps its watermark. The design follows Flink's CombinedWatermarkStatus.
-    """
-
-    __slots__ = ("_parts", "idle", "watermark")
-
-    def __init__(self) -> None:
-        self.watermark = MIN_WATERMARK
-        self.idle = False
-        self._parts: dict[Hashable, _Part] = {}
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def add(self, part: Hashable) -> None:
-        """Adds a new, active part at MIN: it holds the watermark back until it has caught up."""
-        if part in self._parts:
-            raise ValueError(f"{part!r} takes part in this watermark already")
-        self._parts[part] = _Part()
-        self._update()
-
-    def remove(self, part: Hashable) -> int | None:
-        """Removes a part, and returns the new combined watermark if it rises.
-
-        An unknown part is no error.
-        """
-        self._parts.pop(part, None)
-        return self._update()
-
-    def set_watermark(self, part: Hashable, watermark: int) -> int | None:
-        """Sets the watermark of a part, and returns the new combined watermark if it rises.
-
-        Makes the part active, even with a lower value, which is otherwise ignored.
-        """
-        found = self._parts[part]
-        found.idle = False
-        if watermark > found.watermark:
-            found.watermark = watermark
-        return self._update()
-
-    def set_idle(self, part: Hashable, idle: bool) -> int | None:
-        """Sets whether a part is idle, and returns the new combined watermark if it rises."""
-        self._parts[part].idle = idle
-        return self._update()
-
-    def is_idle(self, part: Hashable) -> bool:
-        return self._parts[part].idle
-
-    def combine(self, part: Hashable, batch: RecordBatch) -> RecordBatch:
-        """Returns `batch` of `part` with the combined watermarks in place of its own.
-
-        The watermark of the batch makes the part active.
-        """
-        last, limit = self.watermark, MAX_WATERMARK
-        found = self._parts[part]
-        if batch.watermark <= found.watermark and not found.idle:
-            return (
-                batch
-                if batch.watermarks is None and batch.watermark <= last
-                else batch.with_watermarks(None, last)
-            )
-        for other, state in self._parts.items():
-            if other != part and not state.idle and state.watermark < limit:
-                limit = state.watermark
-        watermarks = batch.watermarks
-        if watermarks is not None:
-            if batch.watermark == MAX_WATERMARK:
-                # A finished part does not count, so its watermark must be counted first.
-                self.set_watermark(part, watermarks[-1])
-            behind = bisect_right(watermarks, found.watermark)
-            watermarks = clamped([found.watermark] * behind + watermarks[behind:], last, limit)
-        self.set_watermark(part, batch.watermark)
-        return batch.with_watermarks(watermarks, self.watermark)
-
-    def _update(self) -> int | None:
-        if not self._parts:
-            return None
-        lowest = MAX_WATERMARK
-        running = idle = 0
-        for part in self._parts.values():
-            if part.watermark == MAX_WATERMARK:
-                continue
-            if part.idle:
-                idle += 1
-            else:
-                running += 1
-                if part.watermark < lowest:
-                    lowest = part.watermark
-        self.idle = running == 0 and idle > 0
-        if self.idle or lowest <= self.watermark:
-            return None
-        self.watermark = lowest
-        return lowest
-
-
-class MultiInputWatermarks:
-    """Event time of an operator with several inputs: the minimum over the inputs that are not idle.
-
-    A `StatusWatermarkValve` combines the channels of each input before.
-    """
-
-    __slots__ = ("_combined",)
-
-    def __init__(self, n_inputs: int) -> None:
-        self._combined = CombinedWatermark()
-        for index in range(n_inputs):
-            self._combined.add(index)
-
-    @property
-    def watermark(self) -> int:
-        return self._combined.watermark
-
-    @property
-    def idle(self) -> bool:
-        return self._combined.idle
-
-    def input_batch(self, index: int, batch: RecordBatch) -> RecordBatch:
-        """Returns `batch` of input `index` with the operator's watermarks in place of its input's.
-
-        Records alone do not end idleness: the input's valve reports when it is active again.
-        """
-        if self._combined.is_idle(index) and batch.watermark != MAX_WATERMARK:
-            return batch.with_watermarks(None, self._combined.watermark)
-        return self._combined.combine(index, batch)
-
-    def input_watermark(self, index: int, watermark: int) -> int | None:
-        """Handles `watermark` of input `index`. Returns the operator's new watermark if it rises,
-        otherwise None.
-        """
-        return self._combined.set_watermark(index, watermark)
-
-    def input_status(self, index: int, idle: bool) -> list[Watermark | WatermarkStatus]:
-        """Handles that input `index` became idle or active. Returns the watermarks and statuses to
-        emit, in order.
-        """
-        was_idle = self._combined.idle
-        watermark = self._combined.set_idle(index, idle)
-        outputs: list[Watermark | WatermarkStatus] = []
-        if watermark is not None:
-            outputs.append(Watermark(watermark))
-        if was_idle != self._combined.idle:
-            outputs.append(WatermarkStatus(self._combined.idle))
-        return outputs

@@ -46,6 +46,7 @@ __all__ = [
     "WATERMARKS",
     "IdlenessTimer",
     "TimestampsAndWatermarksOperator",
+    "WatermarkAlignment",
     "WatermarkKind",
     "WatermarkStrategy",
 ]
@@ -66,6 +67,17 @@ class WatermarkKind(Enum):
     CUSTOM = "custom"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkAlignment:
+    """How a source waits for the others of its group."""
+
+    group: str
+    max_drift_ms: int
+    """How far the event time of a subtask may be ahead of the slowest one in the group."""
+    every_ms: int
+    """Time between two reports of a subtask."""
+
+
 @explained_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStrategy(Generic[T]):
@@ -84,6 +96,8 @@ class WatermarkStrategy(Generic[T]):
     """The application's function or generator for watermarks."""
     idle_after_ms: int | None = None
     """Time without records after which the stream counts as idle; None: never."""
+    alignment: WatermarkAlignment | None = None
+    """The group of sources in which the source waits for the slowest; None: it never waits."""
 
     def __post_init__(self) -> None:
         timestamp_extractor(self.timestamp)  # Raises here, where a wrong function was written.
@@ -198,6 +212,31 @@ class WatermarkStrategy(Generic[T]):
         An idle stream does not hold other streams back.
         """
         return replace(self, idle_after_ms=_idle_ms(idle_after))
+
+    def with_alignment(
+        self, group: str, max_drift: Duration, *, every: Duration = "1s"
+    ) -> WatermarkStrategy[T]:
+        """Returns the same strategy for a source that waits for slower ones.
+
+        Sources of the flow with the same `group` are aligned. A subtask whose watermark is more
+        than `max_drift` ahead of the slowest one reads nothing until that one has caught up. Idle
+        and ended subtasks do not count. Subtasks report their watermarks `every` so often.
+        """
+        if not isinstance(group, str) or not group:
+            raise ValueError(f"group is {group!r}, expected a name")
+        drift_ms, every_ms = to_ms(max_drift, "max_drift"), to_ms(every, "every")
+        if drift_ms < 0 or every_ms <= 0:
+            raise ValueError(
+                f"max_drift is {max_drift!r} and every is {every!r}, expected a drift that is not "
+                "negative, and a positive time between two reports"
+            )
+        if not self.emits_watermarks:
+            raise ValueError(
+                "no_watermarks() has no event time that could be aligned: use "
+                "bounded_out_of_orderness(...)"
+            )
+        alignment = WatermarkAlignment(group=group, max_drift_ms=drift_ms, every_ms=every_ms)
+        return replace(self, alignment=alignment)
 
     @property
     def emits_watermarks(self) -> bool:

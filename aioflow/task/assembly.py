@@ -7,6 +7,7 @@ factories of operators, the `reader()` of sources, and backends.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aioflow.core.elements import MAX_WATERMARK
@@ -191,13 +192,16 @@ class TaskAssembly:
             self._runtime.add(node, uid, group)
 
     def create_network_input(self, consumer: InputConsumer) -> NetworkInput:
-        """Makes the gates of all edges. The head of the chain chooses its next input."""
+        """Makes the gates of all edges."""
         open_channel = self._environment.partitions.open_channel
         edges = []
         for gate in self._descriptor.inputs:
             channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
             edges.append(InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken))
-        network = NetworkInput(edges, consumer, self._runtime.operators[0])
+        network = NetworkInput(edges, consumer)
+        first = self._descriptor.vertex.head.read_first
+        if first is not None:
+            network.read_first(first, partial(self._report_progress, MAX_WATERMARK))
         rows_max = self._options.batch_records_max
         network.debloat(
             rows_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic, rows_max
@@ -231,7 +235,14 @@ class TaskAssembly:
             discovers=not node.source.bounded
             and getattr(node.source, "discover_every", None) is not None,
             per_run=bool(getattr(node.source, "per_run", False)),
+            waits=self._descriptor.vertex.waits,
+            report=self._report_progress,
         )
+
+    def _report_progress(self, watermark: int) -> None:
+        """Reports to the JobMaster what other sources wait for."""
+        if self._environment.responder is not None:
+            self._environment.responder.report_progress(self._descriptor.attempt, watermark)
 
     def create_metrics(
         self, task_input: NetworkInput | SourceInput, checkpoints: SubtaskCheckpoints

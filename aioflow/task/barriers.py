@@ -122,6 +122,10 @@ class InputBarriers:
         self._count()
         self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))
 
+    def may_be_overtaken(self, channels: Collection[int]) -> None:
+        """Notes that from now on barriers may overtake the data of `channels`."""
+        self._alignment.may_be_overtaken(channels)
+
     def taken(self) -> None:
         """Continues with later verdicts: the due checkpoint was taken, or never will be."""
         self._taking = False

@@ -89,7 +89,7 @@ class TaskOptions:
 
 
 class CheckpointResponder(Protocol):
-    """Receives the checkpoint reports of this worker: the job master, or its gateway in the worker.
+    """Receives the reports of this worker's tasks: the job master, or its gateway in the worker.
 
     Calls never block.
     """
@@ -120,6 +120,9 @@ class CheckpointResponder(Protocol):
 
         The subtask ends after the next checkpoint that completes.
         """
+
+    def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        """Reports the event time of a source; for an operator MAX: its first input is read."""
 
 
 class PartitionRegistry(Protocol):

@@ -1,8 +1,10 @@
 """The input of a task that reads other tasks' output: batches from gates.
 
-Two or more logical inputs alternate, one batch each, unless the operator chooses one. Watermarks of
-all channels go through one valve, which also maps the watermarks inside a batch. After Flink's
-StreamMultipleInputProcessor.
+Two or more logical inputs alternate, one batch each. Watermarks of all channels go through one
+valve, which also maps the watermarks inside a batch. After Flink's StreamMultipleInputProcessor.
+
+If one input is to be read first, the sources of the others wait (`cluster.source_limits`). So no
+data of the others comes before that input has ended or is idle, and nothing is held back here.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aioflow.checkpoint.completed import ChannelSide
 from aioflow.core.elements import (
+    MAX_WATERMARK,
     MIN_WATERMARK,
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -37,34 +40,12 @@ if TYPE_CHECKING:
 
     from aioflow.core.availability import Availability
     from aioflow.network.gate import InputChannel
-    from aioflow.operators.operator import Operator
     from aioflow.task.barriers import BarrierListener
     from aioflow.task.channel_state import ChannelStateCapture, ChannelStateLog
     from aioflow.task.channel_state_restore import RestoredChannelState
     from aioflow.task.input import InputConsumer
 
 __all__ = ["GateInput", "InputEdge", "NetworkInput"]
-
-
-class InputAvailability(SharedAvailability):
-    """Up while a gate of one input is, and counted for the task's availability.
-
-    An operator that wants one input waits for that one alone.
-    """
-
-    __slots__ = ("_task",)
-
-    def __init__(self, task: SharedAvailability) -> None:
-        super().__init__()
-        self._task = task
-
-    def part_up(self) -> None:
-        super().part_up()
-        self._task.part_up()
-
-    def part_down(self) -> None:
-        super().part_down()
-        self._task.part_down()
 
 
 class InputEdge(NamedTuple):
@@ -92,14 +73,12 @@ class GateInput:
 class NetworkInput:
     """All gates of a task with inputs."""
 
-    def __init__(self, edges: Sequence[InputEdge], consumer: InputConsumer, head: Operator) -> None:
+    def __init__(self, edges: Sequence[InputEdge], consumer: InputConsumer) -> None:
         self._availability = SharedAvailability()
-        self._of_input: dict[int, InputAvailability] = {}
         self._inputs: list[GateInput] = []
         channels = 0
         for edge in edges:
-            own = self._of_input.setdefault(edge.input_index, InputAvailability(self._availability))
-            gate = InputGate(edge.channels, own)
+            gate = InputGate(edge.channels, self._availability)
             self._inputs.append(
                 GateInput(gate, edge.input_index, channels, edge.edge_id, edge.may_be_overtaken)
             )
@@ -107,12 +86,14 @@ class NetworkInput:
         self._channels = channels
         self._valve = StatusWatermarkValve(channels)
         self._consumer = consumer
-        self._head = head
         self._turn = 0
         self._logical = sorted({part.input_index for part in self._inputs})
         self._ended: set[int] = set()
         self._stopped: set[int] = set()
         """Channels that ended without draining."""
+        self._first: int | None = None
+        """The input that is read first; None once that has happened."""
+        self._on_first_read: Callable[[], None]
         self._barriers: InputBarriers | None = None
         self._urgently: Callable[[Callable[[], None], str], None]
         self._priority_due = False
@@ -121,6 +102,13 @@ class NetworkInput:
         self.records_in = 0
         self.failed_producer: ProducerFailed | None = None
         """Error of a poll whose producer had failed."""
+
+    def read_first(self, input_index: int, on_read: Callable[[], None]) -> None:
+        """Calls `on_read` once input `input_index` has ended, or all its channels are idle.
+
+        Called before `align`. Until then nothing but barriers comes from the other inputs.
+        """
+        self._first, self._on_first_read = input_index, on_read
 
     def align(
         self,
@@ -134,12 +122,14 @@ class NetworkInput:
         Overtaking barriers must not wait until there is room for records.
         """
         gates = [(part.gate, part.first_channel) for part in self._inputs]
-        never = [
-            part.first_channel + i
-            for part in self._inputs
-            if not part.may_be_overtaken
-            for i in range(part.gate.channel_count)
-        ]
+        # The barriers of waiting sources come at once. Records that come before them belong after
+        # the first input, and a restored checkpoint would process them before it.
+        never = self._channels_where(
+            lambda part: (
+                not part.may_be_overtaken
+                or (self._first is not None and part.input_index != self._first)
+            )
+        )
         self._barriers = InputBarriers(gates, listener, lambda: self.records_in, now_ms, never)
         self._urgently = urgently
         for part in self._inputs:
@@ -162,9 +152,8 @@ class NetworkInput:
 
     @property
     def availability(self) -> Availability:
-        """Up when any gate has data; if the operator wants one input only, when that input has."""
-        wanted = self._wanted()
-        return self._availability if wanted is None else self._of_input[wanted]
+        """Up when any gate has data."""
+        return self._availability
 
     @property
     def current_watermark(self) -> int:
@@ -199,11 +188,8 @@ class NetworkInput:
     def emit_next(self, max_records: int) -> InputStatus:
         """Polls the next gate in turn with data, and passes on its element."""
         inputs = self._inputs
-        wanted = self._wanted()
         for step in range(len(inputs)):
             part = inputs[(self._turn + step) % len(inputs)]
-            if wanted is not None and part.input_index != wanted:
-                continue
             polled = self._poll(part) if not part.gate.is_finished else None
             if polled is None:
                 continue
@@ -315,10 +301,29 @@ class NetworkInput:
         overtaken = part.gate.overtaken(channel - part.first_channel)
         self.barriers.barrier(channel, barrier, overtaken)
 
-    def _wanted(self) -> int | None:
-        """Returns the input that the operator chooses, unless that one has ended."""
-        wanted = self._head.next_input() if len(self._logical) > 1 else None
-        return None if wanted in self._ended else wanted
+    def _channels_where(self, condition: Callable[[GateInput], bool]) -> list[int]:
+        """Returns the channels of the gates for which `condition` is true."""
+        return [
+            part.first_channel + i
+            for part in self._inputs
+            if condition(part)
+            for i in range(part.gate.channel_count)
+        ]
+
+    def _look_at_first(self) -> None:
+        """Ends the phase in which one input is read first, if that one has ended or is idle."""
+        first = self._first
+        if first not in self._ended:
+            times = map(
+                self._valve.state_of, self._channels_where(lambda part: part.input_index == first)
+            )
+            if not all(time.idle or time.watermark == MAX_WATERMARK for time in times):
+                return
+        self._first = None
+        self.barriers.may_be_overtaken(
+            self._channels_where(lambda part: part.may_be_overtaken and part.input_index != first)
+        )
+        self._on_first_read()
 
     def _on_records(self, part: GateInput, channel: int, batch: RecordBatch) -> None:
         batch = self._valve.input_batch(channel, batch)
@@ -347,6 +352,8 @@ class NetworkInput:
             self.barriers.cancel(channel, event)
         elif isinstance(event, LatencyMarker):
             self._consumer.on_event(event)
+        if self._first is not None:
+            self._look_at_first()
 
     def _tell_time(self, outputs: Sequence[Watermark | WatermarkStatus]) -> None:
         for output in outputs:

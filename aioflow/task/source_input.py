@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.checkpoint.source_state import FinishedSplits, SourceState, SplitState
 from aioflow.core.availability import Availability
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
-from aioflow.core.elements import MIN_WATERMARK, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, empty_batch
 from aioflow.core.user_code import check_own_task
 from aioflow.operators.source import as_reader
 from aioflow.operators.watermarks import IdlenessTimer
@@ -56,11 +56,15 @@ class SourceInput:
         unbounded: bool = False,
         discovers: bool = False,
         per_run: bool = False,
+        waits: bool = False,
+        report: Callable[[int], None] | None = None,
     ) -> None:
         """`schedule(timestamp_ms, callback)` registers a processing-time timer, for idleness.
 
         `unbounded`: some splits may be silent for long. `discovers`: more splits may come.
-        `per_run`: the end of the reader is the end of this run only (see `Source`).
+        `per_run`: the end of the reader is the end of this run only (see `Source`). `waits`:
+        nothing is read before `limit` is called. `report(watermark)` tells the event time to the
+        sources that are aligned with this one.
         """
         self._reader = as_reader(reader, unbounded=unbounded)
         self._splits = [split for split in splits if not split.finished]
@@ -95,6 +99,12 @@ class SourceInput:
         self._owed = MIN_WATERMARK
         self._stopped: InputStatus | None = None
         self._drains_reader = False
+        self._waits = waits
+        self._limit = MAX_WATERMARK
+        """Event time above which nothing is read."""
+        self._is_held = waits
+        """Whether the source may be held back: checked at each poll."""
+        self._report = report
         self._waiting: asyncio.Task[None] | None = None
         idle_after_ms = None if strategy is None else strategy.idle_after_ms
         self._idleness = None if idle_after_ms is None else IdlenessTimer(idle_after_ms)
@@ -124,6 +134,23 @@ class SourceInput:
             self._quiet = QuietSplits(
                 idle_after_ms, [split.id for split in self._splits], self._now_ms()
             )
+
+        self._report_progress(self._now_ms())
+
+    def limit(self, watermark: int) -> None:
+        """Lets the source begin, and read while its event time is at most `watermark`."""
+        self._waits, self._limit = False, watermark
+        self._is_held = watermark != MAX_WATERMARK
+        self.availability.set_available()
+
+    def _report_progress(self, _timestamp_ms: int) -> None:
+        """Reports the event time, and again after the time of the strategy."""
+        report, strategy = self._report, self._strategy
+        if report is None or strategy is None or strategy.alignment is None:
+            return
+        over = self._is_finished or self._idle_since_ms is not None
+        report(MAX_WATERMARK if over else self._times.current)
+        self._schedule(self._now_ms() + strategy.alignment.every_ms, self._report_progress)
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
         """Adds newly found splits.
@@ -197,6 +224,11 @@ class SourceInput:
             return InputStatus.MORE_AVAILABLE
         if self._stopped is not None and not (self._drains_reader and not self._is_finished):
             return self._stopped
+        if self._is_held and (self._waits or self._times.current > self._limit):
+            # Not polled, so that it neither becomes idle nor has more than it has read ahead.
+            self.pause()
+            self.availability.set_unavailable()
+            return InputStatus.NOTHING_AVAILABLE
         reader, begun = self._reader, self._perf_ns()
         # Columns are handled by the batch. An operator that makes rows of them takes only as many
         # as it can.

@@ -101,6 +101,7 @@ class StreamTask:
         self.on_abandoned: Callable[[], None] | None = None
         self._owner: asyncio.Task[Any] | None = None
         self._stop: InputStatus | None = None
+        self._source_limit: int | None = None
         self._is_cut_short = False
         self._processor = MailboxProcessor(
             self._default_action,
@@ -246,6 +247,8 @@ class StreamTask:
         if isinstance(loop, SourceLoop):
             with naming_source(runtime.head, runtime.scope):
                 await loop.input.open()
+            if self._source_limit is not None:
+                loop.input.limit(self._source_limit)
         in_flight = None
         if restore is not None and restore.in_flight:
             in_flight = await assembly.read_channel_state(restore, loop.input)
@@ -419,6 +422,12 @@ class StreamTask:
         self._stop = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         if self.life.is_running and isinstance(self._loop, SourceLoop):
             self._loop.input.stop(drain=drain)
+
+    def limit_source(self, watermark: int) -> None:
+        """Lets the source begin, and read while its event time is at most `watermark`."""
+        self._source_limit = watermark
+        if isinstance(self._loop, SourceLoop):
+            self._loop.input.limit(watermark)
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
         """Gives the source more splits, between two slices.

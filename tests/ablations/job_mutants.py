@@ -1139,4 +1139,38 @@ JOB_MUTANTS: list[Mutant] = [
         "            graph = self.executions.graph\n",
         (RESCALE + "test_rescaling_under_load_loses_and_doubles_nothing",),
     ),
+    Mutant(
+        "a source begins before the input that is read first",
+        "aioflow/task/source_input.py",
+        "        self._is_held = waits\n",
+        "        self._is_held = False\n",
+        ("tests/api/test_read_first.py::test_every_event_sees_every_rule",),
+    ),
+    Mutant(
+        "an operator that restarts is taken for one that has read its first input",
+        "aioflow/cluster/source_limits.py",
+        "        return watermark if attempt == execution.attempt else None\n",
+        "        return watermark if attempt is not None else None\n",
+        (
+            "tests/cluster/test_source_limits.py::"
+            "test_after_a_restart_a_source_waits_for_the_new_attempts",
+        ),
+    ),
+    Mutant(
+        "barriers overtake records that come before an input is read first",
+        "aioflow/task/network_input.py",
+        "or (self._first is not None and part.input_index != self._first)",
+        "or False",
+        (
+            "tests/task/test_input.py::"
+            "test_no_barrier_overtakes_records_of_the_inputs_that_are_read_later",
+        ),
+    ),
+    Mutant(
+        "a source that is far ahead of its group reads on",
+        "aioflow/task/source_input.py",
+        "(self._waits or self._times.current > self._limit)",
+        "self._waits",
+        ("tests/task/test_source_input.py::test_a_source_above_its_limit_is_not_polled",),
+    ),
 ]

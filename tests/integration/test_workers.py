@@ -464,6 +464,26 @@ async def test_the_replacement_of_a_killed_worker_restores_from_its_disk(tmp_pat
     assert list(copies.iterdir()) == []
 
 
+async def test_sources_in_workers_wait_for_the_input_that_is_read_first() -> None:
+    """C3.3, G4.5"""
+
+    async def rules() -> AsyncIterator[tuple[str, int]]:
+        for n in range(100):
+            await asyncio.sleep(0.002)
+            yield "rule", n * 1_000
+
+    strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row[1])
+    aligned = strategy.with_alignment("all", "1s", every="5ms")
+    flow = af.Flow("first", parallelism=2)
+    first = flow.source(rules, watermarks=aligned)
+    events = [flow.source([("event", n) for n in range(50)], watermarks=aligned) for _ in "ab"]
+    both = events[0].union(events[1]).connect(first.broadcast(), read_first="right")
+    rows = await both.map(lambda row: row[0], lambda row: row[0]).collect(workers=2)
+    assert Counter(rows) == {"rule": 200, "event": 100}
+    # Each of the two subtasks has its own order.
+    assert rows.index("event") >= 100
+
+
 async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> None:
     flow = af.Flow("killed", parallelism=2)
     stream = flow.source(numbers(100_000)).rebalance().map(pause)

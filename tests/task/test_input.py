@@ -11,10 +11,12 @@ import pytest
 from aioflow.core.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
+    CheckpointBarrier,
     EndOfData,
     Event,
     LatencyMarker,
     RecordBatch,
+    Watermark,
     WatermarkStatus,
     empty_batch,
 )
@@ -22,22 +24,20 @@ from aioflow.core.errors import ProducerFailed
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
-from aioflow.operators.operator import Operator
 from aioflow.operators.valve import ChannelTime
 from aioflow.task.channel_state_restore import RestoredChannelState
 from aioflow.task.input import InputStatus
 from aioflow.task.network_input import InputEdge, NetworkInput
 
 
-class Selecting(Operator):
-    """A head with as many inputs as the test says, that asks for `wanted`."""
+class Barriers:
+    """A `BarrierListener` that keeps which channels were overtaken."""
 
-    def __init__(self, inputs: int) -> None:
-        self.inputs = inputs
-        self.wanted: int | None = None
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, ...]] = []
 
-    def next_input(self) -> int | None:
-        return self.wanted
+    def due(self, take: Any) -> None:
+        self.taken.append(take.overtaken)
 
 
 class World:
@@ -45,7 +45,6 @@ class World:
 
     def __init__(self, *edges: tuple[int, int]) -> None:
         pool = NetworkBufferPool(1000)
-        self.head = Selecting(len({index for index, _ in edges}))
         self.got: list[tuple[int, Any]] = []
         self.partitions: list[list[ResultPartition]] = []
         wired = []
@@ -58,8 +57,8 @@ class World:
                 LocalInputChannel(i, lambda p=p: p.subpartitions[0])
                 for i, p in enumerate(partitions)
             ]  # type: ignore[misc]
-            wired.append(InputEdge(channels, index))
-        self.input = NetworkInput(wired, self, self.head)
+            wired.append(InputEdge(channels, index, may_be_overtaken=True))
+        self.input = NetworkInput(wired, self)
 
     def send(self, edge: int, *elements: Any, channel: int = 0) -> None:
         partition = self.partitions[edge][channel]
@@ -117,31 +116,41 @@ def test_two_inputs_that_always_have_something_alternate() -> None:
     assert [index for index, _ in world.values()] == [0, 1] * 5
 
 
-def test_an_operator_that_wants_one_input_gets_only_that_and_waits_for_it_alone() -> None:
-    """C3.2: first wanted and empty, second full: suspended, not spinning."""
-    world = World((0, 1), (1, 1))
-    world.head.wanted = 0
-    world.send(1, [1])
-    assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE
-    assert not world.input.availability.is_available
-    world.send(0, [2])
-    assert world.input.availability.is_available
+@pytest.mark.parametrize(
+    "last",
+    [EndOfData(), WatermarkStatus(idle=True), Watermark(MAX_WATERMARK)],
+    ids=["end", "idle", "end of time"],
+)
+def test_an_input_is_read_once_each_of_its_channels_has_ended_or_is_idle(last: Event) -> None:
+    """C3.2"""
+    world = World((0, 1), (1, 2))
+    told: list[int] = []
+    world.input.read_first(1, lambda: told.append(1))
+    world.input.align(world, int, lambda action, description: None)  # type: ignore[arg-type]
+    world.send(1, [1], last, channel=0)
+    world.send(0, WatermarkStatus(idle=True))
     world.poll_all()
-    assert world.values() == [(0, [2])]
-    world.head.wanted = None
-    assert world.input.availability.is_available
+    assert told == []
+    world.send(1, [2], last, channel=1)
     world.poll_all()
-    assert world.values() == [(0, [2]), (1, [1])]
+    assert told == [1]
+    world.send(1, WatermarkStatus(idle=False), WatermarkStatus(idle=True), channel=1)
+    world.poll_all()
+    assert told == [1]
 
 
-def test_a_wanted_input_that_ended_falls_back_to_the_others() -> None:
-    """C3.3."""
+def test_no_barrier_overtakes_records_of_the_inputs_that_are_read_later() -> None:
+    """C3.3: a checkpoint has none of them as long as the first input is not read."""
+    barriers = Barriers()
     world = World((0, 1), (1, 1))
-    world.head.wanted = 0
-    world.send(0, EndOfData())
-    world.send(1, [1], EndOfData())
-    assert world.poll_all() is InputStatus.END_OF_DATA
-    assert world.values() == [(1, [1])]
+    world.input.read_first(1, lambda: None)
+    world.input.align(barriers, int, lambda action, description: None)  # type: ignore[arg-type]
+    world.send(1, CheckpointBarrier(1, 0, unaligned=True))
+    world.poll_all()
+    assert barriers.taken == []
+    world.send(0, CheckpointBarrier(1, 0, unaligned=True))
+    world.poll_all()
+    assert barriers.taken == [()]
 
 
 def test_an_input_that_ends_is_told_once_while_the_other_goes_on() -> None:

@@ -17,7 +17,6 @@ from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, Reco
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
-from aioflow.operators.operator import Operator
 from aioflow.task.input import InputStatus
 from aioflow.task.network_input import InputEdge, NetworkInput
 from tests.task.checkpoint_doubles import Answers, checkpointed, factories
@@ -43,7 +42,7 @@ class Overtaken:
             kind(i, lambda p=p: p.subpartitions[0])  # type: ignore[misc]
             for i, p in enumerate(self.partitions)
         ]
-        self.input = NetworkInput([InputEdge(made, 0, 0, may_be_overtaken=True)], self, Operator())
+        self.input = NetworkInput([InputEdge(made, 0, 0, may_be_overtaken=True)], self)
         self.mail: list[Callable[[], None]] = []
         self.heard: list[Any] = []
         self.left_behind: dict[int, dict[int, list[bytes | Event]]] = {}

@@ -269,6 +269,7 @@ async def test_one_split_stamps_its_records(group: OrderedTaskGroup) -> None:
 
 
 async def test_the_watermark_of_several_splits_is_the_least(group: OrderedTaskGroup) -> None:
+    """G4"""
     world = await opened(group, BY_VALUE, "ab")
     assert world.poll(100, split="a").watermark == MIN_WATERMARK
     assert world.poll(30, split="b").watermark == 29
@@ -299,6 +300,7 @@ async def test_each_split_tells_how_far_its_event_time_is(group: OrderedTaskGrou
 
 
 async def test_a_split_that_was_read_to_its_end_holds_nothing_back(group: OrderedTaskGroup) -> None:
+    """G4.1"""
     world = await opened(group, BY_VALUE, "ab")
     world.poll(100, split="a")
     world.reader.finished_splits.add("a")
@@ -466,6 +468,7 @@ async def test_a_split_that_was_not_asked_since_is_not_idle_however_long_the_oth
 
 
 async def test_all_splits_idle_is_the_stream_idle(group: OrderedTaskGroup) -> None:
+    """G4.2"""
     world = await opened(group, IDLE_AFTER_1S, "ab", unbounded=True)
     world.poll(10, split="b")
     world.poll(70, split="a")
@@ -478,6 +481,50 @@ async def test_all_splits_idle_is_the_stream_idle(group: OrderedTaskGroup) -> No
 
 
 # Splits that are found later.
+
+
+async def test_a_source_above_its_limit_is_not_polled(group: OrderedTaskGroup) -> None:
+    """G4.5"""
+    world = await opened(group, IDLE_AFTER_1S, "a", unbounded=True)
+    world.input.limit(99)
+    assert world.poll(100).watermark == 99
+    assert world.poll(101).watermark == 100
+    world.reader.batches.append(("a", [150]))
+    for _ in range(2):
+        assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE
+        assert not world.input.availability.is_available
+    world.advance(5_000)  # Nothing was asked of it, so it is not idle.
+    world.input.limit(100)
+    assert world.input.availability.is_available
+    assert world.input.emit_next(10) is InputStatus.MORE_AVAILABLE
+    assert world.got[-1].values == [150]  # type: ignore[union-attr]
+    assert True not in world.got
+
+
+async def test_a_source_that_waits_is_not_polled_and_can_be_stopped(
+    group: OrderedTaskGroup,
+) -> None:
+    """C3.3"""
+    world = await opened(group, BY_VALUE, "a", waits=True)
+    world.reader.batches.append(("a", [1]))
+    assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE
+    world.input.limit(MAX_WATERMARK)
+    assert world.input.emit_next(10) is InputStatus.MORE_AVAILABLE
+    again = await opened(group, BY_VALUE, "a", waits=True)
+    again.input.stop(drain=False)
+    assert again.input.emit_next(10) is InputStatus.STOPPED
+
+
+async def test_event_time_is_reported_at_the_start_and_in_turn(group: OrderedTaskGroup) -> None:
+    told: list[int] = []
+    aligned = BY_VALUE.with_alignment("group", "1s", every="100ms")
+    world = await opened(group, aligned, "a", report=told.append)  # type: ignore[arg-type]
+    assert told == [MIN_WATERMARK]
+    world.poll(50)
+    world.advance(100)
+    world.reader.finished = True
+    world.advance(200)
+    assert told == [MIN_WATERMARK, 49, MAX_WATERMARK]
 
 
 async def test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once(

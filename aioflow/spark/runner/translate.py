@@ -256,6 +256,11 @@ def _stage(
 def _check_source(vertex: JobVertex) -> None:
     node = vertex.head
     source: object = node.source
+    if vertex.waits:
+        raise GraphError(
+            f"source {node.name!r} waits until another stream is read (read_first=), which a job "
+            "of Spark does not do: run the flow here, or with on=af.SparkWorkers(...)"
+        )
     if node.source is None or isinstance(source, FrameSource):
         return
     if node.stays_here:
