@@ -39,9 +39,6 @@ class MailRunner(Protocol):
     """The interface that an executor uses of the processor."""
 
     @property
-    def is_default_action_available(self) -> bool: ...
-
-    @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
 
     async def run_awaitable(self, awaitable: Awaitable[T]) -> T: ...
@@ -159,49 +156,10 @@ class MailboxExecutor:
                 f"mail {mail.description!r} failed inside a yield: {error!r}"
             ) from error
 
-    def try_yield(self, *, include_deferrable: bool = False) -> bool:
-        """Runs one mail as `yield_` does, if there is one; otherwise returns False.
-
-        This method is synchronous, so the mail must be synchronous too. `include_deferrable`
-        compares deferrable mail by its own priority: at the end of an operator no mail is deferred.
-        """
-        mailbox = self._mailbox
-        mail = mailbox.try_take(
-            self.priority, include_deferrable=include_deferrable, include_control=False
-        )
-        if mail is None:
-            return False
-        try:
-            result = mail.run()
-        except MailboxError:
-            raise
-        except Exception as error:
-            raise MailboxError(
-                f"mail {mail.description!r} failed inside a yield: {error!r}"
-            ) from error
-        if result is not None and inspect.isawaitable(result):
-            close_awaitable(result)
-            raise MailboxError(
-                f"mail {mail.description!r} awaits, expected a plain action: run it by `await "
-                "yield_()`"
-            )
-        return True
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the default action is suspended, there is no mail, and the mailbox is open."""
-        mailbox = self._mailbox
-        is_open = mailbox.state is MailboxState.OPEN
-        return is_open and not mailbox.entries and not self._runner.is_default_action_available
-
     @property
     def is_owner(self) -> bool:
         """Whether the caller runs in the task that runs the mail."""
         return self._mailbox.is_owner()
-
-    def should_interrupt(self) -> bool:
-        """Whether a long action should pause, because there is mail."""
-        return bool(self._mailbox.entries)
 
 
 def put_threadsafe(

@@ -181,9 +181,7 @@ class MailQueue(
         mail: Mail = self.get_nowait()
         return mail
 
-    def pop_visible(
-        self, priority: int, include_deferrable: bool, include_control: bool
-    ) -> Mail | None:
+    def pop_visible(self, priority: int, include_control: bool) -> Mail | None:
         """Removes and returns the first mail whose priority is at least `priority`. Returns None if
         there is none.
 
@@ -198,8 +196,7 @@ class MailQueue(
         first = -1
         for index, entry in enumerate(entries):
             mail = entry[2]
-            visible = mail.priority if include_deferrable else mail.visible_priority
-            if visible >= priority and (include_control or entry[0] != _CONTROL):
+            if mail.visible_priority >= priority and (include_control or entry[0] != _CONTROL):
                 if index == 0:
                     return self.take_head()
                 if first < 0 or entry < entries[first]:
@@ -268,10 +265,6 @@ class TaskMailbox:
         if mail.lane == _CONTROL and self.control_listener is not None:
             self.control_listener()
 
-    def run_exclusively(self, fn: Callable[[], T]) -> T:
-        """Runs `fn`, which is synchronous, so that no other code uses the mailbox meanwhile."""
-        return fn()
-
     # Reading, by the owner.
 
     def create_batch(self) -> bool:
@@ -300,18 +293,16 @@ class TaskMailbox:
         self,
         priority: int = MIN_PRIORITY,
         *,
-        include_deferrable: bool = False,
         include_control: bool = True,
     ) -> Mail | None:
         """Takes the first mail with at least `priority`, or None. Raises MailboxClosed when CLOSED.
 
-        `include_deferrable` compares deferrable mail by its own priority; without `include_control`
-        control mail stays.
+        Without `include_control` control mail stays.
         """
         self.check_owner("try_take")
         if self._state is MailboxState.CLOSED:
             raise MailboxClosed("cannot take mail: the mailbox is closed")
-        return self._queue.pop_visible(priority, include_deferrable, include_control)
+        return self._queue.pop_visible(priority, include_control)
 
     async def take(self, priority: int = MIN_PRIORITY, *, include_control: bool = True) -> Mail:
         """Takes the first mail with at least `priority`, waiting for one.

@@ -122,8 +122,6 @@ class LoopState(enum.Enum):
     RUNNING = "running"
     STOPPING = "stopping"
     """The loop returns at once after `suspend`, and may run again."""
-    COMPLETED = "completed"
-    """All actions are completed, so the loop returns at once, now and for ever."""
 
 
 class Suspension:
@@ -195,14 +193,10 @@ class MailboxProcessor:
     # The loop.
 
     async def run_loop(self) -> None:
-        """Runs until `suspend` or `all_actions_completed`; has no effect once all actions are
-        completed.
+        """Runs until `suspend`.
 
-        May be called again after `suspend`, with the queue intact. Raises the error of an action
-        unchanged.
+        May be called again, with the queue intact. Raises the error of an action unchanged.
         """
-        if self._state is LoopState.COMPLETED:
-            return
         if self._state is LoopState.RUNNING:
             raise RuntimeError(
                 f"mailbox loop of {self.name} is running already, expected one run_loop at a time"
@@ -217,8 +211,7 @@ class MailboxProcessor:
         finally:
             if self._probe is not None:
                 self._probe.stop()
-            if self._state is not LoopState.COMPLETED:
-                self._state = LoopState.READY
+            self._state = LoopState.READY
 
     async def _run(self, now: Callable[[], float]) -> None:
         default_action, entries = self._default_action, self.mailbox.entries
@@ -354,10 +347,6 @@ class MailboxProcessor:
 
     # Control: from the owner, from callbacks of the loop, and from other threads.
 
-    def all_actions_completed(self) -> None:
-        """Completes the task: the loop returns before any other action, and never runs again."""
-        self._post_control(self._complete, "all actions completed")
-
     def suspend(self) -> None:
         """Makes `run_loop` return before any other action; a further `run_loop` continues."""
         self._post_control(self._stop, "suspend the loop")
@@ -397,9 +386,6 @@ class MailboxProcessor:
     def _resume(self, suspension: Suspension) -> None:
         if self._suspension is suspension:
             self._suspension = None
-
-    def _complete(self) -> None:
-        self._state = LoopState.COMPLETED
 
     def _stop(self) -> None:
         if self._state is LoopState.RUNNING:

@@ -178,11 +178,6 @@ class ProcessingTimeService:
         """
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.DELAY, period_ms)
 
-    @property
-    def pending_timers(self) -> int:
-        """Number of timers that wait for their deadline."""
-        return self._pending
-
     async def quiesce(self) -> None:
         """Cancels all waiting timers, lets none fire from now on, and waits for running callbacks.
 

@@ -249,10 +249,6 @@ class OperatorChain:
                 counts[stage.last] = (0, stage.records_out)
         return counts
 
-    def costs_ns(self) -> list[tuple[int, int, float]]:
-        """Returns (first operator, last operator, measured ns per record) of each stage."""
-        return [(stage.first, stage.last, stage.ns_per_record) for stage in self._stages]
-
     def set_taps(self, index: int, taps: Sequence[Tap]) -> None:
         """Sets the taps on the output of operator `index`, from the next batch on.
 

@@ -16,7 +16,7 @@ from aioflow.mailbox.processor import MailboxProcessor
 
 
 def complete(controller: MailboxProcessor) -> None:
-    controller.all_actions_completed()
+    controller.suspend()
 
 
 def suspend_for_ever(controller: MailboxProcessor) -> None:
@@ -76,31 +76,6 @@ class TestExecute:
         await owner
         assert await future == 7
         assert ran_in == [owner]
-
-    async def test_executor_is_idle_only_while_suspended_without_mail_and_open(self) -> None:
-        """A9.3"""
-        seen: list[bool] = []
-        processor = MailboxProcessor(
-            lambda c: (seen.append(executor.is_idle), suspend_for_ever(c))[1]
-        )
-        executor = processor.executor(0)
-        task = asyncio.create_task(processor.run_loop())
-        await turns()
-        assert seen == [False]
-        assert executor.is_idle
-        assert not executor.should_interrupt()
-        executor.execute(lambda: None, "mail")
-        assert not executor.is_idle
-        assert executor.should_interrupt()
-        await turns()
-        assert executor.is_idle
-        executor.execute(processor.prepare_close, "quiesce")
-        executor.execute(
-            processor.all_actions_completed, "refused, for the mailbox is quiesced by then"
-        )
-        with pytest.raises(MailboxClosed, match="can come"):
-            await task
-        assert not executor.is_idle
 
     async def test_error_of_a_submitted_action_goes_into_its_future_alone(self) -> None:
         """A9.4"""
@@ -210,11 +185,10 @@ class TestYield:
         processor = MailboxProcessor(complete)
         for priority in (0, 1, 2, 1):
             processor.executor(priority).execute(lambda p=priority: ran.append(str(p)), "mail")
-        assert processor.executor(1).try_yield()
+        await processor.executor(1).yield_()
         assert ran == ["1"]
         await processor.executor(1).yield_()
         assert ran == ["1", "2"]
-        assert not processor.executor(2).try_yield()
         assert processor.mailbox.size == 2
 
     async def test_yield_waits_for_mail_of_its_priority(self) -> None:
@@ -229,9 +203,8 @@ class TestYield:
         await waiting
         assert ran == ["own"]
 
-    @pytest.mark.parametrize("how", ["try_yield", "yield_"])
     async def test_error_of_a_yielded_mail_reaches_the_caller_wrapped_and_the_mailbox_stays_usable(
-        self, how: str
+        self,
     ) -> None:
         """A3.5"""
         processor = MailboxProcessor(complete)
@@ -241,19 +214,18 @@ class TestYield:
         with pytest.raises(
             MailboxError, match=r"'mail 7' failed inside a yield: ValueError\('inside'\)"
         ) as caught:
-            result = getattr(executor, how)()
-            if how == "yield_":
-                await result
+            await executor.yield_()
         assert isinstance(caught.value.__cause__, ValueError)
-        assert executor.try_yield()
+        await executor.yield_()
+        assert processor.mailbox.size == 0
 
     async def test_error_is_wrapped_once_however_deep_the_yields_are_nested(self) -> None:
         processor = MailboxProcessor(complete)
         executor = processor.executor(0)
-        executor.execute(executor.try_yield, "outer")
+        executor.execute(executor.yield_, "outer")
         executor.execute(fail, "inner")
         with pytest.raises(MailboxError, match="'inner'") as caught:
-            executor.try_yield()
+            await executor.yield_()
         assert isinstance(caught.value.__cause__, ValueError)
 
     async def test_base_exception_of_a_yielded_mail_is_not_wrapped(self) -> None:
@@ -266,7 +238,7 @@ class TestYield:
         processor = MailboxProcessor(complete)
         processor.executor(0).execute(stop, "stop")
         with pytest.raises(Stop):
-            processor.executor(0).try_yield()
+            await processor.executor(0).yield_()
 
     async def test_deferrable_mail_is_left_by_a_yield_and_run_by_the_loop(self) -> None:
         """A4.5"""
@@ -274,22 +246,22 @@ class TestYield:
         processor = MailboxProcessor(complete)
         executor = processor.executor(42)
         executor.execute(lambda: ran.append("deferred"), "deferred", deferrable=True)
-        assert not executor.try_yield()
+        assert processor.mailbox.try_take(42) is None
         await processor.run_loop()
         assert ran == ["deferred"]
 
     async def test_deferrable_mail_is_run_when_an_operator_ends(self) -> None:
         ran: list[str] = []
-        executor = MailboxProcessor(complete).executor(42)
-        executor.execute(lambda: ran.append("deferred"), "deferred", deferrable=True)
-        while executor.try_yield(include_deferrable=True):
-            pass
+        processor = MailboxProcessor(complete)
+        processor.executor(42).execute(lambda: ran.append("deferred"), "deferred", deferrable=True)
+        await processor.drain()
         assert ran == ["deferred"]
 
     async def test_yield_of_the_lowest_priority_sees_deferrable_mail(self) -> None:
         executor = MailboxProcessor(complete).executor(MIN_PRIORITY)
         executor.execute(lambda: None, "deferred", deferrable=True)
-        assert executor.try_yield()
+        async with asyncio.timeout(60):
+            await executor.yield_()
 
     async def test_yield_does_not_extend_the_batch(self) -> None:
         """Mail that arrives while a mail yields waits for the next batch, though the yield may
@@ -303,12 +275,12 @@ class TestYield:
             calls += 1
             order.append(f"action {calls}")
             if calls == 2:
-                controller.all_actions_completed()
+                controller.suspend()
 
-        def yielding() -> None:
+        async def yielding() -> None:
             executor.execute(lambda: order.append("taken by the yield"), "a")
             executor.execute(lambda: order.append("left"), "b")
-            executor.try_yield()
+            await executor.yield_()
 
         processor = MailboxProcessor(action)
         executor = processor.executor(0)
@@ -316,7 +288,7 @@ class TestYield:
         await processor.run_loop()
         assert order == ["taken by the yield", "action 1", "left", "action 2"]
 
-    async def test_awaitable_mail_is_awaited_by_yield_and_refused_by_try_yield(self) -> None:
+    async def test_awaitable_mail_is_awaited_by_yield(self) -> None:
         ran: list[str] = []
 
         async def slowly() -> None:
@@ -326,15 +298,12 @@ class TestYield:
         executor = MailboxProcessor(complete).executor(0)
         executor.execute(slowly, "slowly")
         await executor.yield_()
-        executor.execute(slowly, "slowly again")
-        with pytest.raises(MailboxError, match="'slowly again' awaits"):
-            executor.try_yield()
         assert ran == ["slowly"]
 
     async def test_yield_leaves_control_mail_to_the_loop(self) -> None:
         processor = MailboxProcessor(complete)
         processor.report_throwable(ValueError("reported"))
-        assert not processor.executor(MIN_PRIORITY).try_yield()
+        assert processor.mailbox.try_take(include_control=False) is None
         with pytest.raises(ValueError, match="reported"):
             await processor.run_loop()
 
@@ -409,7 +378,7 @@ class TestThreads:
                 lambda: ran_in.append(asyncio.current_task()), "from a thread"
             )
             outcome.append(done.result(timeout=60))
-            processor.all_actions_completed()
+            processor.suspend()
 
         thread = threading.Thread(target=thread_body)
         owner = asyncio.create_task(processor.run_loop())
@@ -532,7 +501,7 @@ class TestThreads:
             processors.append(MailboxProcessor(suspend_for_ever))
 
         asyncio.run(main())
-        assert in_thread(processors[0].all_actions_completed) == [None]
+        assert in_thread(processors[0].suspend) == [None]
 
 
 async def test_nothing_is_left_behind_by_a_hundred_tasks() -> None:
@@ -555,7 +524,7 @@ async def test_awaitable_that_is_no_coroutine_is_awaited_too() -> None:
     seen: list[str] = []
 
     def action(controller: MailboxProcessor) -> Awaitable[object]:
-        controller.all_actions_completed()
+        controller.suspend()
         seen.append("called")
         return future
 

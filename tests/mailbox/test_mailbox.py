@@ -205,14 +205,13 @@ class TestOrder:
         assert mailbox.try_take_control() is None
         assert mailbox.size == 2
 
-    def test_deferrable_mail_is_hidden_from_its_own_priority_unless_asked_for(self) -> None:
+    def test_deferrable_mail_is_hidden_from_its_own_priority(self) -> None:
         """A4.5"""
         mailbox = mailbox_of(mail("d", 42, deferrable=True))
 
         assert mailbox.try_take(42) is None
         assert mailbox.try_take(0) is None
-        assert mailbox.try_take(43, include_deferrable=True) is None
-        assert name(mailbox.try_take(42, include_deferrable=True)) == "d"
+        assert name(mailbox.try_take()) == "d"
 
     def test_deferrable_mail_is_seen_by_the_main_loop_in_its_place(self) -> None:
         mailbox = mailbox_of(mail("a"), mail("d", MAX_PRIORITY, deferrable=True), mail("b"))
@@ -339,19 +338,6 @@ class TestLifeCycle:
         with pytest.raises(RuntimeError):
             TaskMailbox().bind_owner()
 
-    async def test_run_exclusively_makes_look_and_put_one_step(self) -> None:
-        mailbox = TaskMailbox()
-
-        def put_if_open() -> bool:
-            if mailbox.state is not MailboxState.OPEN:
-                return False
-            mailbox.put(mail("m"))
-            return True
-
-        assert mailbox.run_exclusively(put_if_open)
-        mailbox.quiesce()
-        assert not mailbox.run_exclusively(put_if_open)
-
 
 @pytest.mark.usefixtures("warm_uvloop")
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -419,14 +405,12 @@ class ListModel:
                 return part.pop(0)
         return None
 
-    def try_take(
-        self, priority: int, include_deferrable: bool, include_control: bool
-    ) -> Mail | None:
+    def try_take(self, priority: int, include_control: bool) -> Mail | None:
         for part in (self.ahead, self.batch, self.queue):
             for mail in part:
                 if mail.lane is Lane.CONTROL and not include_control:
                     continue
-                if (mail.priority if include_deferrable else mail.visible_priority) >= priority:
+                if mail.visible_priority >= priority:
                     part.remove(mail)
                     return mail
         return None
@@ -443,7 +427,7 @@ STEPS = st.one_of(
     st.tuples(st.just("put"), PRIORITIES, st.just(Lane.NORMAL), st.booleans()),
     st.tuples(st.just("create_batch")),
     st.tuples(st.just("try_take_from_batch")),
-    st.tuples(st.just("try_take"), PRIORITIES, st.booleans(), st.booleans()),
+    st.tuples(st.just("try_take"), PRIORITIES, st.booleans()),
     st.tuples(st.just("drain")),
 )
 
@@ -463,11 +447,9 @@ def test_any_sequence_of_operations_agrees_with_three_plain_lists(
                 assert mailbox.create_batch() == model.create_batch()
             case ("try_take_from_batch",):
                 assert mailbox.try_take_from_batch() is model.try_take_from_batch()
-            case ("try_take", int(priority), bool(deferrable), bool(control)):
-                taken = mailbox.try_take(
-                    priority, include_deferrable=deferrable, include_control=control
-                )
-                assert taken is model.try_take(priority, deferrable, control)
+            case ("try_take", int(priority), bool(control)):
+                taken = mailbox.try_take(priority, include_control=control)
+                assert taken is model.try_take(priority, control)
             case ("drain",):
                 assert mailbox.drain() == model.drain()
         assert mailbox.size == len(model.ahead) + len(model.batch) + len(model.queue)

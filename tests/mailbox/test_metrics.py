@@ -28,7 +28,7 @@ def test_time_parked_is_counted_under_the_reason_of_the_suspension(run_virtual: 
         def action(controller: MailboxProcessor) -> None:
             reason = next(reasons, None)
             if reason is None:
-                controller.all_actions_completed()
+                controller.suspend()
                 return
             loop.now_s += 0.01  # Busy.
             suspension = controller.suspend_default_action(reason)
@@ -60,7 +60,7 @@ def test_time_in_mail_that_runs_during_a_suspension_is_not_idle(run_virtual: Run
         processor = MailboxProcessor(action, probe_interval_s=None, on_slow=lambda *_: None)
         executor = processor.executor(0)
         loop.call_at(0.2, lambda: executor.execute(work, "work"))
-        loop.call_at(1.0, processor.all_actions_completed)
+        loop.call_at(1.0, processor.suspend)
         await processor.run_loop()
         assert processor.time_in("input") == pytest.approx(0.7)
 
@@ -99,7 +99,7 @@ def test_hundred_mails_in_a_second_are_a_rate_of_hundred_beside_the_queue_size(
         loop.call_at(1.0, lambda: rates.append(processor.metrics.mails_per_second()))
         loop.call_at(1.5, lambda: rates.append(processor.metrics.mails_per_second()))
         loop.call_at(3.0, lambda: rates.append(processor.metrics.mails_per_second()))
-        loop.call_at(3.1, processor.all_actions_completed)
+        loop.call_at(3.1, processor.suspend)
         await processor.run_loop()
         executor.execute(lambda: None, "pending")
         executor.execute(lambda: None, "pending")
@@ -125,7 +125,7 @@ def test_latency_of_mail_behind_a_long_default_action_is_seen(run_virtual: RunVi
         processor = MailboxProcessor(action, on_slow=lambda *_: None)
         processor.executor(0).execute(lambda: None, "the first mail starts the probe")
         loop.call_at(0.9, lambda: current[0].resume())
-        loop.call_at(2.0, processor.all_actions_completed)
+        loop.call_at(2.0, processor.suspend)
         await processor.run_loop()
 
         assert processor.metrics.latency_ms_max == pytest.approx(600)
@@ -158,7 +158,7 @@ def test_probe_runs_once_a_second_after_the_first_mail_that_is_no_control_mail(
         assert not processor.mailbox.has_mail
 
         executor.execute(lambda: None, "first of the second run")
-        loop.call_at(loop.now_s + 3.5, processor.all_actions_completed)
+        loop.call_at(loop.now_s + 3.5, processor.suspend)
         await processor.run_loop()
         counts.append(processor.metrics.latency_count)
         processor.close()
@@ -213,7 +213,7 @@ def test_probe_left_in_the_queue_of_one_run_does_not_double_those_of_the_next(
         await processor.run_loop()
         assert processor.mailbox.size == 1
         executor.execute(lambda: None, "start again, before the one that was left", urgent=True)
-        loop.call_at(loop.now_s + 3.5, processor.all_actions_completed)
+        loop.call_at(loop.now_s + 3.5, processor.suspend)
         await processor.run_loop()
         processor.close()
         assert processor.metrics.latency_count == 1 + 3
@@ -233,7 +233,7 @@ def test_loop_that_was_parked_runs_its_mail_and_the_default_action_in_one_turn(
         def action(controller: MailboxProcessor) -> None:
             order.append("action")
             if current:
-                controller.all_actions_completed()
+                controller.suspend()
             else:
                 current.append(controller.suspend_default_action("input"))
 

@@ -34,7 +34,7 @@ class Calls:
         if step := self.at.get(self.count):
             step(controller)
         if self.count >= self.stop_at:
-            controller.all_actions_completed()
+            controller.suspend()
 
 
 def suspend_for_ever(controller: MailboxProcessor) -> None:
@@ -61,7 +61,7 @@ class TestLoop:
 
         def action(controller: MailboxProcessor) -> None:
             order.append("action")
-            controller.all_actions_completed()
+            controller.suspend()
 
         processor = MailboxProcessor(action)
         executor = processor.executor(0)
@@ -131,7 +131,7 @@ class TestLoop:
             nonlocal left
             left -= 1
             if left == 0:
-                processor.all_actions_completed()
+                processor.suspend()
 
         def write(thread: int) -> None:
             for i in range(1000):
@@ -182,21 +182,20 @@ class TestLoop:
             await processor.run_loop()
         assert not processor.is_running
 
-    async def test_loop_completed_before_it_started_runs_nothing(self) -> None:
+    async def test_loop_suspended_before_it_started_runs_nothing(self) -> None:
         """A6.5"""
         action = Calls(stop_at=1)
         processor = MailboxProcessor(action)
-        processor.all_actions_completed()
-        await processor.run_loop()
+        processor.suspend()
         await processor.run_loop()
         assert action.count == 0
 
-    async def test_no_default_action_follows_the_mail_that_completes_the_loop(self) -> None:
+    async def test_no_default_action_follows_the_mail_that_suspends_the_loop(self) -> None:
         """A6.6"""
         action = Calls(stop_at=1)
         processor = MailboxProcessor(action)
         later: list[int] = []
-        processor.executor(0).execute(processor.all_actions_completed, "complete")
+        processor.executor(0).execute(processor.suspend, "complete")
         processor.executor(0).execute(lambda: later.append(1), "later")
         await processor.run_loop()
         assert action.count == 0
@@ -268,7 +267,7 @@ class TestSuspension:
         await until(lambda: not processor.is_default_action_available)
         with pytest.raises(RuntimeError, match="for the owner"):
             processor.suspend_default_action()
-        processor.all_actions_completed()
+        processor.suspend()
         await task
 
     async def test_stale_suspension_does_not_resume_the_next_one(self) -> None:
@@ -307,7 +306,7 @@ class TestSuspension:
             suspension.resume()
             assert controller.is_default_action_available
             assert not controller.mailbox.has_mail
-            controller.all_actions_completed()
+            controller.suspend()
 
         await MailboxProcessor(action).run_loop()
 
@@ -328,7 +327,7 @@ class TestSuspension:
 
         def action(controller: MailboxProcessor) -> None:
             suspensions.append(controller.suspend_default_action())
-            controller.all_actions_completed()
+            controller.suspend()
 
         processor = MailboxProcessor(action)
         await processor.run_loop()
@@ -354,7 +353,7 @@ class TestSuspension:
 
         def action(controller: MailboxProcessor) -> None:
             suspensions.append(controller.suspend_default_action())
-            controller.all_actions_completed()
+            controller.suspend()
 
         processor = MailboxProcessor(action)
         await processor.run_loop()
@@ -376,7 +375,7 @@ class TestSuspension:
             nonlocal count
             count += 1
             if count == 10_000:
-                controller.all_actions_completed()
+                controller.suspend()
             else:
                 loop.call_soon(controller.suspend_default_action().resume)
 
@@ -400,7 +399,7 @@ class TestSuspension:
             count += 1
             suspension = None
             if count == switches:
-                controller.all_actions_completed()
+                controller.suspend()
             else:
                 suspension = controller.suspend_default_action()
             for inbox in inboxes:
@@ -426,14 +425,14 @@ class TestSuspension:
 
 
 class TestControl:
-    async def test_completing_the_loop_leaves_queued_mail_unrun_and_close_cancels_it(self) -> None:
+    async def test_suspending_the_loop_leaves_queued_mail_unrun_and_close_cancels_it(self) -> None:
         """A8.1"""
         ran: list[int] = []
         processor = MailboxProcessor(Calls(stop_at=1))
         futures = [
             processor.executor(0).submit(lambda i=i: ran.append(i), "%d", i) for i in range(5)
         ]
-        processor.all_actions_completed()
+        processor.suspend()
         await processor.run_loop()
         dropped = processor.close()
 
@@ -445,7 +444,6 @@ class TestControl:
         """A8.2"""
         processor = MailboxProcessor(Calls(stop_at=1))
         processor.close()
-        processor.all_actions_completed()
         processor.suspend()
         processor.report_throwable(ValueError("late"))
         assert not processor.mailbox.has_mail
@@ -498,10 +496,9 @@ class TestControl:
         with pytest.raises(KeyboardInterrupt, match="ctrl-c"):
             asyncio.run(main())
 
-    @pytest.mark.parametrize("operation", ["all_actions_completed", "suspend"])
-    async def test_control_from_a_thread_wakes_a_parked_loop(self, operation: str) -> None:
+    async def test_control_from_a_thread_wakes_a_parked_loop(self) -> None:
         processor = MailboxProcessor(suspend_for_ever)
-        thread = threading.Thread(target=getattr(processor, operation))
+        thread = threading.Thread(target=processor.suspend)
         task = asyncio.create_task(processor.run_loop())
         await until(lambda: not processor.is_default_action_available)
         thread.start()
@@ -592,7 +589,7 @@ class TestFairness:
                 controller.executor(0).execute(mail, "mail")
             runs += 1
             if runs == limit:
-                controller.all_actions_completed()
+                controller.suspend()
             return without_waiting() if work.startswith("awaited") else None
 
         def mail() -> Any:
@@ -650,7 +647,7 @@ class TestFairness:
         async def slowly(controller: MailboxProcessor) -> None:
             await asyncio.sleep(0)
             time[0] += 5.0
-            controller.all_actions_completed()
+            controller.suspend()
 
         await MailboxProcessor(
             slowly, now=lambda: time[0], on_slow=lambda what, _: slow.append(what)
@@ -670,7 +667,7 @@ class TestAwaiting:
             order.append("begin")
             await gate.wait()
             order.append("end")
-            controller.all_actions_completed()
+            controller.suspend()
 
         processor = MailboxProcessor(slowly)
         task = asyncio.create_task(processor.run_loop())
@@ -786,7 +783,7 @@ class TestAwaiting:
         processor = MailboxProcessor(lambda _: slowly())
         task = asyncio.create_task(processor.run_loop())
         await until(lambda: calls == 1)
-        processor.all_actions_completed()
+        processor.suspend()
         await asyncio.sleep(0)
         assert not task.done()
         gate.set()
@@ -802,7 +799,7 @@ class TestAwaiting:
             order.append("begin")
             await executor.yield_()
             order.append("end")
-            controller.all_actions_completed()
+            controller.suspend()
 
         processor = MailboxProcessor(yielding)
         executor = processor.executor(1)

@@ -55,7 +55,7 @@ class Task:
 
     async def stop(self) -> None:
         assert self.owner is not None
-        self.processor.all_actions_completed()
+        self.processor.suspend()
         await self.owner
         self.timers.shutdown()
         self.processor.close()
@@ -93,10 +93,10 @@ class TestFiring:
             task.at(100)
             await asyncio.sleep(0.1005)
             assert task.fired == []
-            assert task.timers.pending_timers == 1
+            assert task.timers._pending == 1
             await asyncio.sleep(1)
             assert task.fired == [(101, 100)]
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
 
         run_task(main)
 
@@ -138,9 +138,9 @@ class TestFiring:
             task = Task(loop)
             task.at(10)
             await asyncio.sleep(0.1)
-            assert not task.processor.executor(2).try_yield()
+            assert task.processor.mailbox.try_take(2) is None
             task.owner = asyncio.current_task()  # type: ignore[assignment]
-            assert task.processor.executor(1).try_yield()
+            await task.processor.executor(1).yield_()
             assert task.fired == [(100, 10)]
 
         run_virtual(main)
@@ -181,11 +181,11 @@ class TestFiring:
             first, second = task.at(100), task.at(200)
             first.cancel()
             first.cancel()
-            assert task.timers.pending_timers == 1
+            assert task.timers._pending == 1
             await asyncio.sleep(1)
             assert task.fired == [(201, 200)]
             second.cancel()
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
 
         run_task(main)
 
@@ -213,7 +213,7 @@ class TestFiring:
             for i in range(10 * HEAP_SLACK):
                 task.at(2_000_000 + i).cancel()
             assert len(task.timers._heap) <= HEAP_SLACK + 4
-            assert task.timers.pending_timers == 1
+            assert task.timers._pending == 1
             await asyncio.sleep(1001)
             assert task.fired == [(1_000_001, 1_000_000)]
 
@@ -242,7 +242,7 @@ class TestFiring:
             with pytest.raises(ValueError, match="on timer") as caught:
                 await task.processor.run_loop()
             assert f"timer for {WALL_MS + 10}" in caught.value.__notes__[0]
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
 
         run_virtual(main)
 
@@ -267,7 +267,7 @@ class TestFiring:
             timer = task.at(10)
             task.processor.close()
             await asyncio.sleep(0.1)
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
             timer.cancel()
 
         run_virtual(main)
@@ -285,7 +285,7 @@ class TestRepeating:
             timer = task.timers.schedule_at_fixed_rate(work, 100, 50)
             await asyncio.sleep(0.260)
             timer.cancel()
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
             await asyncio.sleep(1)
             assert task.fired == [(101, 100), (151, 150), (201, 200), (251, 250)]
 
@@ -335,7 +335,7 @@ class TestRepeating:
             timer = task.timers.schedule_at_fixed_rate(once, 0, 10)
             await asyncio.sleep(1)
             assert task.fired == [(1, 0)]
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
 
         run_task(main)
 
@@ -370,7 +370,7 @@ class TestEnd:
             assert not quiesced.done()
             accepted = task.at(300)
             task.timers.schedule_at_fixed_rate(task.fire, 0, 10)
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
             await quiesced
             assert task.fired == [(511, 10)]
             await asyncio.sleep(10)
@@ -433,10 +433,10 @@ class TestEnd:
         async def main(task: Task) -> None:
             task.at(100)
             task.timers.schedule_at_fixed_rate(task.fire, 100, 100)
-            assert task.timers.pending_timers == 2
+            assert task.timers._pending == 2
             task.timers.shutdown()
             task.timers.shutdown()
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
             with pytest.raises(MailboxClosed, match="shut down"):
                 task.at(200)
             await asyncio.sleep(1)
@@ -455,7 +455,7 @@ class TestEnd:
             task.timers.schedule_with_fixed_delay(work, 0, 10)
             await asyncio.sleep(1)
             assert task.fired == [(1, 0)]
-            assert task.timers.pending_timers == 0
+            assert task.timers._pending == 0
 
         run_task(main)
 
@@ -507,7 +507,7 @@ def test_any_sequence_of_registrations_and_cancellations_fires_as_a_sorted_list_
                     await asyncio.sleep(0)
                 pass_time(argument)
             assert fired == expected
-            assert task.timers.pending_timers == len(waiting)
+            assert task.timers._pending == len(waiting)
         await task.stop()
 
     run_virtual(main)
@@ -533,6 +533,6 @@ def test_timers_come_earlier_by_as_much_as_the_clock_has_jumped_ahead(run_task: 
         assert [timestamp for _, timestamp in task.fired[2:]] == [500_000]
         await asyncio.sleep(2 * hour / 1000 - 800)
         assert task.fired[-1][1] == 10 * hour
-        assert task.timers.pending_timers == 1
+        assert task.timers._pending == 1
 
     run_task(main)

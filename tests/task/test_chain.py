@@ -342,15 +342,15 @@ def test_stateless_neighbours_are_one_stage_until_a_tap_is_added_between_them() 
     first = stateless("first", StatelessKind.MAP, lambda x: x + 1)
     second = stateless("second", StatelessKind.MAP, lambda x: x * 10)
     world = World(first, second)
-    assert len(world.chain.costs_ns()) == 1
+    assert len(world.chain._stages) == 1
     seen: list[int] = []
     world.chain.set_taps(0, [lambda batch: seen.extend(batch.values)])
-    assert len(world.chain.costs_ns()) == 2
+    assert len(world.chain._stages) == 2
     world.chain.push(RecordBatch([1, 2]))
     world.drain()
     assert (seen, world.out) == ([2, 3], [20, 30])
     world.chain.set_taps(0, [])
-    assert len(world.chain.costs_ns()) == 1
+    assert len(world.chain._stages) == 1
     assert world.chain.record_counts() == {0: (2, 0), 1: (0, 2)}
 
 
