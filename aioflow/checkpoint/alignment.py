@@ -148,16 +148,12 @@ class BarrierAlignment:
     gates.
 
     `never_overtaken` are the channels whose data cannot be kept (pointwise and broadcast
-    exchanges); an unaligned checkpoint waits for their barriers. With `after_finish=False` an input
-    that ends aborts the pending checkpoint, instead of counting as aligned.
+    exchanges); an unaligned checkpoint waits for their barriers.
     """
 
-    def __init__(
-        self, channels: int, *, never_overtaken: Collection[int] = (), after_finish: bool = True
-    ) -> None:
+    def __init__(self, channels: int, *, never_overtaken: Collection[int] = ()) -> None:
         self._channels = channels
         self._never_overtaken = tuple(sorted(never_overtaken))
-        self._after_finish = after_finish
         self._closed = [False] * channels
         self._highest = -1
         """The largest checkpoint id seen. All ids up to this one are over, except the pending one.
@@ -180,13 +176,6 @@ class BarrierAlignment:
     @property
     def phase(self) -> AlignmentPhase:
         return self._phase
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a checkpoint has begun at this task and not ended. Meanwhile the task reports
-        processed records to `processed`.
-        """
-        return self._pending is not None
 
     @property
     def pending_id(self) -> int | None:
@@ -313,8 +302,6 @@ class BarrierAlignment:
         self._blocked.pop(channel, None)
         if self._pending is None:
             return []
-        if not self._after_finish:
-            return self._abort(CheckpointFailureReason.INPUT_END_OF_STREAM)
         if channel in self._arrived:
             return []
         if self._phase is AlignmentPhase.OVERTAKING:

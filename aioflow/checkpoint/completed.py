@@ -342,18 +342,6 @@ class CheckpointRetention:
             if name not in self._references and any(name in gone for gone in self._deleted)
         ]
 
-    def all_ours(self) -> Discard:
-        """Drops all retained checkpoints, for a job after which nothing is to be resumed.
-
-        Returns what to delete, without checkpoints that other jobs own.
-        """
-        for checkpoint in self._kept:
-            self._dropped.append(_Dropped(checkpoint, set()))
-        self._kept.clear()
-        for dropped in self._dropped:
-            dropped.waits_for.clear()
-        return self._settle()
-
     def _settle(self) -> Discard:
         """Returns the deletion of dropped checkpoints that no pending checkpoint builds on."""
         checkpoints: list[CompletedCheckpoint] = []

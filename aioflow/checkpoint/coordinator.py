@@ -64,7 +64,6 @@ _RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_C
 _CLOSING = (
     CheckpointFailureReason.TASK_CLOSING,
     CheckpointFailureReason.CANCELLATION_BARRIER,
-    CheckpointFailureReason.INPUT_END_OF_STREAM,
 )
 """Reasons that a checkpoint may end with because a task ended meanwhile. That task reports them, or
 a task downstream of it. Apart from that nothing is wrong.
@@ -148,16 +147,6 @@ class CheckpointCoordinator:
         return self._retention.latest
 
     @property
-    def retained(self) -> tuple[CompletedCheckpoint, ...]:
-        """The retained checkpoints, oldest first."""
-        return self._retention.checkpoints
-
-    @property
-    def pending_ids(self) -> tuple[int, ...]:
-        """Ids of the unfinished checkpoints, including those that are being stored."""
-        return tuple(self._pending)
-
-    @property
     def next_id(self) -> int:
         return self._next_id
 
@@ -218,19 +207,14 @@ class CheckpointCoordinator:
         self.statistics.rescaled(vertices)
         return instructions
 
-    def shutdown(self, now: Moment, *, discard: bool = False) -> list[Instruction]:
+    def shutdown(self, now: Moment) -> list[Instruction]:
         """Ends the coordination because the job is over. Aborts all checkpoints, refuses all
         requests.
-
-        With `discard` nothing is left to resume: every checkpoint that belongs to the job is
-        deleted.
         """
         instructions = self._abort_all(CheckpointFailureReason.SHUTDOWN, "", now)
         for request in self._turns.give_up():
             instructions += self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
         self._is_over = True
-        if discard:
-            instructions += self._discard(self._retention.all_ours())
         return self._after(instructions, now)
 
     def tick(self, now: Moment) -> list[Instruction]:

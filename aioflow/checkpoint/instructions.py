@@ -47,7 +47,6 @@ class CheckpointFailureReason(StrEnum):
     TASK_CLOSING = "TASK_CLOSING"
     DECLINED_SUBSUMED = "DECLINED_SUBSUMED"
     CANCELLATION_BARRIER = "CANCELLATION_BARRIER"
-    INPUT_END_OF_STREAM = "INPUT_END_OF_STREAM"
     ABORT_NOTIFIED = "ABORT_NOTIFIED"
 
     # Found by the coordinator.
@@ -93,7 +92,6 @@ _SENTENCES = {
         "the barrier of a newer checkpoint came before all of its own had"
     ),
     CheckpointFailureReason.CANCELLATION_BARRIER: "a task upstream cancelled it",
-    CheckpointFailureReason.INPUT_END_OF_STREAM: "an input ended during the alignment",
     CheckpointFailureReason.ABORT_NOTIFIED: "the coordinator had aborted it",
     CheckpointFailureReason.EXPIRED: "it was not complete within the timeout",
     CheckpointFailureReason.IO_EXCEPTION: "it could not be stored",

@@ -7,7 +7,6 @@ but the last end with `.-`. So each name has one place, and each place one name.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMES",
-    "decode_flow",
     "encode_flow",
     "flow_url",
     "join_url",
@@ -35,8 +33,6 @@ PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 GOES_ON = ".-"
 SEGMENT_LENGTH = 62
 """Length of a segment without its mark. A segment of an object's name has at most 64 characters."""
-
-ESCAPED = re.compile(rb"\.([0-9A-F]{2})")
 
 
 def open_objects(url: str, host: Host) -> ObjectStore:
@@ -115,14 +111,3 @@ def encode_flow(flow: str) -> str:
     )
     pieces = [text[start : start + SEGMENT_LENGTH] for start in range(0, len(text), SEGMENT_LENGTH)]
     return f"{GOES_ON}/".join(pieces)
-
-
-def decode_flow(place: str) -> str:
-    """Returns the name of the flow at a place. Raises ValueError if no flow can have it."""
-    text = place.replace(f"{GOES_ON}/", "").encode("ascii")
-    flow = ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), text).decode(
-        "utf-8", "surrogatepass"
-    )
-    if encode_flow(flow) != place:
-        raise ValueError(f"{place!r} is the place of no flow")
-    return flow

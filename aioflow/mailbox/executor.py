@@ -23,7 +23,6 @@ __all__ = [
     "MailRunner",
     "MailboxError",
     "MailboxExecutor",
-    "close_awaitable",
     "on_loop",
     "put_threadsafe",
 ]
@@ -206,13 +205,6 @@ def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:  # No loop runs in this thread.
         return False
-
-
-def close_awaitable(awaitable: object) -> None:
-    """Closes an awaitable that will not be awaited, so that it causes no warning."""
-    close = getattr(awaitable, "close", None) or getattr(awaitable, "cancel", None)
-    if close is not None:
-        close()
 
 
 def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> object:

@@ -435,11 +435,6 @@ class MailboxProcessor:
         return self.metrics.time_in(reason)
 
     @property
-    def is_default_action_available(self) -> bool:
-        """Whether the default action is not suspended."""
-        return self._suspension is None
-
-    @property
     def is_running(self) -> bool:
         """Whether `run_loop` is on the stack and was not asked to stop."""
         return self._state is LoopState.RUNNING

@@ -9,10 +9,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from aioflow.core.availability import Availability
     from aioflow.core.elements import Event, RecordBatch
 
-__all__ = ["InputConsumer", "InputStatus", "TaskInput"]
+__all__ = ["InputConsumer", "InputStatus"]
 
 
 class InputStatus(Enum):
@@ -34,12 +33,3 @@ class InputConsumer(Protocol):
 
     def on_event(self, event: Event) -> None:
         """Handles any event except time and end: latency markers."""
-
-
-class TaskInput(Protocol):
-    """The interface of an input for its task."""
-
-    @property
-    def availability(self) -> Availability: ...
-    def emit_next(self, max_records: int) -> InputStatus: ...
-    def close(self) -> None: ...

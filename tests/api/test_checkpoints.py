@@ -862,7 +862,7 @@ async def test_as_many_checkpoints_as_are_allowed_are_under_way_at_once(
         asked = [asyncio.create_task(job.checkpoint()) for _ in range(3)]
         master: Any = job._cluster.job_master  # type: ignore[union-attr]
         coordinator = master._checkpoints._coordinator
-        await eventually(lambda: len(coordinator.pending_ids) == allowed)
+        await eventually(lambda: len(coordinator._pending) == allowed)
         gate.set()
         assert [await one for one in asked] == [1, 2, 3]
 

@@ -206,8 +206,8 @@ class Job:
             )
         )
 
-    def shutdown(self, *, discard: bool = False) -> list[Instruction]:
-        return self.heard(self.coordinator.shutdown(self.now, discard=discard))
+    def shutdown(self) -> list[Instruction]:
+        return self.heard(self.coordinator.shutdown(self.now))
 
 
 def only(kind: type[T], instructions: list[Instruction]) -> list[T]:

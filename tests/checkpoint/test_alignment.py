@@ -139,12 +139,12 @@ def test_durations_are_closed_before_the_checkpoint_is_taken() -> None:
     barrier = CheckpointBarrier(1, timestamp_ms=100)
     alignment.processed(5)
     assert alignment.barrier(0, barrier, 130) == [Block(0)]
-    assert alignment.is_pending
+    assert alignment._pending is not None
     alignment.processed(7)
     alignment.processed(2)
     take = Take(barrier, start_delay_ms=30, alignment_ms=50, alignment_processed=9)
     assert alignment.barrier(1, barrier, 180) == [take, Resume((0, 1))]
-    assert not alignment.is_pending
+    assert alignment._pending is None
     alignment.processed(3)
     again = CheckpointBarrier(2, timestamp_ms=200)
     alignment.barrier(0, again, 200)
@@ -338,19 +338,6 @@ def test_channel_with_barrier_and_end_counts_once() -> None:
             (end(0), [], ()),
             (b(1, 1), [Block(1)], (1,)),
             (b(1, 2), [Take(ck(1)), Resume((1, 2))], ()),
-        ],
-    )
-
-
-def test_end_during_an_alignment_aborts_it_where_finished_tasks_are_not_supported() -> None:
-    """F4.4"""
-    play(
-        BarrierAlignment(3, after_finish=False),
-        [
-            (end(2), [], ()),
-            (b(1, 0), [Block(0)], (0,)),
-            (end(1), [Resume((0,)), Abort(1, Reason.INPUT_END_OF_STREAM)], ()),
-            (b(2, 0), [Take(ck(2)), Resume((0,))], ()),
         ],
     )
 

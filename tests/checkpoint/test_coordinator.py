@@ -298,7 +298,7 @@ def test_acknowledgement_of_an_old_attempt_is_discarded() -> None:
     assert job.heard(old) == [Discard((), ("old",))]
     assert job.ack((COUNT, 0), 1, state("new")) == []
     assert job.heard(job.coordinator.decline(attempt(COUNT, 0, 0), 1, "DECLINED", job.now)) == []
-    assert job.coordinator.pending_ids == (1,)
+    assert tuple(job.coordinator._pending) == (1,)
 
 
 def test_acknowledgement_that_comes_twice_changes_nothing_and_deletes_nothing() -> None:
@@ -320,7 +320,7 @@ def test_completion_subsumes_older_ones_but_no_savepoint() -> None:
     job.savepoint(1)
     job.checkpoint(2)
     job.checkpoint(3)
-    assert job.coordinator.pending_ids == (3, 4, 5)
+    assert tuple(job.coordinator._pending) == (3, 4, 5)
     job.ack((COUNT, 0), 3, state("of-savepoint"))
     job.ack((COUNT, 0), 4, state("shared", "of-4"))
     job.ack_all(5, "shared", "of-5")
@@ -332,7 +332,7 @@ def test_completion_subsumes_older_ones_but_no_savepoint() -> None:
         == "checkpoint 4 failed: a newer one completed first (checkpoint 5 is complete)"
     )
     assert only(Discard, done) == [Discard((), ("of-4",))]
-    assert job.coordinator.pending_ids == (3,)
+    assert tuple(job.coordinator._pending) == (3,)
 
 
 def test_savepoint_beside_the_job_is_not_announced_and_not_restarted_from() -> None:
@@ -346,7 +346,7 @@ def test_savepoint_beside_the_job_is_not_announced_and_not_restarted_from() -> N
     assert [type(i) for i in job.stored(3)] == [Answer]
     assert job.coordinator.latest is not None
     assert job.coordinator.latest.checkpoint_id == 1
-    assert job.coordinator.pending_ids == (2,)
+    assert tuple(job.coordinator._pending) == (2,)
 
 
 def test_late_acknowledgement_of_an_expired_checkpoint_is_deleted() -> None:
@@ -456,7 +456,7 @@ def test_checkpoint_that_expires_while_it_is_stored_is_deleted_once_its_outcome_
             Discard((replace(checkpoint, location=location),), ("a",))
         ]
         assert job.coordinator.latest is None
-        assert job.coordinator.pending_ids == (2,)
+        assert tuple(job.coordinator._pending) == (2,)
 
 
 def test_storing_that_ends_behind_a_newer_one_is_undone() -> None:
@@ -613,9 +613,10 @@ def test_restore_without_claim_never_deletes_and_begins_with_a_full_checkpoint()
     assert not trigger.barrier.full
     job.decline((COUNT, 0), 8, "DECLINED")
     assert job.ack((COUNT, 0), 8, state("foreign")) == []
-    kept = job.coordinator.retained
+    kept = job.coordinator._retention.checkpoints
     assert [checkpoint.checkpoint_id for checkpoint in kept] == [7]
-    assert only(Discard, job.shutdown(discard=True)) == [Discard(kept, ("own",))]
+    job.checkpoint(4)
+    assert only(Discard, job.complete(9, "next")) == [Discard(kept, ("own",))]
 
 
 def test_restore_with_claim_is_deleted_once_subsumed() -> None:
@@ -643,16 +644,15 @@ def test_restored_savepoint_is_never_deleted() -> None:
     assert only(Discard, job.complete(6)) == []
 
 
-def test_end_of_a_job_that_leaves_nothing_to_resume() -> None:
+def test_end_of_a_job_keeps_its_checkpoints_and_refuses_requests() -> None:
     job = Job(retain=2)
     job.run()
     for checkpoint_id in (1, 2):
         job.checkpoint(checkpoint_id)
         job.complete(checkpoint_id, "base", f"delta-{checkpoint_id}")
     job.checkpoint(3)
-    kept = job.coordinator.retained
-    over = job.shutdown(discard=True)
-    assert only(Discard, over) == [Discard(kept, ("delta-1", "base", "delta-2"))]
+    over = job.shutdown()
+    assert only(Discard, over) == []
     assert "the job is over" in answered(over)[3]
     assert "the job is over" in answered(job.savepoint(4))[4]
     assert "the job is over" in answered(job.stop(5))[5]
@@ -724,7 +724,7 @@ def test_while_stopped_tasks_end_nothing_but_the_final_checkpoint_is_taken() -> 
     assert triggered(job.checkpoint(1)) == [1]
     job.ack((SOURCE, 0), 1)
     job.at_end((SOURCE, 0))  # It has taken this one before.
-    assert job.coordinator.pending_ids == (1,)
+    assert tuple(job.coordinator._pending) == (1,)
     assert len(only(NotifyAborted, job.at_end((SOURCE, 1)))) == 1
     assert triggered(job.checkpoint(2)) == []
     assert triggered(job.advance(5000)) == []
@@ -958,7 +958,7 @@ def test_checkpoints_of_former_runs_share_their_files_until_they_go() -> None:
         before.checkpoint(number)
         before.complete(number, "shared", f"own-{number}")
     job = Job(first_id=3, retain=2)
-    older, newest = before.coordinator.retained
+    older, newest = before.coordinator._retention.checkpoints
     job.coordinator.kept(older)
     job.coordinator.restored(newest, job.now, claim=True)
     assert job.coordinator.latest == newest

@@ -133,7 +133,7 @@ class World(RuleBasedStateMachine):
                     )
                     self.triggered[checkpoint_id] = barrier
                     assert (
-                        len(self.job.coordinator.pending_ids)
+                        len(self.job.coordinator._pending)
                         <= self.job.coordinator.options.max_concurrent
                     )
                     for task in self.tasks.values():
@@ -179,7 +179,7 @@ class World(RuleBasedStateMachine):
 
     def discard(self, checkpoints: tuple[CompletedCheckpoint, ...], files: tuple[str, ...]) -> None:
         for checkpoint in checkpoints:
-            assert checkpoint not in self.job.coordinator.retained
+            assert checkpoint not in self.job.coordinator._retention.checkpoints
             assert not (
                 checkpoint.kind.is_savepoint and self.ended[checkpoint.checkpoint_id] == "complete"
             )
@@ -242,9 +242,9 @@ class World(RuleBasedStateMachine):
         `ending`. With `told` the first is heard of.
         """
         for count, compact in enumerate(compacts, 1):
-            if not self.job.coordinator.pending_ids:
+            if not self.job.coordinator._pending:
                 self.request(savepoint=False)
-            for checkpoint_id in self.job.coordinator.pending_ids:
+            for checkpoint_id in list(self.job.coordinator._pending):
                 for key, task in self.tasks.items():
                     if task.runs and checkpoint_id in task.due:
                         del task.due[: task.due.index(checkpoint_id) + 1]
@@ -370,25 +370,22 @@ class World(RuleBasedStateMachine):
         if not hasattr(self, "job"):
             return
         coordinator = self.job.coordinator
-        assert set(self.triggered) - set(self.ended) == set(coordinator.pending_ids)
+        assert set(self.triggered) - set(self.ended) == set(coordinator._pending)
         counts = coordinator.statistics.counts
-        assert counts.in_progress == len(coordinator.pending_ids)
+        assert counts.in_progress == len(coordinator._pending)
         assert counts.completed == sum(how == "complete" for how in self.ended.values())
         assert counts.failed == sum(how == "aborted" for how in self.ended.values())
         assert counts.total == len(self.triggered)
-        for checkpoint in coordinator.retained:
+        for checkpoint in coordinator._retention.checkpoints:
             assert set(files_of(checkpoint.subtasks.values())) <= self.files
 
     def teardown(self) -> None:
         if not hasattr(self, "job"):
             return
-        self.carry_out(self.job.shutdown(discard=True))
+        self.carry_out(self.job.shutdown())
         for checkpoint_id in list(self.storing):
             self.store_one(checkpoint_id, True, True)
         assert self.answered == self.asked
-        assert all(
-            checkpoint.kind.is_savepoint or self.foreign for checkpoint in self.metadata.values()
-        )
         referred = {
             name
             for checkpoint in self.metadata.values()

@@ -200,7 +200,7 @@ def test_probe_left_in_the_queue_of_one_run_does_not_double_those_of_the_next(
 ) -> None:
     async def main(loop: Loop) -> None:
         def action(controller: MailboxProcessor) -> None:
-            if controller.is_default_action_available:
+            if controller._suspension is None:
                 controller.suspend_default_action("input")
 
         processor = MailboxProcessor(action, on_slow=lambda *_: None)

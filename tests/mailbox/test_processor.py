@@ -264,7 +264,7 @@ class TestSuspension:
     async def test_only_the_owner_suspends(self) -> None:
         processor = MailboxProcessor(suspend_for_ever)
         task = asyncio.create_task(processor.run_loop())
-        await until(lambda: not processor.is_default_action_available)
+        await until(lambda: processor._suspension is not None)
         with pytest.raises(RuntimeError, match="for the owner"):
             processor.suspend_default_action()
         processor.suspend()
@@ -289,13 +289,13 @@ class TestSuspension:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert action.count == 2
-        assert not processor.is_default_action_available
+        assert processor._suspension is not None
         processor.resume_default_action(
             suspensions[0]
         )  # As a second thread does that raced with the first.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not processor.is_default_action_available
+        assert processor._suspension is not None
         suspensions[1].resume()
         await task
         assert action.count == 3
@@ -304,7 +304,7 @@ class TestSuspension:
         def action(controller: MailboxProcessor) -> None:
             suspension = controller.suspend_default_action()
             suspension.resume()
-            assert controller.is_default_action_available
+            assert controller._suspension is None
             assert not controller.mailbox.has_mail
             controller.suspend()
 
@@ -452,7 +452,7 @@ class TestControl:
         """A8.3"""
         processor = MailboxProcessor(suspend_for_ever)
         task = asyncio.create_task(processor.run_loop())
-        await until(lambda: not processor.is_default_action_available)
+        await until(lambda: processor._suspension is not None)
         error = ValueError("reported")
         processor.report_throwable(error)
         with pytest.raises(ValueError, match="reported") as caught:
@@ -500,7 +500,7 @@ class TestControl:
         processor = MailboxProcessor(suspend_for_ever)
         thread = threading.Thread(target=processor.suspend)
         task = asyncio.create_task(processor.run_loop())
-        await until(lambda: not processor.is_default_action_available)
+        await until(lambda: processor._suspension is not None)
         thread.start()
         async with asyncio.timeout(60):
             await task
@@ -511,7 +511,7 @@ class TestControl:
     ) -> None:
         processor = MailboxProcessor(suspend_for_ever)
         task = asyncio.create_task(processor.run_loop())
-        await until(lambda: not processor.is_default_action_available)
+        await until(lambda: processor._suspension is not None)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

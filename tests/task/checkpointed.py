@@ -171,7 +171,7 @@ class _LedgerWriter:
 
 def _is_parked(task: StreamTask) -> bool:
     return (
-        not task._processor.is_default_action_available and not task._processor.mailbox.has_mail
+        task._processor._suspension is not None and not task._processor.mailbox.has_mail
     )  # No other task asks.
 
 

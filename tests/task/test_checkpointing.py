@@ -130,7 +130,7 @@ async def test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_e
 async def test_a_trigger_is_served_at_once_while_the_task_waits_for_input() -> None:
     """F1.5."""
     async with (running := Checked(factories([]))):
-        await until(lambda: not running.task._processor.is_default_action_available)  # Parked.
+        await until(lambda: running.task._processor._suspension is not None)  # Parked.
         running.trigger(1)
         await running.acknowledged(1)
 
