@@ -156,8 +156,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a worker that is killed while it starts ends the job",
         "aioflow/cluster/cluster_job.py",
-        "        self._early_loss = None\n        self._fail_waiting(loss)\n",
-        "        self._early_loss = None\n        self.job_master.fail(loss)\n",
+        "        self._fail_waiting(loss)\n",
+        "        self.job_master.fail(loss)\n",
         (
             "tests/integration/test_killed_while_starting.py::"
             "test_with_checkpoints_a_worker_that_is_killed_while_it_starts_is_replaced_by_default",
