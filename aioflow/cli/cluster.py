@@ -141,13 +141,15 @@ def add_commands(commands: Any) -> None:
         "start", help="start a JobManager and TaskManagers in the background"
     )
     start.add_argument(
-        "--workers", type=count, default=1, metavar="N", help="how many TaskManagers (1)"
+        "--workers",
+        type=count,
+        metavar="N",
+        help="how many TaskManagers (one a processor; with --slots 1)",
     )
     start.add_argument(
         "--slots",
         type=positive,
-        default=os.cpu_count() or 1,
-        help="slots of each (one a processor)",
+        help="slots of each, which share its process (1; with --workers one a processor)",
     )
     start.add_argument(
         "--port", type=port, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port"
@@ -300,6 +302,7 @@ def _start(arguments: argparse.Namespace) -> int:
             "it first"
         )
     monitoring = monitor_arguments(arguments)
+    arguments.workers, arguments.slots = shape_of(arguments.workers, arguments.slots)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data / "address").unlink(missing_ok=True)
     (data / "pids").unlink(missing_ok=True)
@@ -314,6 +317,18 @@ def _start(arguments: argparse.Namespace) -> int:
         (data / "pids").unlink(missing_ok=True)
         (data / "address").unlink(missing_ok=True)
         raise
+
+
+def shape_of(workers: int | None, slots: int | None) -> tuple[int, int]:
+    """Returns how many TaskManagers are started, and the slots of each. None: not given.
+
+    By default each processor has a process with one slot. So the jobs use all processors, and a
+    function that blocks its event loop holds up no other job.
+    """
+    processors = os.cpu_count() or 1
+    if workers is None:
+        return (processors, 1) if slots is None else (1, slots)
+    return workers, processors if slots is None else slots
 
 
 def _bring_up(

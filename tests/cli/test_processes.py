@@ -123,3 +123,14 @@ def test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none(
             process.kill()
     assert ended == [-signal.SIGKILL]
     assert not (tmp_path / "cluster" / "pids").exists()
+
+
+@pytest.mark.parametrize(
+    ("workers", "slots", "expected"),
+    [(None, None, (3, 1)), (2, None, (2, 3)), (None, 4, (1, 4)), (2, 4, (2, 4))],
+)
+def test_by_default_each_processor_has_a_process_so_that_jobs_do_not_share_one(
+    workers: int | None, slots: int | None, expected: tuple[int, int], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert cluster.shape_of(workers, slots) == expected
