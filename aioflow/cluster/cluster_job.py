@@ -536,6 +536,9 @@ class ClusterJob:
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self.job_master.end_of_data_reached(attempt)
 
+    def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
+        self.job_master.report_progress(attempt, watermark)
+
     # Reports of TaskManagers.
 
     def offered(
@@ -625,7 +628,7 @@ class ClusterJob:
 
     def on_progress(self, token: int, key: AttemptKey, watermark: int) -> None:
         if token == self.token and not self._over:
-            self.job_master.report_progress(ExecutionAttemptId(*key), watermark)
+            self.report_progress(ExecutionAttemptId(*key), watermark)
 
     def slot_freed(self, worker_id: str, allocation_id: str) -> None:
         if not self._over:

@@ -99,7 +99,7 @@ class PlacedTasks:
     def limit_source(self, attempt: ExecutionAttemptId, watermark: int) -> None:
         worker_id = self.placed.get(attempt)
         if worker_id == SUBMITTER and self.here is not None:
-            self.here.executor.limit_source(attempt, watermark)
+            self.here.limit_source(attempt, watermark)
         elif worker_id is not None:
             self.peers.ask(worker_id, "limit_source", attempt_key(attempt), watermark)
 
