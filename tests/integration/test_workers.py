@@ -484,6 +484,26 @@ async def test_sources_in_workers_wait_for_the_input_that_is_read_first() -> Non
     assert rows.index("event") >= 100
 
 
+async def test_a_source_of_the_program_waits_for_an_input_that_is_read_first_in_workers() -> None:
+    """C3.3"""
+
+    async def rules() -> AsyncIterator[str]:
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+            yield "rule"
+
+    flow = af.Flow("first", parallelism=2)
+    first, pushed = flow.source(rules), flow.source(af.io.push())
+    got: list[str] = []
+    both = pushed.rebalance().connect(first.broadcast(), read_first="right")
+    both.map(str, str).sink(got.append)
+    async with flow.run(workers=2) as job:
+        await job.input(pushed).put_many(["event"] * 10)
+        await eventually(lambda: len(got) == 110)
+        # Each of the two subtasks has its own order.
+        assert got.index("event") >= 50
+
+
 async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> None:
     flow = af.Flow("killed", parallelism=2)
     stream = flow.source(numbers(100_000)).rebalance().map(pause)
