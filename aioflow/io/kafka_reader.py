@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 class KafkaReader(GroupReader):
     """A reader of all partitions of a subtask. It uses one consumer, which reconnects by itself."""
+
+    holds_splits = True
 
     def __init__(self, ctx: SourceContext, config: KafkaTopics[Any]) -> None:
         super().__init__(ctx, _decoder_of(config), config.on_error, config.group)
@@ -103,8 +106,16 @@ class KafkaReader(GroupReader):
                 )  # This call opens the connections.
             if self.untold:
                 await self._tell(consumer)
+            # Without partitions it reads all.
+            some = [one for one, split_id in reads.items() if split_id not in self.held]
+            if not some:
+                await asyncio.sleep(WAIT_MS / 1000)
+                continue
+            some = some if self.held else []
             try:
-                fetched = await consumer.getmany(timeout_ms=WAIT_MS, max_records=PAGE_RECORDS)
+                fetched = await consumer.getmany(
+                    *some, timeout_ms=WAIT_MS, max_records=PAGE_RECORDS
+                )
             except OffsetOutOfRangeError as error:
                 raise StateError(
                     f"{self._config!r}: what follows the offsets that were read is not there any "

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
@@ -347,6 +347,11 @@ class StreamReader(BaseReader[Any]):
         self._positions: dict[str, Any] = {}
         self._chunks: deque[_Chunk] = deque()
         self._buffered = 0
+        self.held: frozenset[str] = frozenset()
+        """Splits whose messages are not polled now, and not counted in the buffer.
+
+        A subclass that `holds_splits` puts no more of them.
+        """
         self._pump = ReadAhead(ctx.host, type(self).__name__)
 
     async def run(self) -> None:
@@ -366,7 +371,8 @@ class StreamReader(BaseReader[Any]):
         `last` means that the split has been read to its end.
         """
         self._chunks.append(_Chunk(split_id, messages, last))
-        self._buffered += len(messages)
+        if split_id not in self.held:
+            self._buffered += len(messages)
         await self._pump.added(lambda: self._buffered >= self._capacity)
 
     async def open(self, splits: Sequence[Split]) -> None:
@@ -380,9 +386,13 @@ class StreamReader(BaseReader[Any]):
     def poll_batch(self, max_records: int) -> list[Any] | None:
         while self._chunks:
             chunk = self._chunks[0]
+            if self.held and chunk.split_id in self.held:
+                others = (one for one in self._chunks if one.split_id not in self.held)
+                if (chunk := next(others, chunk)).split_id in self.held:
+                    break
             values = self._take(chunk, max_records)
             if chunk.next == len(chunk.messages):
-                self._chunks.popleft()
+                self._chunks.remove(chunk)  # The first one of its split, so it is found at once.
                 if chunk.last:
                     self.finished_splits.add(chunk.split_id)
             if values:
@@ -419,8 +429,14 @@ class StreamReader(BaseReader[Any]):
         self.timestamps = timestamps
         return values
 
+    def hold(self, splits: Collection[str]) -> None:
+        self.held = frozenset(splits)
+        left = (one for one in self._chunks if one.split_id not in self.held)
+        self._buffered = sum(len(one.messages) - one.next for one in left)
+        self._pump.taken()
+
     async def wait(self) -> None:
-        if not self._chunks:
+        if all(one.split_id in self.held for one in self._chunks):
             await self._pump.wait()
 
     @property

@@ -144,6 +144,8 @@ class BaseReader(SourceReader[T_co]):
     """Whether splits are read one after the other, so that a split without records is not idle."""
     drains: bool = False
     """Whether the reader has promised to deliver the elements that it accepted."""
+    holds_splits: bool = False
+    """Whether `hold` leaves splits unread while others are read."""
 
     if TYPE_CHECKING:  # An attribute, or a property of a subclass.
 
@@ -158,6 +160,12 @@ class BaseReader(SourceReader[T_co]):
 
     def stop(self) -> None:
         """Accepts no more elements. A reader that `drains` is then read until `finished`."""
+
+    def hold(self, splits: Collection[str], /) -> None:
+        """Returns no records of `splits` from now on, until the next call.
+
+        These splits are ahead of others in event time. Called only if `holds_splits`.
+        """
 
     def checkpoint(self, checkpoint_id: int, /) -> None:
         """Handles that the positions for a checkpoint have been determined, between two polls.
@@ -207,6 +215,7 @@ class _CompletedReader(BaseReader[Any]):
         self.columnar = bool(getattr(reader, "columnar", False))
         self.one_at_a_time = bool(getattr(reader, "one_at_a_time", False))
         self.drains = hasattr(reader, "stop")
+        self.holds_splits = hasattr(reader, "hold")
 
     async def open(self, splits: Sequence[Split]) -> None:
         await self._reader.open(splits)
@@ -246,6 +255,9 @@ class _CompletedReader(BaseReader[Any]):
     def stop(self) -> None:
         if self.drains:
             self._reader.stop()
+
+    def hold(self, splits: Collection[str], /) -> None:
+        self._reader.hold(splits)
 
     def checkpoint(self, checkpoint_id: int, /) -> None:
         if (hook := getattr(self._reader, "checkpoint", None)) is not None:

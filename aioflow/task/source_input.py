@@ -105,6 +105,8 @@ class SourceInput:
         self._is_held = waits
         """Whether the source may be held back: checked at each poll."""
         self._report = report
+        self._held: dict[str, None] = {}
+        """Splits that are not read because they are above the limit."""
         self._waiting: asyncio.Task[None] | None = None
         idle_after_ms = None if strategy is None else strategy.idle_after_ms
         self._idleness = None if idle_after_ms is None else IdlenessTimer(idle_after_ms)
@@ -141,7 +143,18 @@ class SourceInput:
         """Lets the source begin, and read while its event time is at most `watermark`."""
         self._waits, self._limit = False, watermark
         self._is_held = watermark != MAX_WATERMARK
+        if self._held:
+            held = [one for one in self._held if self._times.of(one) > watermark]
+            self._hold(dict.fromkeys(held))
         self.availability.set_available()
+
+    def _hold_if_ahead(self, split_id: str | None) -> None:
+        if split_id is not None and self._times.of(split_id) > self._limit:
+            self._hold({**self._held, split_id: None})
+
+    def _hold(self, splits: dict[str, None]) -> None:
+        self._held = splits
+        self._reader.hold(splits.keys())
 
     def _report_progress(self, _timestamp_ms: int) -> None:
         """Reports the event time, and again after the time of the strategy."""
@@ -262,6 +275,8 @@ class SourceInput:
                 spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / share
             )
             self._consumer.on_batch(batch, 0)
+            if self._is_held and reader.holds_splits:
+                self._hold_if_ahead(reader.current_split)
             return InputStatus.MORE_AVAILABLE
         if self._is_finished:
             if self._stopped is not None or not self._discovers:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import DescribeConfigsResponse_v1
 from aiokafka.protocol.commit import (
@@ -25,8 +25,10 @@ from aiokafka.structs import OffsetAndMetadata
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
 from aioflow.io.kafka_client import KafkaRecord
+from aioflow.io.kafka_reader import PAGE_RECORDS
 from aioflow.io.kafka_topics import kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
+from tests.integration.processes import eventually
 from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
 from tests.io.servers import KafkaCluster, kafka_cluster, produced
 
@@ -408,6 +410,39 @@ async def test_partitions_without_records_hold_event_time_back_for_a_while_only(
         await produced(cluster, name, [(1, b'{"n":%d}' % number)])
         number += 1
     assert await closed == [(start, 1) for start in range(0, 40_000, 10_000)]
+
+
+async def test_a_partition_that_is_ahead_waits_for_one_that_is_behind(
+    cluster: KafkaCluster, name: str
+) -> None:
+    """G4.5"""
+    count = 3 * PAGE_RECORDS
+    far = b"1000000000"
+    await produced(cluster, name, [(0, b"0"), (1, b"0"), (2, far), (3, far)])
+    producer = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap)
+    await producer.start()
+    times: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
+    aligned = times.with_alignment("partitions", "1s", every="5ms")
+    flow = af.Flow("aligned")
+    rows: list[int] = []
+    flow.source(kafka(cluster.bootstrap, name), watermarks=aligned).sink(rows.append)
+    try:
+        async with flow.run() as job, asyncio.timeout(PATIENCE_S):
+            await eventually(lambda: len(rows) == 4)
+            limits: Any = job._cluster.job_master._limits  # type: ignore[attr-defined]
+            await eventually(lambda: {mark for _, mark in limits._sent.values()} == {999})
+            sent = [
+                await producer.send(name, b"%d" % (n * 1_000), partition=0) for n in range(1, count)
+            ]
+            for one in sent:
+                await one
+            await eventually(lambda: len(rows) > 4)
+            await asyncio.sleep(0.2)  # Time in which the rest would come.
+            assert len(rows) <= 4 + PAGE_RECORDS
+            await producer.send_and_wait(name, b"%d" % (count * 1_000), partition=1)
+            await eventually(lambda: len(rows) == count + 4)
+    finally:
+        await producer.stop()
 
 
 async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(

@@ -5,7 +5,7 @@ fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from typing import Any
 
 import pytest
@@ -68,6 +68,17 @@ class Reader:
         self.closed += 1
 
 
+class Holding(Reader):
+    """Keeps what it was told to hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[list[str]] = []
+
+    def hold(self, splits: Collection[str]) -> None:
+        self.held.append(list(splits))
+
+
 class Timer:
     def __init__(self, at_ms: int, callback: Callable[[int], None]) -> None:
         self.at_ms, self.callback, self.cancelled = at_ms, callback, False
@@ -84,10 +95,11 @@ class World:
         group: OrderedTaskGroup,
         strategy: WatermarkStrategy[Any] | None = None,
         splits: str = "a",
+        reader: Reader | None = None,
         **options: bool,
     ) -> None:
         self.group = group
-        self.reader = Reader()
+        self.reader = reader or Reader()
         self.now_ms = 0
         self.perf = 0
         self.cost_ns = 0
@@ -499,6 +511,25 @@ async def test_a_source_above_its_limit_is_not_polled(group: OrderedTaskGroup) -
     assert world.input.emit_next(10) is InputStatus.MORE_AVAILABLE
     assert world.got[-1].values == [150]  # type: ignore[union-attr]
     assert True not in world.got
+
+
+async def test_a_split_above_the_limit_is_held_until_the_limit_rises(
+    group: OrderedTaskGroup,
+) -> None:
+    """G4.5"""
+    reader = Holding()
+    held = reader.held
+    world = await opened(group, BY_VALUE, "ab", reader, unbounded=True)
+    world.poll(200, split="a")
+    assert held == []
+    world.input.limit(100)
+    world.poll(201, split="a")
+    world.poll(50, split="b")
+    assert held == [["a"]]
+    world.input.limit(150)
+    assert held == [["a"], ["a"]]
+    world.input.limit(200)
+    assert held[-1] == []
 
 
 async def test_a_source_that_waits_is_not_polled_and_can_be_stopped(
