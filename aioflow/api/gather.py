@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -196,7 +195,7 @@ class RowStream(Generic[T]):
                 await self._job.wait()  # Raises the job's error after its last row.
                 return
             self._arrived.set_unavailable()
-            await asyncio.shield(self._arrived.get_available_future())
+            await self._arrived.get_available_future()
 
     def _wake(self) -> None:
         self._arrived.set_available()

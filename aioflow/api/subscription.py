@@ -4,7 +4,6 @@ the job down, and ends when the job ends.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar
 
@@ -172,7 +171,7 @@ class Subscription(Generic[T]):
                     await self._job.wait()
                 raise StopAsyncIteration
             self._arrived.set_unavailable()
-            await asyncio.shield(self._arrived.get_available_future())
+            await self._arrived.get_available_future()
 
     def wake(self) -> None:
         """Wakes every reader, which then checks for rows and for the end."""

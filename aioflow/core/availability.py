@@ -1,15 +1,16 @@
 """Level-triggered availability of input, or of room in the output.
 
 The design follows Flink's AvailabilityProvider. A provider is available or not. A caller that finds
-it unavailable may request the one future that completes when it becomes available again. The hot
-path reads `is_available`, a plain attribute, and touches no future at all. Spurious wake-ups are
-allowed, lost ones never: a waiter checks again after each wake-up.
+it unavailable may request a future of its own, which completes when the provider becomes available
+again. The hot path reads `is_available`, a plain attribute, and touches no future at all. Spurious
+wake-ups are allowed, lost ones never: a waiter checks again after each wake-up.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 __all__ = ["AVAILABLE", "Availability", "all_of"]
 
@@ -17,19 +18,15 @@ __all__ = ["AVAILABLE", "Availability", "all_of"]
 class Availability:
     """A flag, with a future that waiters can await while the flag is down."""
 
-    __slots__ = ("_callbacks", "_future", "is_available")
+    __slots__ = ("_callbacks", "is_available")
 
     def __init__(self, available: bool = False) -> None:
         self.is_available = available
-        self._future: asyncio.Future[None] | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     def set_available(self) -> None:
         """Raises the flag and wakes all waiters. Idempotent."""
         self.is_available = True
-        future, self._future = self._future, None
-        if future is not None and not future.done():
-            future.set_result(None)
         if self._callbacks:
             callbacks, self._callbacks = self._callbacks, []
             for callback in callbacks:
@@ -43,17 +40,22 @@ class Availability:
         self.is_available = False
 
     def get_available_future(self) -> asyncio.Future[None]:
-        """Returns the future that completes when available, the same one until then.
+        """Returns a future that completes when available. Each caller gets its own, and may cancel
+        it.
 
         Must be called on the loop.
         """
-        if self._future is None or self._future.cancelled():
-            self._future = asyncio.get_running_loop().create_future()
-            if self.is_available:
-                done, self._future = self._future, None
-                done.set_result(None)
-                return done
-        return self._future
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        wake = partial(_complete, future)
+        self.on_available(wake)
+        if not future.done():
+            future.add_done_callback(lambda _: self._withdraw(wake))
+        return future
+
+    def _withdraw(self, callback: Callable[[], None]) -> None:
+        """Forgets the callback of a future that its waiter has cancelled."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
 
     def on_available(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once, synchronously, when the flag is raised; at once if it is up."""
@@ -61,6 +63,11 @@ class Availability:
             callback()
         else:
             self._callbacks.append(callback)
+
+
+def _complete(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 AVAILABLE = Availability(available=True)

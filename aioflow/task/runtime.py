@@ -113,13 +113,34 @@ class SubtaskSettings:
     """Whether to detect functions that change shared values."""
 
 
+class _Watch:
+    """Calls `wake` each time that a watched availability is up.
+
+    An availability that is watched already is not watched twice, so callbacks do not pile up.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._watched: list[Availability] = []
+
+    def add(self, availability: Availability) -> None:
+        """Watches `availability` until it is up once."""
+        if availability not in self._watched:
+            self._watched.append(availability)
+            availability.on_available(partial(self._on_available, availability))
+
+    def _on_available(self, availability: Availability) -> None:
+        self._watched.remove(availability)
+        self._wake()
+
+
 class Parking:
     """Suspends the default action of a mailbox loop until there is something to do."""
 
     def __init__(self, processor: MailboxProcessor) -> None:
         self._processor = processor
         self._suspension: Suspension | None = None
-        self._watched: list[Availability] = []
+        self._watch = _Watch(self.resume)
 
     @property
     def reason(self) -> str | None:
@@ -130,26 +151,17 @@ class Parking:
         """Suspends the default action until `until` is up, or `resume` is called."""
         self._suspension = self._processor.suspend_default_action(reason)
         if until is not None:
-            self.watch(until)
+            self._watch.add(until)
+
+    def watch(self, availability: Availability) -> None:
+        """Resumes the default action once when `availability` is up."""
+        self._watch.add(availability)
 
     def resume(self) -> None:
         """Lets the default action run again; no effect if it is not suspended."""
         suspension, self._suspension = self._suspension, None
         if suspension is not None:
             suspension.resume()
-
-    def watch(self, availability: Availability) -> None:
-        """Resumes the default action once when `availability` is up.
-
-        Repeated calls have no effect meanwhile, so callbacks do not pile up.
-        """
-        if availability not in self._watched:
-            self._watched.append(availability)
-            availability.on_available(partial(self._on_available, availability))
-
-    def _on_available(self, availability: Availability) -> None:
-        self._watched.remove(availability)
-        self.resume()
 
 
 class OperatorRuntime:
@@ -461,7 +473,7 @@ class Drive:
         self._executor = processor.executor(-1)
         self._runtimes = runtimes
         self._make_room = make_room
-        self._watched: list[Availability] = []
+        self._watch = _Watch(partial(self._executor.execute, _nothing, "availability changed"))
 
     async def work_off(self) -> None:
         """Runs mail and chains until nothing waits; async functions may still be busy."""
@@ -495,19 +507,13 @@ class Drive:
 
     async def wait_for(self, availability: Availability) -> None:
         """Runs mail until `availability` is up, or any mail came. Raises what the mail raised."""
-        if availability not in self._watched:
-            self._watched.append(availability)
-            availability.on_available(partial(self._on_available, availability))
+        self._watch.add(availability)
         try:
             await self._executor.yield_()
         except MailboxError as error:
             if error.__cause__ is None:
                 raise
             raise error.__cause__ from None
-
-    def _on_available(self, availability: Availability) -> None:
-        self._watched.remove(availability)
-        self._executor.execute(_nothing, "availability changed")
 
 
 def _nothing() -> None:

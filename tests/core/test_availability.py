@@ -20,7 +20,7 @@ async def test_the_future_of_what_is_available_is_done() -> None:
     assert AVAILABLE.get_available_future().done()
 
 
-async def test_a_reset_gives_a_new_pending_future_and_a_second_reset_the_same() -> None:
+async def test_a_reset_gives_a_pending_future() -> None:
     """C1.1"""
     availability = Availability(available=True)
     before = availability.get_available_future()
@@ -29,9 +29,33 @@ async def test_a_reset_gives_a_new_pending_future_and_a_second_reset_the_same() 
     assert future is not before
     assert not future.done()
     availability.set_unavailable()
-    assert availability.get_available_future() is future
+    assert not future.done()
     availability.set_available()
     assert future.done()
+
+
+async def test_cancelling_one_waiter_leaves_the_others_waiting() -> None:
+    availability = Availability()
+    cancelled, waiting = (
+        asyncio.ensure_future(asyncio.wait_for(availability.get_available_future(), 60))
+        for _ in range(2)
+    )
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert cancelled.cancelled()
+    assert not waiting.done()
+    availability.set_available()
+    await waiting
+
+
+async def test_cancelled_waiters_leave_nothing_behind() -> None:
+    availability = Availability()
+    for _ in range(10):
+        availability.get_available_future().cancel()
+    await asyncio.sleep(0)
+    assert availability._callbacks == []
 
 
 async def test_returned_future_completes_even_if_the_flag_falls_again_at_once() -> None:

@@ -460,7 +460,7 @@ async def test_watches_do_not_pile_up_while_mail_wakes_the_task_again_and_again(
     for _ in range(200):
         bench.task._runtime.emit_from(0, RecordBatch([1]))
         await until(lambda: bench.task._runtime.parking.reason is not None)
-    assert len(bench.task._runtime.parking._watched) == 1
+    assert len(bench.task._runtime.parking._watch._watched) == 1
     assert len(bench.task._loop.input.availability._callbacks) == 1
     bench.feed.give(None)
     await runner
