@@ -36,13 +36,8 @@ EXCEPTIONS = {
 
 STILL_TO_DECIDE = frozenset(
     [
-        "cluster.heartbeat.HeartbeatMonitor.is_suspected",
-        "cluster.heartbeat.HeartbeatMonitor.send_failed",
-        "cluster.heartbeat.HeartbeatMonitor.send_succeeded",
         "cluster.resource_manager.SlotManager.slots_free",
-        "cluster.scheduler.SlotScheduler.declare_again",
         "cluster.scheduler.SlotScheduler.slot_of",
-        "cluster.slots.TaskSlotTable.offer_failed",
         "cluster.slots.TaskSlotTable.tasks_of",
         "network.buffers.NetworkBufferPool.pool_count",
         "network.buffers.NetworkBufferPool.recycle_unpooled",
