@@ -141,17 +141,17 @@ class Workers(InFolder):
         await self._running.__aexit__(*exc_info)
 
     async def kill(self, kind: str, chance: random.Random) -> None:
-        os.kill(chance.choice(self._pool.open).pid, signal.SIGKILL)
+        os.kill(chance.choice(self._open()).pid, signal.SIGKILL)
 
     async def ready(self) -> None:
-        await until(lambda: len(self._pool.open) == 2, "both workers run")
+        await until(lambda: len(self._open()) == 2, "both workers run")
 
     async def end(self) -> None:
         await self._job.wait()
 
-    @property
-    def _pool(self) -> Any:
-        return self._job._cluster.processes  # type: ignore[union-attr]
+    def _open(self) -> list[Any]:
+        known: dict[str, Any] = self._job._cluster.processes.known  # type: ignore[union-attr]
+        return [one for one in known.values() if one.registered.done() and one.loss is None]
 
 
 class Processes:

@@ -125,7 +125,8 @@ class WorkerProcesses:
         self._heartbeat = heartbeat
         self._start_failed = start_failed
         self._lose = lose
-        self._known: dict[str, WorkerProcess] = {}
+        self.known: dict[str, WorkerProcess] = {}
+        """Workers by id, oldest first, also those that are lost."""
         self._numbers = itertools.count(1)
         self._lives: dict[asyncio.Task[None], WorkerProcess] = {}
         self._closing = False
@@ -135,7 +136,7 @@ class WorkerProcesses:
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
         for _ in range(0 if self._closing else count):
             worker = WorkerProcess(f"worker-{next(self._numbers)}")
-            self._known[worker.id] = worker
+            self.known[worker.id] = worker
             life = asyncio.get_running_loop().create_task(
                 self._live(worker, failed), name=f"process of {worker.id}"
             )
@@ -143,12 +144,12 @@ class WorkerProcesses:
             life.add_done_callback(self._lives.pop)
 
     def registered(self, worker_id: str) -> None:
-        worker = self._known.get(worker_id)
+        worker = self.known.get(worker_id)
         if worker is not None and not worker.registered.done():
             worker.registered.set_result(None)
 
     def lost(self, worker_id: str, reason: str) -> Broken | None:
-        worker = self._known.get(worker_id)
+        worker = self.known.get(worker_id)
         return None if worker is None else worker.lose(reason)
 
     def begin_closing(self) -> None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-__all__ = ["alive", "eventually", "has_taken"]
+if TYPE_CHECKING:
+    import aioflow as af
+    from aioflow.cluster.embedded import EmbeddedCluster
+    from aioflow.cluster.worker_processes import WorkerProcess
+
+__all__ = ["alive", "eventually", "has_taken", "open_workers"]
 
 
 async def eventually(condition: Callable[[], bool], *, within_s: float = 120.0) -> None:
@@ -33,3 +39,9 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def open_workers(job: af.Job) -> list[WorkerProcess]:
+    """The workers of a job that have registered and are not lost, oldest first."""
+    known = cast("EmbeddedCluster", job._cluster).processes.known.values()
+    return [worker for worker in known if worker.registered.done() and worker.loss is None]

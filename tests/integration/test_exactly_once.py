@@ -18,7 +18,7 @@ import aioflow as af
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from tests.integration.clusters import Cluster, aioflow, until
 from tests.integration.exactly_once_flows import committed, counted, mistakes
-from tests.integration.processes import eventually
+from tests.integration.processes import eventually, open_workers
 
 ROOT = Path(__file__).parents[2]
 FLOW = f"{Path(__file__).parent / 'exactly_once_flows.py'}:from_environment"
@@ -40,7 +40,7 @@ async def next_checkpoint(job: af.Job) -> int:
 
 
 def pids(job: af.Job) -> list[int]:
-    return [worker.pid for worker in job._cluster.processes.open]  # type: ignore[union-attr]
+    return [worker.pid for worker in open_workers(job)]
 
 
 @pytest.fixture

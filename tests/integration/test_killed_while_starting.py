@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.cluster.worker_processes import WorkerProcesses
 from tests.integration.clusters import FLOWS, Cluster, aioflow
+from tests.integration.processes import open_workers
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -231,10 +231,9 @@ async def test_replacements_that_are_killed_while_they_start_are_replaced_too(
         while not rows:
             await asyncio.sleep(0.01)
         killer.kill(STAGES["exec"], times=3)
-        pool: WorkerProcesses = job._cluster.processes
-        (worker,) = pool.open
+        (worker,) = open_workers(job)
         os.kill(worker.pid, signal.SIGKILL)
-        while killer.killed < 3 or len(pool.open) < 1 or job.status is not af.JobStatus.RUNNING:
+        while killer.killed < 3 or not open_workers(job) or job.status is not af.JobStatus.RUNNING:
             await asyncio.sleep(0.01)
         await job.stop()
 

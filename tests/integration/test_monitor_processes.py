@@ -14,6 +14,7 @@ import pytest
 
 import aioflow as af
 from tests.integration.clusters import Cluster
+from tests.integration.processes import open_workers
 from tests.monitoring.watching import PATIENCE_S, Client, check, watched
 
 
@@ -117,8 +118,7 @@ async def test_lost_worker_is_reported_and_hides_no_other() -> None:
     ) as client:
         workers: Any = await worker_ids(client)
         # The process is to be ended as the machine would.
-        pool = client.job._cluster.processes  # type: ignore[attr-defined]
-        lost = next(worker for worker in pool.open if worker.id == workers[0])
+        lost = next(worker for worker in open_workers(client.job) if worker.id == workers[0])
         lost.process.kill()
         async with asyncio.timeout(PATIENCE_S):
             while (await client.ask(f"/aioflow/asyncio?taskmanager={lost.id}"))[0] not in (

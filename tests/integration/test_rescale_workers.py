@@ -35,7 +35,7 @@ def processes_of(job: af.Job) -> WorkerProcesses:
 
 
 def open_pids(job: af.Job) -> list[int]:
-    known = processes_of(job)._known.values()
+    known = processes_of(job).known.values()
     return [worker.pid for worker in known if worker.pid and alive(worker.pid)]
 
 

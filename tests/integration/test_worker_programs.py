@@ -354,7 +354,8 @@ def build(function):
     return flow, seen
 
 def pids(job):
-    return " ".join(str(worker.pid) for worker in job._cluster.processes.open)
+    known = job._cluster.processes.known.values()
+    return " ".join(str(worker.pid) for worker in known if worker.registered.done())
 """
 
 SERVICE = (

@@ -27,8 +27,7 @@ import aioflow as af
 from aioflow.cluster.collector import COLLECTED_AFTER
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.rpc import RpcConnection
-from aioflow.cluster.worker_processes import WorkerProcesses
-from tests.integration.processes import alive, eventually
+from tests.integration.processes import alive, eventually, open_workers
 
 if TYPE_CHECKING:
     from aioflow.cluster.embedded import EmbeddedCluster
@@ -60,12 +59,8 @@ class Refused(Exception):
     """An error of user code with arguments."""
 
 
-def workers_of(job: af.Job) -> WorkerProcesses:
-    return cast("EmbeddedCluster", job._cluster).processes
-
-
 def pids(job: af.Job) -> list[int]:
-    return [worker.pid for worker in workers_of(job)._lives.values()]
+    return [worker.pid for worker in open_workers(job)]
 
 
 # Results.
@@ -417,7 +412,8 @@ async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_rig
         killed.touch()
         result = await job.wait()
         assert result.restarts == 1
-        after = [worker.pid for worker in workers_of(job)._known.values()]
+        known = cast("EmbeddedCluster", job._cluster).processes.known
+        after = [worker.pid for worker in known.values()]
 
     best: dict[int, int] = {}
     for key, n in got:
@@ -527,9 +523,9 @@ async def test_a_worker_that_sleeps_is_given_up_and_fenced_and_the_job_goes_on_w
     async with flow.run(workers=2, restart=af.fixed_delay(3, "0s"), heartbeat=QUICK) as job:
         await job.input(events).put_many(range(100))
         await eventually(lambda: len(got) == 100)
-        sleeper = next(iter(workers_of(job)._lives.values()))
+        sleeper = open_workers(job)[0]
         os.kill(sleeper.pid, signal.SIGSTOP)
-        await eventually(lambda: not sleeper.is_open)
+        await eventually(lambda: sleeper.loss is not None)
         assert "no sign of life for 4 s" in str(sleeper.loss)
         await eventually(lambda: not alive(sleeper.pid))
         await eventually(lambda: job.status == "RUNNING" and len(got) == 200)
