@@ -188,7 +188,7 @@ class WorkerProcesses:
             logger.warning("%s", worker.loss)
             self._start_failed(worker.loss)
             failed()
-        del self._known[worker.id]
+        del self.known[worker.id]
 
     async def _exec(self, worker: WorkerProcess) -> Process:
         # -P: the working directory is only on the path if it is on this process's path.
