@@ -231,6 +231,10 @@ class BuiltIn(FoldingAggregate):
 
     name = ""
     argument = "fn"
+    reads_one = False
+    """Whether it reads nothing of an element but the result of `fn`."""
+    has_column_form = False
+    """Whether `columns.kernels` has a `LeafKind` of its name."""
 
     def __init__(self, fn: Selector, where: Selector) -> None:
         self.fn = as_selector(fn, self.name, self.argument)
@@ -260,6 +264,7 @@ class Count(BuiltIn):
     """Implements `count`. The accumulator is an int."""
 
     name = "count"
+    has_column_form = True
     initial = "0"
     regroups = True
 
@@ -286,6 +291,8 @@ class Sum(BuiltIn):
     """Implements `sum`. The accumulator is a number, 0 at first."""
 
     name = "sum"
+    reads_one = True
+    has_column_form = True
     initial = "0"
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
@@ -302,6 +309,8 @@ class Min(BuiltIn):
     """Implements `min`. The accumulator is the least value, None at first."""
 
     name = "min"
+    reads_one = True
+    has_column_form = True
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         # The last test lets any value replace a NaN.
@@ -322,6 +331,8 @@ class Max(BuiltIn):
     """Implements `max`. The accumulator is the greatest value, None at first."""
 
     name = "max"
+    reads_one = True
+    has_column_form = True
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         value = writer.value(self.fn)
@@ -341,6 +352,8 @@ class Mean(BuiltIn):
     """Implements `mean`. The accumulator is [sum, number of values]."""
 
     name = "mean"
+    reads_one = True
+    has_column_form = True
     initial = "[0, 0]"
     in_place = True
 
@@ -366,6 +379,7 @@ class Collect(BuiltIn):
     """Implements `collect`. The accumulator is a list of the values."""
 
     name = "collect"
+    reads_one = True
     initial = "[]"
     in_place = True
 
@@ -455,6 +469,7 @@ class First(BuiltIn):
     """Implements `first`. The accumulator is (value,), at first ()."""
 
     name = "first"
+    reads_one = True
     initial = "()"
     regroups = True
 
@@ -473,6 +488,7 @@ class Last(BuiltIn):
     """Implements `last`. The accumulator is (value,), at first ()."""
 
     name = "last"
+    reads_one = True
     initial = "()"
     regroups = True
 
@@ -493,6 +509,7 @@ class Distinct(BuiltIn):
     """
 
     name = "distinct"
+    reads_one = True
     initial = "set()"
     in_place = True
 

@@ -21,19 +21,7 @@ from aioflow.core.errors import describe_record
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.trees import column_names
 from aioflow.operators.aggregate.folding import FoldingAggregate
-from aioflow.operators.aggregate.functions import (
-    Agg,
-    BuiltIn,
-    Collect,
-    Count,
-    Distinct,
-    First,
-    Last,
-    Max,
-    Mean,
-    Min,
-    Sum,
-)
+from aioflow.operators.aggregate.functions import Agg, BuiltIn, Count
 from aioflow.operators.inlining import body_of
 
 if TYPE_CHECKING:
@@ -49,9 +37,6 @@ __all__ = [
     "why_rows",
 ]
 
-_TAKE_ONE = frozenset((Sum, Mean, Min, Max, First, Last, Collect, Distinct))
-"""Aggregates that read only the result of `fn` for an element."""
-
 
 def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
     """Returns the one function by which `aggregate` reads an element; empty if it only counts.
@@ -64,7 +49,7 @@ def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
         if (
             not isinstance(part, BuiltIn)
             or part.where is not None
-            or not (type(part) is Count or type(part) in _TAKE_ONE)
+            or not (type(part) is Count or part.reads_one)
         ):
             return None
         if type(part) is Count:
@@ -108,20 +93,16 @@ def between_records(values: Sequence[Any], *, taken: bool) -> str:
     return f"between {ends}, taken of records" if taken else f"between records {ends}"
 
 
-_KINDS: dict[type, str] = {Count: "count", Sum: "sum", Mean: "mean", Min: "min", Max: "max"}
-
-
 def why_rows(aggregate: FoldingAggregate) -> str | None:
     """Returns the reason why `aggregate` needs rows, as shown by `explain()`, or None if it can use
     columns.
     """
     for part in _parts(aggregate):
-        if type(part) not in _KINDS:
+        if not isinstance(part, BuiltIn) or not part.has_column_form:
             return (
                 f"{part!r} works on Python values: count sum mean min max of expressions work on "
                 "columns"
             )
-        assert isinstance(part, BuiltIn)
         if type(part) is not Count and not is_expression(part.fn):
             of = "a function" if part.fn is not None else "whole elements"
             return (
@@ -143,7 +124,7 @@ def plan_columns(aggregate: FoldingAggregate) -> Plan:
         fn, where = part.fn, part.where
         leaves.append(
             LeafSpec(
-                LeafKind(_KINDS[type(part)]),
+                LeafKind(part.name),
                 fn if is_expression(fn) else None,
                 where if is_expression(where) else None,
             )
