@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from types import TracebackType
@@ -27,7 +27,6 @@ __all__ = [
     "close_within",
     "end_task",
     "is_asked_to_end",
-    "supervise",
     "switch_interval",
     "wait_all",
     "wait_first",
@@ -253,16 +252,6 @@ class OrderedTaskGroup:
 
 def _ignore(task: asyncio.Task[Any]) -> None:
     _ = task.cancelled() or task.exception()
-
-
-async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Exception], None]) -> None:
-    """Awaits `coro` and passes its error to `report` instead of raising it, so that other tasks of
-    a task group continue.
-    """
-    try:
-        await coro
-    except Exception as error:  # noqa: BLE001  # Handed over whole; `report` judges it.
-        report(error)
 
 
 async def wait_first(

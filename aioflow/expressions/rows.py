@@ -45,8 +45,6 @@ __all__ = [
     "build_function",
     "columns_of",
     "columns_to_function",
-    "columns_to_rows",
-    "compile_filter",
     "compile_predicate",
     "compile_row",
     "compile_rows",
@@ -196,31 +194,6 @@ def compile_rows(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
     one = compile_row(expression)
     return _specialising_batch(
         lambda emitter: f"[{emitter.value(expression)} for row in rows]", (expression,), _map(one)
-    )
-
-
-def compile_filter(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
-    """Returns a function from a list of rows to the rows for which `expression` is True."""
-    one = compile_predicate(expression)
-
-    def slow(rows: list[Any]) -> list[Any]:
-        return list(filter(one.of(rows[0]), rows))
-
-    return _specialising_batch(
-        lambda emitter: f"[row for row in rows if {emitter.condition(expression)}]",
-        (expression,),
-        slow,
-    )
-
-
-def columns_to_rows(columns: Mapping[str, Any]) -> Callable[[list[Any]], list[dict[str, Any]]]:
-    """Returns a function from a list of rows to the list of dicts of `columns`."""
-    fields = {name: ex.as_expression(e) for name, e in columns.items()}
-    one = columns_to_function(fields)
-    return _specialising_batch(
-        lambda emitter: f"[{_dict_source(fields, emitter)} for row in rows]",
-        tuple(fields.values()),
-        _map(one),
     )
 
 

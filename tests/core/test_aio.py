@@ -11,7 +11,6 @@ from aioflow.core.aio import (
     OrderedTaskGroup,
     cancel_and_wait,
     close_within,
-    supervise,
     wait_all,
     wait_first,
 )
@@ -277,25 +276,6 @@ async def test_keyboard_interrupt_of_the_body_comes_out_bare() -> None:
             await asyncio.sleep(0)
             raise KeyboardInterrupt
     assert log == ["child"]
-
-
-async def test_supervised_child_reports_and_its_siblings_live() -> None:
-    reported: list[Exception] = []
-    async with OrderedTaskGroup() as group:
-        group.create_task(supervise(fail(), reported.append))
-        sibling = group.create_task(asyncio.sleep(0.001, "alive"))
-    assert [type(error) for error in reported] == [Boom]
-    assert sibling.result() == "alive"
-
-
-async def test_supervise_lets_a_cancellation_through() -> None:
-    reported: list[Exception] = []
-    task = asyncio.create_task(supervise(asyncio.sleep(3600), reported.append))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert reported == []
 
 
 async def test_wait_first_returns_the_indices_of_all_that_are_done_in_order() -> None:

@@ -23,8 +23,6 @@ from aioflow.expressions.nodes import Binary, Column, Expr, Literal, is_expressi
 from aioflow.expressions.roots import col, lit, when
 from aioflow.expressions.rows import (
     columns_to_function,
-    columns_to_rows,
-    compile_filter,
     compile_predicate,
     compile_row,
     compile_rows,
@@ -66,7 +64,6 @@ def test_table_holds_for_every_form_of_a_compiled_expression(
         "row": lambda: compile_row(e)(row),
         "rows": lambda: compile_rows(e)([row])[0],
         "select": lambda: columns_to_function({"x": e})(row)["x"],
-        "selects": lambda: columns_to_rows({"x": e})([row, row])[1]["x"],
     }
     for name, compute in forms.items():
         if case.error is not None:
@@ -76,7 +73,6 @@ def test_table_holds_for_every_form_of_a_compiled_expression(
             assert same(compute(), case.expected), (name, compute())
     if case.error is None and (case.expected is None or isinstance(case.expected, bool)):
         assert bool(compile_predicate(e)(row)) is (case.expected is True)
-        assert compile_filter(e)([row, row]) == ([row, row] if case.expected is True else [])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -215,9 +211,8 @@ def test_compiled_conditions_equal_a_naive_reading_of_the_tree(
 ) -> None:
     expected = [naive(e, row) for row in rows]
     assert compile_rows(e)(rows) == expected
-    assert compile_filter(e)(rows) == [
-        row for row, truth in zip(rows, expected, strict=True) if truth is True
-    ]
+    holds = compile_predicate(e)
+    assert [bool(holds(row)) for row in rows] == [truth is True for truth in expected]
 
 
 @given(e=st.one_of(NUMBERS, TRUTHS))
@@ -291,7 +286,11 @@ def test_long_chains_compile_and_what_nests_too_deeply_is_refused_at_once() -> N
     assert compile_row(functools.reduce(operator.add, [col.a] * 150))({"a": 2}) == 300
     any_of = functools.reduce(operator.or_, [col.a == i for i in range(300)])
     assert compile_row(any_of)({"a": 299}) is True
-    assert compile_filter(any_of)([{"a": 300}, {"a": None}, {"a": 0}]) == [{"a": 0}]
+    assert [bool(compile_predicate(any_of)({"a": a})) for a in (300, None, 0)] == [
+        False,
+        False,
+        True,
+    ]
     for deep in (
         functools.reduce(operator.add, [col.a] * 3000),
         functools.reduce(lambda e, _: -e, range(250), col.a),
@@ -324,7 +323,6 @@ def test_select_keeps_the_given_order_and_takes_plain_values() -> None:
 
 def test_empty_batch_gives_an_empty_batch() -> None:
     assert compile_rows(col.a)([]) == []
-    assert compile_filter(col.a)([]) == []
 
 
 def test_field_read_twice_is_loaded_once() -> None:
