@@ -126,7 +126,7 @@ class WorkerProcesses:
         self._start_failed = start_failed
         self._lose = lose
         self.known: dict[str, WorkerProcess] = {}
-        """Workers by id, oldest first, also those that are lost."""
+        """Workers by id, oldest first, until their process has ended."""
         self._numbers = itertools.count(1)
         self._lives: dict[asyncio.Task[None], WorkerProcess] = {}
         self._closing = False
