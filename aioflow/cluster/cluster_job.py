@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.completed import CheckpointStats
 from aioflow.checkpoint.metadata import decode_subtask
+from aioflow.cluster.adaptive import AdaptiveParallelism
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
@@ -142,6 +143,12 @@ class ClusterJob:
         self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
         self.fenced_total = 0
         """Dropped reports that were meant for another JobMaster of the job."""
+        self._adaptive = AdaptiveParallelism(
+            self.job_master,
+            self._group,
+            lambda: self._scheduler.slots_held,
+            can_grow=checkpoints is not None and checkpoints.store is not None,
+        )
         self._reserved: asyncio.Future[None] | None = None
         """Done once the slots of a rescaling are there; while one waits for them."""
         self._early_loss: Broken | None = None
@@ -221,6 +228,7 @@ class ClusterJob:
                 return status
             finally:
                 self._over = True
+                self._adaptive.close()
                 self.tasks.peers.ask_all("job_over", self.job_id, self.token)
                 self._publish_now()
                 self._carry_out(self._scheduler.close())
@@ -253,6 +261,9 @@ class ClusterJob:
             needed = slots_needed(graph)
             resources = self.slots_reserved(max(needed, slots_needed(executions.graph)))
         await self.job_master.rescale(graph, resources)
+        self._adaptive.choose()
+        if not self._over:
+            self._carry_out(self._scheduler.reserve(0))
         self._publish()
 
     @asynccontextmanager
@@ -271,7 +282,7 @@ class ClusterJob:
         finally:
             self._reserved = None
             if not self._over:
-                self._carry_out(self._scheduler.reserve(0))
+                self._carry_out(self._scheduler.reserve(self._adaptive.slots_wanted))
 
     @property
     def stopped_with(self) -> str | None:
@@ -332,6 +343,8 @@ class ClusterJob:
         number, instructions = self._scheduler.request(roaming)
         self._requests[number] = batch
         self._carry_out(instructions)
+        if self._reserved is None:
+            self._carry_out(self._scheduler.reserve(self._adaptive.slots_wanted))
         if self._early_loss is not None and number in self._requests:
             self.start_failed(self._early_loss)
             return
@@ -558,6 +571,8 @@ class ClusterJob:
         answer, *rest = self._scheduler.offered(worker_id, offers)
         assert isinstance(answer, OfferAnswer)
         self._carry_out(rest)
+        if answer.accepted:
+            self._adaptive.slots_came()
         return answer.accepted, answer.rejected
 
     def not_opened(self, worker_id: str, error: bytes) -> None:
@@ -643,12 +658,24 @@ class ClusterJob:
         if self.tasks.here is not None and loss is not None and not ran and not self._over:
             self.start_failed(loss)
 
-    def no_resources(self, available: int) -> None:
+    def no_resources(self, available: int) -> bool:
+        """The job cannot get all slots in time. Returns whether anything waits for them.
+
+        A job whose tasks all wait begins with the slots that are there.
+        """
+        waits = bool(self._requests) or self._reserved is not None
         self._refuse_slots(
             f"{self._scheduler.slots_declared} slots are needed, and there are {available} for it; "
             "start more workers, give them more slots, or ask for a lower parallelism"
         )
-        self._carry_out(self._scheduler.no_resources(available))
+        smaller = self._adaptive.shrink() if self._requests else None
+        if smaller is None:
+            self._carry_out(self._scheduler.no_resources(available))
+        else:
+            # The slots stay here although their tasks are cancelled, which never ran.
+            self._carry_out(self._scheduler.reserve(self._scheduler.slots_held))
+            self.job_master.adapt(smaller)
+        return waits
 
     def _refuse_slots(self, why: str) -> None:
         """Ends a rescaling that waits for slots."""
@@ -757,6 +784,7 @@ class ClusterJob:
     def end(self) -> None:
         """Takes no more reports, when the job is over."""
         self._over = True
+        self._adaptive.close()
 
     def _error(self, content: bytes) -> BaseException | None:
         error = unpack_error(content, self._codec)

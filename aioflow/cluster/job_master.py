@@ -229,6 +229,10 @@ class JobMaster:
         if error is not None:
             raise error
 
+    def adapt(self, graph: JobGraph) -> None:
+        """Lets a job none of whose tasks runs go on with `graph`, as a restart does."""
+        self._carry_out(self.executions.rescale(graph))
+
     @property
     def stopped_with(self) -> str | None:
         """URL of the savepoint that the job ended with."""

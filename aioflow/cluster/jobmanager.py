@@ -66,7 +66,10 @@ class JobManagerOptions:
     bind: str = "127.0.0.1"
     port: int = 6123
     request_timeout_s: float = 30.0
-    """A job that lacks slots for this long fails with NoResourceAvailable."""
+    """A job that lacks slots for this long runs with those that are there.
+
+    Without a slot it fails with NoResourceAvailable.
+    """
     lease: LeaseOptions = field(
         default_factory=lambda: LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0)
     )

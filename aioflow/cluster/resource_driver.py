@@ -243,9 +243,11 @@ class ResourceManager:
                         self._request(instruction), name=f"request slot of {instruction.worker_id}"
                     )
                 case NotEnoughResources(job_id, wanted, available):
-                    logger.warning("job %s needs %d slots, %d are there", job_id, wanted, available)
-                    if job_id in self._jobs:
-                        self._jobs[job_id].no_resources(available)
+                    job = self._jobs.get(job_id)
+                    # A job that already runs with fewer is silent about it.
+                    if job is None or job.no_resources(available):
+                        told = "job %s needs %d slots, %d are there"
+                        logger.warning(told, job_id, wanted, available)
                 case ReleaseWorker(worker_id, reason):
                     worker = self._workers.pop(worker_id, None)
                     if worker is not None:

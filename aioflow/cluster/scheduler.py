@@ -206,6 +206,11 @@ class SlotScheduler:
         return self._declared
 
     @property
+    def slots_held(self) -> int:
+        """Number of slots that the job has."""
+        return len(self._slots)
+
+    @property
     def slots_missing(self) -> int:
         """Number of slots that the job wants and does not have."""
         return max(0, self._declared - len(self._slots))

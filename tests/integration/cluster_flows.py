@@ -50,6 +50,9 @@ async def positioned(position: int | None) -> AsyncIterator[tuple[int, int]]:
 rescaled = af.Flow("rescaled")
 rescaled.source(positioned).key_by(lambda n: n % 8).count(uid="count").sink(af.io.blackhole())
 
+wide_endless = af.Flow("wide_endless", parallelism=4)
+wide_endless.source(positioned).key_by(lambda n: n % 8).count().sink(af.io.blackhole())
+
 
 def fail(n: int) -> int:
     raise ValueError(f"no {n}")

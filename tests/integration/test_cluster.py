@@ -190,19 +190,60 @@ def test_a_job_that_waits_for_slots_is_cancelled_and_gives_back_those_it_has(
     until(lambda: cluster.slots() == [(2, 2)], "the slots are free again")
 
 
-def test_a_job_that_gets_no_slots_in_time_fails_and_says_how_many_it_has_got(
+def test_a_job_that_gets_no_slot_in_time_fails_and_says_how_many_it_needs(
     cluster: Cluster,
 ) -> None:
     """I2: unfulfillable requirements end as NoResourceAvailable."""
-    cluster.start(workers=1, slots=2, request_timeout="2s")
+    cluster.start(workers=1, slots=1, request_timeout="2s")
+    cluster.submit("endless")
+    until(lambda: cluster.slots() == [(1, 0)], "another job has the slot")
     short = cluster.ask("submit", f"{FLOWS}:wide")
     assert short.returncode == 1
     assert "NoResourceAvailable" in short.stderr
-    assert "needs 4 slots and got 2" in short.stderr
+    assert "needs 4 slots and got 0" in short.stderr
     flow = af.Flow("wide", parallelism=3)
     flow.source(range(100)).key_by(lambda n: n % 16).count().sink(af.io.blackhole())
-    with pytest.raises(af.NoResourceAvailable, match="needs 3 slots and got 2"):
+    with pytest.raises(af.NoResourceAvailable, match="needs 3 slots and got 0"):
         asyncio.run(flow.execute(on=af.RemoteCluster(cluster.data)))
+
+
+def test_a_job_with_too_few_slots_runs_with_those_that_are_there(cluster: Cluster) -> None:
+    """Without checkpoints it stays so, and says so once."""
+    cluster.start(workers=1, slots=2, request_timeout="1s")
+    short = cluster.ask("submit", f"{FLOWS}:wide")
+    assert short.returncode == 0, short.stderr
+    log = cluster.log("jobmanager")
+    assert log.count("needs 4 slots and has got 2 in time: it runs with fewer subtasks") == 1
+    assert "for good, because it has no checkpoints" in log
+
+    async def collect() -> list[object]:
+        flow = af.Flow("collected", parallelism=5)
+        counts = flow.source(range(400)).key_by(lambda n: n % 16).count()
+        return await counts.collect(on=af.RemoteCluster(cluster.data))
+
+    assert len(asyncio.run(collect())) == 400
+
+
+def test_a_job_with_checkpoints_uses_slots_that_come_later(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """And goes on with fewer once they are gone."""
+    cluster.start(workers=1, slots=1, request_timeout="1s")
+    store = str(tmp_path / "store")
+    job = cluster.submit("wide_endless", "--checkpoints", store, "--every", "100ms")
+    until(lambda: "waits for 3 slots" in cluster.ask("list").stdout, "it runs with one slot")
+    until(lambda: cluster.job(job) == "RUNNING", "it runs")
+    more = cluster.spawn(
+        "taskmanager", "--jobmanager", cluster.address, "--secret-file", str(cluster.secret),
+        "--slots", "4",
+    )  # fmt: skip
+    until(lambda: sum(free for _, free in cluster.slots()) == 1, "it has four slots of five")
+    grown = "is rescaled: 'count -> blackhole' 1 -> 4"
+    until(lambda: grown in cluster.log("jobmanager"), "it uses them")
+    until(lambda: "RUNNING 5/5 tasks  " in cluster.ask("list").stdout, "it waits for none")
+    more.kill()
+    until(lambda: "waits for 3 slots" in cluster.ask("list").stdout, "it goes on with one slot")
+    until(lambda: cluster.job(job) == "RUNNING", "it runs again")
 
 
 def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
