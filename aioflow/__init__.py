@@ -24,6 +24,7 @@ _HOMES = {
     "api.subscription": "Subscription",
     "api.runner": "run",
     "checkpoint.savepoint": "Savepoint",
+    "cluster.autoscaler": "Autoscaler",
     "cluster.execution_graph": "JobStatus",
     "cluster.remote": "RemoteCluster",
     "cluster.restart": "RestartPolicy exponential_delay failure_rate fixed_delay no_restart",

@@ -15,6 +15,7 @@ from aioflow.api.streams import KeyedStream as KeyedStream
 from aioflow.api.streams import WindowedStream as WindowedStream
 from aioflow.api.subscription import Subscription as Subscription
 from aioflow.checkpoint.savepoint import Savepoint as Savepoint
+from aioflow.cluster.autoscaler import Autoscaler as Autoscaler
 from aioflow.cluster.execution_graph import JobStatus as JobStatus
 from aioflow.cluster.remote import RemoteCluster as RemoteCluster
 from aioflow.cluster.restart import RestartPolicy as RestartPolicy

@@ -18,6 +18,7 @@ NAMES = [
     "AggregatingState",
     "AggregatingStateDescriptor",
     "AioflowError",
+    "Autoscaler",
     "BroadcastProcessFunction",
     "BroadcastStream",
     "Broken",

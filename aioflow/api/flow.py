@@ -314,7 +314,7 @@ class Flow:
             for one in stream.upstreams
         }
         job_graph = build_job_graph(
-            graph, apart=options.workers > 0 or options.on is not None, whole=subscribed
+            graph, apart=options.worker_count > 0 or options.on is not None, whole=subscribed
         )
         job = Job(graph, job_graph, options)
         async with job.monitoring():

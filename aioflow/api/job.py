@@ -16,10 +16,12 @@ from aioflow.advice.calls import explained_methods
 from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.queryable import StateReader
 from aioflow.api.subscription import Subscription
+from aioflow.cluster.autoscaler import Autoscaler, LoadWindow, load_of
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
-from aioflow.core.aio import close_within, wait_first
+from aioflow.core.aio import cancel_and_wait, close_within, wait_first
 from aioflow.core.errors import (
+    AioflowError,
     CheckpointError,
     GraphError,
     JobCanceled,
@@ -163,9 +165,15 @@ class Job:
             self._raise_error()
 
     async def _run(self) -> JobStatus:
+        scaling = None
+        if isinstance(self._options.workers, Autoscaler):
+            work = self._autoscale(self._options.workers)
+            scaling = asyncio.get_running_loop().create_task(work, name=f"scale {self.name}")
         try:
             return await self._cluster.run()
         finally:
+            if scaling is not None:
+                await cancel_and_wait([scaling])
             self._close_inlets()
             for _, inlet in self._inlets():
                 await inlet.close_journal()
@@ -431,6 +439,25 @@ class Job:
             of_operators[self._uid_of(operator)], parallelism = parallelism, None
         await self._cluster.rescale(parallelism, of_operators, workers)
 
+    async def _autoscale(self, options: Autoscaler) -> None:
+        """Rescales the job as its load requires, until cancelled."""
+        window, workers = LoadWindow(options), options.min
+        while True:
+            await asyncio.sleep(options.sample_s)
+            if self.status is not JobStatus.RUNNING:
+                window.forget()
+                continue
+            load = load_of(self.graph, self._cluster.metrics(), workers)
+            wanted = window.observe(workers, load)
+            if wanted is None:
+                continue
+            logger.info("job %s goes on with %d workers instead of %d", self.name, wanted, workers)
+            try:
+                await self._cluster.rescale(None, {}, wanted)
+                workers = wanted
+            except AioflowError as error:
+                logger.warning("job %s still has %d workers: %s", self.name, workers, error)
+
     def _uid_of(self, operator: DataStream[Any] | str) -> str:
         """Returns the uid of an operator; a text is taken for one and checked later."""
         if isinstance(operator, str):
@@ -689,7 +716,7 @@ def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> RunningJob:
         return options.on.start(
             host, graph, options.restart, options.task_options(graph.name), settings
         )
-    if not options.workers:
+    if not options.worker_count:
         return LocalCluster(
             host,
             graph,
@@ -704,7 +731,7 @@ def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> RunningJob:
         graph,
         options.restart,
         options.task_options(graph.name),
-        options.workers,
+        options.worker_count,
         options.heartbeat,
         options.checkpoint_settings(),
     )

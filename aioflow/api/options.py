@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.api.checkpoint_options import CheckpointOptions, check_checkpoint_options, store_url
 from aioflow.checkpoint.urls import flow_url, join_url
+from aioflow.cluster.autoscaler import Autoscaler
 from aioflow.cluster.checkpoint_settings import LATEST
 from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.errors import did_you_mean
@@ -52,8 +53,8 @@ class Runner(Protocol):
 class RunOptions(CheckpointOptions):
     """The options of `flow.run(**options)`."""
 
-    workers: int = 0
-    """Number of worker processes. 0: everything runs in this loop.
+    workers: int | Autoscaler = 0
+    """Number of worker processes, or an `af.Autoscaler`. 0: everything runs in this loop.
 
     Parts of this program (results, inputs, functions as sinks) always run in this process.
     """
@@ -101,6 +102,11 @@ class RunOptions(CheckpointOptions):
     """Clock, files and network that the run uses. None: those of this machine."""
     tasks: TaskOptions = field(default_factory=TaskOptions)
     """Options of tasks, such as the sizes of batches and slices."""
+
+    @property
+    def worker_count(self) -> int:
+        """Number of worker processes at first."""
+        return self.workers.min if isinstance(self.workers, Autoscaler) else self.workers
 
     def that_collect(self) -> RunOptions:
         """Returns the options of a run that collects rows in a list or an iterator of the program.
@@ -159,7 +165,13 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
             hint = did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
             raise TypeError(f"run option {name}= is not known{hint}")
     options = RunOptions(**given)
-    if (
+    if isinstance(options.workers, Autoscaler):
+        if options.checkpoints is None:
+            raise ValueError(
+                "workers=af.Autoscaler(...) needs checkpoints=: the job goes on from one with more "
+                "or fewer processes"
+            )
+    elif (
         not isinstance(options.workers, int)
         or isinstance(options.workers, bool)
         or options.workers < 0

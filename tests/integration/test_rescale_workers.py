@@ -135,3 +135,28 @@ def test_the_handle_of_a_job_on_a_cluster_rescales_it(cluster: Cluster, tmp_path
         assert sorted(count for key, count in rows if key == 0) == list(range(1, 41))
 
     asyncio.run(main())
+
+
+def burn(n: int) -> int:
+    """Keeps its process busy for some milliseconds."""
+    return sum(range(40_000)) % 7 + n
+
+
+async def test_an_autoscaler_adds_workers_to_a_busy_job_and_ends_them_later(tmp_path: Path) -> None:
+    flow, rows = af.Flow("scaled"), list[Any]()
+    events = flow.source(af.io.push(), uid="events").rebalance()
+    events.map(burn, uid="burn").sink(rows.append)
+    workers = af.Autoscaler(1, 2, window="2s")
+    async with flow.run(workers=workers, checkpoints=tmp_path, every="1s") as job:
+        inlet, put = job.input(events), 0
+
+        def width() -> int:
+            return next(v.parallelism for v in job.graph.vertices if "burn" in v.uids)
+
+        async with asyncio.timeout(120):
+            while width() == 1:
+                await inlet.put_many(range(put, put + 50))
+                put += 50
+        await eventually(lambda: len(rows) >= put)
+        await eventually(lambda: width() == 1 and len(open_pids(job)) == 1)
+    assert len(rows) == put

@@ -1,0 +1,127 @@
+"""How many worker processes a job should have, by its load over a window of time.
+
+`Autoscaler` is what users give as `workers=`. `LoadWindow` decides and does nothing itself: samples
+go in, a number of workers comes out. One sample says how busy the workers are, and whether sources
+wait for room, so that a backlog grows outside of the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from aioflow.core.timeunits import to_seconds
+
+if TYPE_CHECKING:
+    from aioflow.graph.job_graph import JobGraph, JobVertex
+
+__all__ = ["Autoscaler", "Load", "LoadWindow", "load_of"]
+
+SAMPLES = 10
+"""Number of samples in a window."""
+
+BEHIND_MS = 200.0
+"""Time of a second that a source waits for room, above which the job falls behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """Worker processes of a job with checkpoints, between `min` and `max`, as its load requires.
+
+    `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. When the
+    workers were busier than `target` (a share of their time) over the `window`, or sources had to
+    wait for room for most of it, the job is rescaled to more. It is rescaled to fewer if these
+    would stay below `target`. After a change the next one is at least a window later.
+    """
+
+    min: int
+    max: int
+    target: float = 0.7
+    window: str | timedelta = "30s"
+
+    def __post_init__(self) -> None:
+        for name in ("min", "max"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"Autoscaler({name}={value!r}): expected 1 or more processes")
+        if self.max < self.min:
+            raise ValueError(f"Autoscaler: max={self.max} is below min={self.min}")
+        if not 0.1 <= self.target <= 1.0:
+            raise ValueError(f"Autoscaler(target={self.target!r}): expected a share from 0.1 to 1")
+        if self.window_s <= 0:
+            raise ValueError(f"Autoscaler(window={self.window!r}): expected more than 0 s")
+
+    @property
+    def window_s(self) -> float:
+        return to_seconds(self.window, "window")
+
+    @property
+    def sample_s(self) -> float:
+        """Time between two samples."""
+        return self.window_s / SAMPLES
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One sample. `busy`: share of their time that the workers work, 1 if they cannot do more."""
+
+    busy: float
+    is_behind: bool
+
+
+class LoadWindow:
+    """The samples of the last window."""
+
+    def __init__(self, options: Autoscaler) -> None:
+        self._options = options
+        self._samples: deque[Load] = deque(maxlen=SAMPLES)
+
+    def observe(self, workers: int, load: Load) -> int | None:
+        """Adds a sample. Returns the number of workers to go on with; None: stay."""
+        self._samples.append(load)
+        if len(self._samples) < SAMPLES:
+            return None
+        options = self._options
+        busy = sum(one.busy for one in self._samples) / SAMPLES
+        behind = sum(one.is_behind for one in self._samples)
+        wanted = math.ceil(workers * min(busy, 1.0) / options.target)
+        if behind > SAMPLES / 2:
+            wanted = max(wanted, workers + 1)
+        elif behind:
+            wanted = max(wanted, workers)
+        wanted = min(max(wanted, options.min), options.max)
+        if wanted == workers:
+            return None
+        self._samples.clear()
+        return wanted
+
+    def forget(self) -> None:
+        """Begins another window: the job was restarted, or changed otherwise."""
+        self._samples.clear()
+
+
+def load_of(graph: JobGraph, metrics: Mapping[str, float], workers: int) -> Load:
+    """Returns the load of a job from the metrics of its tasks.
+
+    The tasks of one process share its time. So the workers are as busy as all tasks together, or as
+    the busiest of them, which may be bound to few processes.
+    """
+    total, busiest, is_behind = 0.0, 0.0, False
+    for vertex in graph.vertices:
+        if vertex.head.source is not None:
+            waits = _mean(vertex, metrics, "backPressuredTimeMsPerSecond")
+            is_behind = is_behind or waits > BEHIND_MS
+        if not vertex.stays_here:
+            busy = _mean(vertex, metrics, "busyTimeMsPerSecond") / 1000
+            busiest = max(busiest, busy)
+            total += busy * vertex.parallelism
+    return Load(max(busiest, total / workers), is_behind)
+
+
+def _mean(vertex: JobVertex, metrics: Mapping[str, float], name: str) -> float:
+    names = [f"{vertex.metrics_name(index)}.{name}" for index in range(vertex.parallelism)]
+    return sum(metrics.get(one, 0.0) for one in names) / len(names)
