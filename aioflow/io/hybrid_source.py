@@ -29,7 +29,7 @@ from aioflow.operators.source import BaseReader, Source, Split, as_reader, disco
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
-    from aioflow.operators.source import SourceContext
+    from aioflow.operators.source import SourceContext, SourceReader
 
 __all__ = ["HybridEnd", "HybridSource", "hybrid"]
 
@@ -117,7 +117,7 @@ class HybridSource(Generic[T]):
     async def discover(self) -> list[Split]:
         return [Split(ONLY_SPLIT)]
 
-    def reader(self, ctx: SourceContext) -> HybridReader:
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return HybridReader(ctx, self)
 
     def refuse_sink(self, sink: object) -> None:

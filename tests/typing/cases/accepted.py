@@ -402,6 +402,21 @@ assert_type(
     connected.key_by(lambda t: t.symbol, lambda q: q.symbol).process(Matched), af.DataStream[float]
 )
 assert_type(trades.connect(quotes.broadcast(RULES)).process(Ruled), af.DataStream[str])
+ruled = trades.connect(quotes.broadcast(RULES), read_first="right")
+assert_type(ruled, af.ConnectedStreams[Trade, Quote])
+
+
+def later(end: af.io.HybridEnd[int]) -> list[int]:
+    return [end.count, *([] if end.last is None else [end.last])]
+
+
+assert_type(flow.source(af.io.hybrid([1, 2], later)), af.DataStream[int])
+assert_type(flow.source(af.io.hybrid([1, 2], [3])), af.DataStream[int])
+unused = af.StateTtl("1d", refresh_on_read=True, return_expired=False)
+assert_type(af.ValueStateDescriptor[int]("n", ttl=unused), af.ValueStateDescriptor[int])
+aligned: af.WatermarkStrategy[Trade] = af.WatermarkStrategy.monotonous_timestamps(
+    timestamp=lambda trade: trade.ts
+).with_alignment("trades", max_drift="1m", every="1s")
 assert_type(quotes.broadcast(RULES), af.BroadcastStream[Quote])
 assert_type(quotes.broadcast(), af.DataStream[Quote])
 assert_type(joined.apply(paired), af.DataStream[tuple[float, float]])
