@@ -33,7 +33,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
-from time import monotonic, time
+from time import monotonic, process_time, time
 from typing import Any
 
 import aioflow as af
@@ -295,9 +295,9 @@ async def run(
         async with sources.flow.run(**options) as job:
             producer = asyncio.create_task(_produce(job.input(sources.pushed))) if push else None
             pids = processes()
-            clock = (
-                (lambda: cpu_s(pids)) if cpu else monotonic
-            )  # It is read often; to look for processes is dear.
+            # `_ask` reads the clock often, and reading `/proc` often would count as load.
+            of_workers = lambda: cpu_s(pids)  # noqa: E731
+            clock = (of_workers if workers else process_time) if cpu else monotonic
             asking = (
                 asyncio.create_task(_ask(job, clock, asked)) if cpu and every is not None else None
             )
@@ -355,8 +355,9 @@ async def _ask(job: af.Job, clock: Callable[[], float], took: list[float]) -> No
         begun = clock()
         await job.checkpoint()
         took.append(clock() - begun)
-        while clock() - begun < 1.0:  # noqa: ASYNC110  # No loop has a timer of CPU time.
-            await asyncio.sleep(0.02)
+        # No loop has a timer of CPU time, which is at most that of two processors.
+        while (spent := clock() - begun) < 1.0:  # noqa: ASYNC110
+            await asyncio.sleep(max(0.02, (1.0 - spent) / 2))
 
 
 async def _produce(inlet: Any) -> None:
