@@ -32,6 +32,7 @@ from aioflow.core.errors import (
     Broken,
     CancellationTimeout,
     ProcessCrashed,
+    RemoteError,
     ValueNotSupported,
     message_of,
 )
@@ -472,9 +473,11 @@ class ExecutionGraph:
     def _is_final(self, error: BaseException) -> bool:
         """Whether no restart can help, under any strategy."""
         # SystemExit and KeyboardInterrupt, which are no Exception, ask for the end of the job.
+        # A JobManager outside the program knows the SystemExit of a TaskManager only by its name.
         # A value that cannot be encoded would be the same after a restart.
         fatal = (*self.restart.fatal, CancellationTimeout, ValueNotSupported)
         final = isinstance(error, fatal) or not isinstance(error, Exception)
+        final = final or (isinstance(error, RemoteError) and error.type_name == "SystemExit")
         if self.restart.from_running and not self.has_run:
             # A killed process is not the fault of the program. A crash is.
             final = final or not isinstance(error, Broken) or isinstance(error, ProcessCrashed)

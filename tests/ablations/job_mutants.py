@@ -1067,6 +1067,13 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "SystemExit on a cluster is retried",
+        "aioflow/cluster/execution_graph.py",
+        '        final = final or (isinstance(error, RemoteError) and error.type_name == "SystemExit")\n',
+        "",
+        ("tests/cluster/test_execution_graph.py::test_request_to_end_the_program_is_not_retried",),
+    ),
+    Mutant(
         "SystemExit in a worker does not name the operator",
         "aioflow/cluster/job_session.py",
         "        request.add_note(note)\n",

@@ -17,7 +17,7 @@ from aioflow.cluster.execution_graph import (
     ScheduleRestart,
 )
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart, once_running
-from aioflow.core.errors import Broken, ProducerFailed
+from aioflow.core.errors import Broken, ProducerFailed, RemoteError
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.rescaling import with_parallelism
@@ -279,7 +279,9 @@ def test_fatal_errors_fail_the_job_although_it_could_restart() -> None:
     assert job.graph.status is JobStatus.FAILING
 
 
-@pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [SystemExit(), KeyboardInterrupt(), RemoteError("SystemExit", "3")]
+)
 def test_request_to_end_the_program_is_not_retried(error: BaseException) -> None:
     job = Job(graph(fixed_delay(5, "0ms")))
     job.run_all()
