@@ -14,12 +14,14 @@ RPC read `security_of(host)`. Connections of sources and sinks are not affected.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from aioflow.core.errors import NotAuthenticated
+from aioflow.network.admission import Refusals
 
 if TYPE_CHECKING:
     from aioflow.core.host import Clock, FileSystem, Host, Ids, Network, Processes, Rng
@@ -36,6 +38,30 @@ __all__ = [
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
+
+
+logger = logging.getLogger(__name__)
+
+
+class _Listening(ssl.SSLContext):
+    """The context of a listener, which logs refused handshakes. asyncio reports them nowhere."""
+
+    refusals: Refusals
+
+
+class _Accepted(ssl.SSLObject):
+    """The listener's side of one connection."""
+
+    context: _Listening
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise  # The peer has not sent all of its part yet.
+        except ssl.SSLError as error:
+            self.context.refusals.add("a peer that has not proved itself", _reason(error))
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +102,14 @@ class TlsFiles:
 
     def load(self) -> TlsContexts:
         """Reads the files. Raises NotAuthenticated, naming the file that is wrong."""
+        listening = _Listening(ssl.PROTOCOL_TLS_SERVER)
+        listening.sslobject_class = _Accepted
+        listening.refusals = Refusals(logger, "the listener on TLS")
         return TlsContexts(
-            self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
+            self._prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), self._prepared(listening)
         )
 
-    def _context(self, side: int) -> ssl.SSLContext:
-        context = ssl.SSLContext(side)
+    def _prepared(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED

@@ -10,6 +10,16 @@ ERRORS = "tests/protocol/test_errors.py::"
 
 WIRE_MUTANTS: list[Mutant] = [
     Mutant(
+        "a refused TLS handshake leaves no line in the log",
+        "aioflow/network/security.py",
+        "        listening.sslobject_class = _Accepted\n",
+        "",
+        (
+            "tests/network/test_security.py::"
+            "test_peer_without_a_certificate_is_refused_although_it_knows_the_secret",
+        ),
+    ),
+    Mutant(
         "a link gets its connection before the call that connects has returned",
         "aioflow/network/data_plane.py",
         "        if not self.opened.done():\n            self.opened.set_result(None)\n",

@@ -197,7 +197,7 @@ def without_certificate(files: TlsFiles) -> TlsContexts:
     "stranger", ["plain", "of another authority", "old protocol", "without certificate"]
 )
 def test_peer_without_a_certificate_is_refused_although_it_knows_the_secret(
-    authority: Authority, tmp_path: Path, stranger: str
+    authority: Authority, tmp_path: Path, stranger: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = authority.issue("stranger")
     match stranger:
@@ -224,6 +224,8 @@ def test_peer_without_a_certificate_is_refused_although_it_knows_the_secret(
         reader.channel.release()
 
     on_tls(secured(authority.issue("producer")), SecuredHost(SystemHost(), security), main)
+    (logged,) = [record for record in caplog.records if record.name == "aioflow.network.security"]
+    assert logged.getMessage().startswith("the listener on TLS refused a connection from a peer")
 
 
 @pytest.mark.expects_asyncio_errors
