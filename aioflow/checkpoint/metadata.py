@@ -179,17 +179,21 @@ def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
     if key is None and mac:
         # A job with the key would refuse later files that a job without the key writes.
         raise RestoreError(
-            f"{where} was written with a key: give the same checkpoint_key= (--checkpoint-key-file)"
+            f"{where} was written with a key: give the same checkpoint_key= "
+            f"(--checkpoint-key-file); {_WITHOUT}"
         )
     if key is not None and not hmac.compare_digest(mac, _mac(rest[:1] + packed, key)):
         raise RestoreError(
             f"{where} was not written with the key of this "
-            f"store{'' if mac else ', and with none'}: it is not trusted"
+            f"store{'' if mac else ', and with none'}: it is not trusted; {_WITHOUT}"
         )
     try:
         return msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogatepass")
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         _refuse(where, f"another format: {error}")
+
+
+_WITHOUT = "without that key its state is lost: to begin again, give restore=None, fresh=True"
 
 
 def _digest(data: bytes) -> bytes:

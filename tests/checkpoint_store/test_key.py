@@ -67,7 +67,8 @@ async def test_a_run_without_the_key_over_a_store_with_one_is_refused(
     where: dict[str, Any] = {"restore": path} if named else {"checkpoints": store}
     with pytest.raises(
         af.RestoreError,
-        match=r"was written with a key: give the same checkpoint_key= \(--checkpoint-key-file\)",
+        match=r"was written with a key: give the same checkpoint_key= \(--checkpoint-key-file\); "
+        r"without that key its state is lost: to begin again, give restore=None, fresh=True",
     ):
         await count_after_restore(**where)
     with pytest.raises(af.RestoreError, match="was written with a key"):
@@ -87,7 +88,9 @@ async def test_store_written_without_the_key_is_refused(
     store = tmp_path / "store"
     path = await stopped(store, checkpoint_key=written)
     where = {"restore": path} if named else {"checkpoints": store}
-    with pytest.raises(af.RestoreError, match="was not written with the key of this store"):
+    with pytest.raises(
+        af.RestoreError, match=r"was not written with the key of this store.*fresh=True"
+    ):
         await count_after_restore(**where, checkpoint_key=KEY)
 
 
