@@ -1069,7 +1069,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "SystemExit on a cluster is retried",
         "aioflow/cluster/execution_graph.py",
-        '        final = final or (isinstance(error, RemoteError) and error.type_name == "SystemExit")\n',
+        "        final = final or (isinstance(error, RemoteError) and error.type_name == "
+        '"SystemExit")\n',
         "",
         ("tests/cluster/test_execution_graph.py::test_request_to_end_the_program_is_not_retried",),
     ),

@@ -386,6 +386,13 @@ class World(RuleBasedStateMachine):
         for checkpoint_id in list(self.storing):
             self.store_one(checkpoint_id, True, True)
         assert self.answered == self.asked
+        kept = {
+            checkpoint.checkpoint_id for checkpoint in self.job.coordinator._retention.checkpoints
+        }
+        assert all(
+            checkpoint.kind.is_savepoint or self.foreign or checkpoint.checkpoint_id in kept
+            for checkpoint in self.metadata.values()
+        )
         referred = {
             name
             for checkpoint in self.metadata.values()
