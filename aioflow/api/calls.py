@@ -129,7 +129,10 @@ def process_call(fn: Any, *, keyed: bool) -> Call:
     _check_function(fn, "process", "process_element", "value, ctx")
     if is_async_process(fn):
         factory = partial(make_operator, AsyncProcessOperator, fn, keyed=keyed)
-        return Call(factory, {"stateful": keyed, "chaining": Chaining.HEAD})
+        return Call(
+            factory,
+            {"stateful": keyed, "chaining": Chaining.HEAD, "traits": traits.AWAITED_IN_TURN},
+        )
     return Call(
         partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn),
         {"stateful": keyed},

@@ -12,8 +12,10 @@ from aioflow.api.build import OperatorOptions, Upstream, add_operator, make_oper
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import has_operator_state
 from aioflow.operators import traits
+from aioflow.operators.async_io import AsyncSinkOperator
 from aioflow.operators.sink import FunctionSink, SinkOperator, as_sink, calling
-from aioflow.operators.traits import BY_RECORD
+from aioflow.operators.stateless import is_async
+from aioflow.operators.traits import AWAITED_IN_TURN, BY_RECORD
 
 if TYPE_CHECKING:
     from aioflow.graph.stream_graph import StreamGraph
@@ -41,13 +43,18 @@ def add_sink(
         refuse = getattr(graph.nodes[node_id].source, "refuse_sink", None)
         if refuse is not None:
             refuse(target)
+    awaits = calls and is_async(sink, "__call__")
+    if awaits:
+        factory = partial(make_operator, AsyncSinkOperator, sink)
+    elif calls:
+        factory = partial(make_operator, calling, sink)
+    else:
+        factory = partial(make_operator, SinkOperator, target)
     add_operator(
         graph,
         "sink",
         [streams],
-        partial(make_operator, calling, sink)
-        if calls
-        else partial(make_operator, SinkOperator, target),
+        factory,
         OperatorOptions(
             options.name or getattr(target, "name", None) or type(target).__name__,
             options.uid,
@@ -57,5 +64,5 @@ def add_sink(
         stateful=calls and has_operator_state(sink),
         stays_here=bool(getattr(target, "stays_here", False)),
         parallelism_max=getattr(target, "parallelism_max", None),
-        traits=BY_RECORD if calls else traits.sink(target),
+        traits=AWAITED_IN_TURN if awaits else BY_RECORD if calls else traits.sink(target),
     )

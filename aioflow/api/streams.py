@@ -92,6 +92,7 @@ from aioflow.operators.aggregate.functions import sum as sum_of
 from aioflow.operators.aggregate.running import RunningReduceOperator
 from aioflow.operators.join.joins import CoGroupOperator
 from aioflow.operators.join.window_join import WindowJoinOperator, why_rows
+from aioflow.operators.process.async_functions import is_async_process
 from aioflow.operators.stateless import StatelessKind, is_async
 from aioflow.operators.traits import OperatorTraits
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
@@ -426,6 +427,7 @@ class DataStream(Generic[T]):
             function=fn,
             chaining=Chaining.HEAD,
             stateful=has_operator_state(fn),
+            traits=traits.AWAITED_IN_TURN,
         )
 
     def process(
@@ -1096,7 +1098,12 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
             raise GraphError(f"{given.__name__} needs {which}: put key_by(...) before process(...)")
         factory = connected_factory(fn, keyed=self._is_keyed, broadcast=self._broadcast)
         return self._add(
-            "process", factory, OperatorOptions(name, uid, parallelism), function=fn, stateful=True
+            "process",
+            factory,
+            OperatorOptions(name, uid, parallelism),
+            function=fn,
+            stateful=True,
+            traits=traits.AWAITED_IN_TURN if is_async_process(fn) else traits.BY_RECORD,
         )
 
     @property

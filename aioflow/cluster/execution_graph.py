@@ -616,7 +616,12 @@ class ExecutionGraph:
             partition = PartitionId(edge.id, attempt)
             outputs.append(
                 ResultPartitionDescriptor(
-                    partition, edge.partitioning, edge.operator_index, edge.side, reached
+                    partition,
+                    edge.partitioning,
+                    edge.operator_index,
+                    edge.side,
+                    reached,
+                    announces=self.graph.awaits_behind(edge.target),
                 )
             )
         inputs = []

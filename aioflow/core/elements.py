@@ -33,6 +33,7 @@ __all__ = [
     "MAX_WATERMARK",
     "MIN_WATERMARK",
     "CancelCheckpointMarker",
+    "CheckpointAnnouncement",
     "CheckpointBarrier",
     "EndOfData",
     "EndOfPartition",
@@ -232,6 +233,16 @@ class CheckpointBarrier:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointAnnouncement:
+    """The event that the barrier of checkpoint `checkpoint_id` is on its way. It overtakes records.
+
+    An operator that waits for calls takes its input over into its state, so that the barrier comes.
+    """
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelCheckpointMarker:
     """The event that checkpoint `checkpoint_id` will not complete: tasks stop waiting for its
     barriers.
@@ -276,5 +287,6 @@ Event = (
     | EndOfData
     | EndOfPartition
     | LatencyMarker
+    | CheckpointAnnouncement
 )
 """Any in-band element that needs no credit and is not a batch."""

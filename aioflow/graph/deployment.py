@@ -99,6 +99,8 @@ class ResultPartitionDescriptor:
     side: OutputTag[Any] | None
     consumers: range
     """Indices of the consumer subtasks; subpartition i belongs to `consumers[i]`."""
+    announces: bool = False
+    """Whether checkpoints are announced to the consumers, ahead of their barriers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,8 @@ class JobVertex:
     """Whether its source begins only when the first input of an operator downstream is read."""
     shares_name: bool = False
     """Whether an earlier vertex has the same name: its metrics then include its id."""
+    awaits: bool = False
+    """Whether an operator waits for calls, and keeps its input in its state meanwhile."""
 
     @property
     def head(self) -> StreamNode:
@@ -134,6 +136,12 @@ class JobGraph:
                     return vertex, index
         raise KeyError(node_id)
 
+    def awaits_behind(self, vertex_id: int) -> bool:
+        """Returns whether an operator waits for calls in this vertex, or downstream of it."""
+        return self.vertex(vertex_id).awaits or any(
+            self.awaits_behind(edge.target) for edge in self.outputs_of(vertex_id)
+        )
+
     @property
     def bounded(self) -> bool:
         """Whether every source ends by itself."""
@@ -197,6 +205,7 @@ def build_job_graph(
                 max_parallelism=graph.max_parallelism,
                 slot_sharing_group=nodes[0].slot_sharing_group,
                 shares_name=any(vertex.name == name for vertex in vertices),
+                awaits=any(node.traits.awaits for node in nodes),
             )
         )
     edges: list[JobEdge] = []

@@ -103,6 +103,17 @@ class BufferDebloater:
         self._settle(now_s)
         self._since = None
 
+    def stalled(self) -> bool:
+        """Notes that the task cannot process what it takes.
+
+        Returns whether the batch size is new: the minimum, so that little more comes.
+        """
+        self._since = None
+        self._in_hand = self._taken = 0
+        self._active_s = 0.0
+        is_new, self.records = self.records != self.records_min, self.records_min
+        return is_new
+
     def _settle(self, now_s: float) -> None:
         if self._since is not None:
             self._active_s += now_s - self._since

@@ -285,6 +285,11 @@ class InputGate:
         self._debloater = BufferDebloater(len(self._channels), records_max)
         self._now_s = now_s
 
+    def stalled(self) -> None:
+        """Asks the producers for the smallest batches: the task cannot process what it takes."""
+        if self._debloater is not None and self._debloater.stalled():
+            self._announce(self._debloater.records)
+
     def tell_priority(
         self,
         on_priority: Callable[[], None],

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ASYNC_CONCURRENCY",
     "BLOCKING_CONCURRENCY",
+    "AsyncSinkOperator",
     "AsyncWaitOperator",
     "GuardedRowsOperator",
     "CompletionQueue",
@@ -206,6 +207,9 @@ AHEAD_MAX = 1024
 Without them, a worker would wait for the chain after each call.
 """
 
+KEPT_MAX = 65_536
+"""Number of elements up to which checkpoints pass more of them than there is room for."""
+
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
 """Operator state of the elements whose results were not emitted yet.
 
@@ -289,6 +293,10 @@ class AsyncWaitOperator(Operator):
 
     def room(self) -> int:
         return max(0, self._concurrency + self._ahead - len(self._queue))
+
+    @property
+    def keeps_input(self) -> bool:
+        return len(self._queue) < KEPT_MAX
 
     @property
     def busy(self) -> bool:
@@ -490,6 +498,26 @@ class AsyncWaitOperator(Operator):
 
     def _place_of(self, entry: Entry) -> str:
         return f"in {describe_place(self.ctx)}, at record {describe_record(entry.value)}"
+
+
+class AsyncSinkOperator(AsyncWaitOperator):
+    """The operator that awaits the coroutine function of a sink, for one element at a time.
+
+    Elements that the function has not accepted yet are part of a checkpoint.
+    """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(StatelessKind.FILTER, function, concurrency=1)
+        self._user = UserFunction(function, "__call__")
+
+    def _function(self) -> Callable[[Any], Awaitable[Any]]:
+        call = self._user.call
+
+        async def accept(value: Any) -> Sequence[Any]:
+            await call(value)
+            return ()
+
+        return accept
 
 
 class GuardedRowsOperator(Operator):

@@ -23,6 +23,7 @@ from aioflow.core.signatures import check_takes
 from aioflow.core.states import ListStateDescriptor
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
+from aioflow.operators.async_io import KEPT_MAX
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM, Operator
 from aioflow.operators.process.functions import Rows
 from aioflow.operators.results import elements_of
@@ -147,6 +148,10 @@ class MapBatchesOperator(Operator):
             if self._is_inline
             else max(0, self._max_size - len(self._gathered.values))
         )
+
+    @property
+    def keeps_input(self) -> bool:
+        return len(self._gathered.values) < KEPT_MAX
 
     @property
     def busy(self) -> bool:

@@ -203,6 +203,14 @@ class Operator:
     )
     """Advice for an operator that blocks the loop, unless its function could wait elsewhere."""
 
+    @property
+    def keeps_input(self) -> bool:
+        """Whether a checkpoint may pass more records than there is `room()`.
+
+        The operator keeps them in its state until it can process them.
+        """
+        return False
+
     availability: Availability = AVAILABLE
     """Raised when `room()` becomes positive again, or when `busy` ends. The chain waits on it."""
 

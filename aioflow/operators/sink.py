@@ -16,7 +16,7 @@ Without checkpoints all prepared data is committed when the input ends (and when
 itself). With checkpoints the last checkpoint commits it, and the task waits for that.
 
 A function of one element is a sink too. It delivers at least once, in order. A coroutine function
-is awaited for one element at a time.
+is the sink of `AsyncSinkOperator`.
 """
 
 from __future__ import annotations
@@ -504,15 +504,7 @@ class FunctionSink:
         return "sink" if "<" in name else name
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
-        asynchronous = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
-            # Finds out how the function is called, not whether it can be.
-            getattr(self._function, "__call__", None)  # noqa: B004
-        )
-        return (
-            _AwaitingWriter(self._function, ctx)
-            if asynchronous
-            else _CallingWriter(self._function, ctx)
-        )
+        return _CallingWriter(self._function, ctx)
 
     def committer(self) -> Committer | None:
         return None
@@ -557,36 +549,3 @@ class _CallingWriter(BaseWriter[Any]):
 
     async def close(self) -> None:
         await self._function.close()
-
-
-class _AwaitingWriter(_CallingWriter):
-    """A writer that keeps the elements of a batch, and awaits the function for each of them in
-    `flush`.
-
-    It accepts no more elements meanwhile.
-    """
-
-    def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
-        super().__init__(function, ctx)
-        self._waiting: list[Any] = []
-
-    @property
-    def full(self) -> bool:  # type: ignore[override]
-        """Whether elements wait for `flush`."""
-        return bool(self._waiting)
-
-    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
-        self._waiting.extend(values)
-
-    async def flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        call = self._function.call
-        for value in waiting:
-            try:
-                await call(value)
-                check_own_task()
-            except BaseException as error:
-                note_once(
-                    error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}"
-                )
-                raise

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWAITED",
+    "AWAITED_IN_TURN",
     "BY_FUNCTION",
     "BY_RECORD",
     "ONE_BY_ONE",
@@ -73,6 +74,8 @@ class OperatorTraits:
 
     why_rows: str | None = "it takes one record at a time: what stands before it may be on columns"
     """Why the operator turns columns into rows, None if it does not."""
+    awaits: bool = False
+    """Whether it waits for calls, and keeps its input in its state meanwhile."""
     needs_key_expression: bool = False
     """Whether the operator takes columns only if their keys are given by an expression."""
     keeps_columns: bool = False
@@ -105,8 +108,10 @@ class OperatorTraits:
 
 BY_RECORD = OperatorTraits()
 AWAITED = OperatorTraits(
-    why_rows="calls that are awaited, each on its own: what stands before them may be on columns"
+    why_rows="calls that are awaited, each on its own: what stands before them may be on columns",
+    awaits=True,
 )
+AWAITED_IN_TURN = OperatorTraits(awaits=True)
 SESSIONS = OperatorTraits(
     why_rows="sessions have no columnar form: tumbling and sliding windows of event time have"
 )

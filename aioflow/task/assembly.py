@@ -156,6 +156,7 @@ def _add_writer(
         check,
         edge_id=made.partition.edge_id,
         may_be_overtaken=strategy.may_be_overtaken,
+        announces=made.announces,
     )
     output.add(writer, side)
 

@@ -38,6 +38,9 @@ class BarrierListener(Protocol):
     def due(self, take: Take) -> None:
         """Takes a checkpoint before the next poll; then `InputBarriers.taken` must be called."""
 
+    def announced(self, checkpoint_id: int) -> None:
+        """Handles that the barriers of a checkpoint are on their way."""
+
     def time_out(self, at_ms: int) -> None:
         """Calls `InputBarriers.tick` at this time of the wall clock."""
 
@@ -97,6 +100,11 @@ class InputBarriers:
         """Starts the aligned timeout of a barrier that has come and waits behind data."""
         self._count()
         self._carry_out(self._alignment.announce(channel, barrier, self._now_ms()))
+
+    def announced(self, checkpoint_id: int) -> None:
+        """Handles the announcement of a checkpoint, ahead of its barrier."""
+        if not self._alignment.is_over(checkpoint_id):
+            self._listener.announced(checkpoint_id)
 
     def cancel(self, channel: int, marker: CancelCheckpointMarker) -> None:
         self._count()

@@ -175,6 +175,10 @@ class OperatorChain:
         self._early: list[
             tuple[int, RecordBatch]
         ] = []  # Emitted in `open`, before there were stages.
+        self.over_room = False
+        """Whether operators that keep their input take it beyond their room, for a checkpoint."""
+        self.overfull: Operator | None = None
+        """The last operator that took records beyond its room. The loop resets it to None."""
         self.slowest_operator: Operator | None = None
         """The last operator that blocked the loop for more than `SLOW_NS`.
 
@@ -437,10 +441,13 @@ class OperatorChain:
                 else:
                     limit = stage.limit
                     if stage.asks_room and (room := operator.room()) < limit:
-                        if room <= 0:
+                        if room <= 0 and not (self.over_room and operator.keeps_input):
                             self._blocked_on = operator.availability
                             return ChainStatus.BLOCKED
-                        limit = room
+                        if room > 0:
+                            limit = room
+                        else:
+                            self.overfull = operator
                     part, input_index = self._take(stage, limit)
                     taken = len(part.values)
                     stage.records_in += taken

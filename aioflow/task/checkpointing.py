@@ -110,6 +110,7 @@ class SubtaskCheckpoints:
         """Checkpoints that are known here, until they are written or aborted."""
         self._due: deque[TaskCheckpoint] = deque()
         self._prepared = 0
+        self._announced = restored
         self._last = self._completed = restored
         self._ended = self._drained = False
         self._first_after_end: int | None = None
@@ -142,6 +143,20 @@ class SubtaskCheckpoints:
         """Whether the task must process nothing more: the job restarts from its last checkpoint."""
         return self._held_by is not None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a checkpoint is due, or announced: operators must not hold it up."""
+        return bool(self._due) or self._announced > self._last
+
+    def announced(self, checkpoint_id: int) -> None:
+        """Notes that the barriers of a checkpoint are on their way, and tells the consumers."""
+        known = self._checkpoints.get(checkpoint_id)
+        if checkpoint_id <= max(self._announced, self._last) or (known and known.is_aborted):
+            return
+        self._announced = checkpoint_id
+        self._output.announce(checkpoint_id)
+        self._runtime.parking.resume()
+
     def _of(self, checkpoint_id: int) -> TaskCheckpoint:
         """Returns the checkpoint of this id; makes it if it is new."""
         found = self._checkpoints.get(checkpoint_id)
@@ -168,6 +183,7 @@ class SubtaskCheckpoints:
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """Begins a checkpoint at a source, which receives no barriers."""
+        self.announced(barrier.checkpoint_id)
         delay = max(0, self._environment.host.clock.wall_ms() - barrier.timestamp_ms)
         self.due(Take(barrier, barrier.unaligned, start_delay_ms=delay))
 
@@ -208,6 +224,8 @@ class SubtaskCheckpoints:
 
     def _give_up(self, checkpoint_id: int) -> None:
         """Releases the data of an aborted checkpoint, and stops writing it."""
+        if checkpoint_id == self._announced:
+            self._announced = self._last
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is not None:
             checkpoint.left_behind = {}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from aioflow.core.errors import note_once
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.task.blame import naming_source, source_place
-from aioflow.task.chain import ChainStatus
+from aioflow.task.chain import SLICE_NS, ChainStatus
 from aioflow.task.ending import TaskPhase
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT
@@ -126,7 +126,8 @@ class TaskLoop(ABC, Generic[InputT]):
                 elif checkpoints.interrupts:
                     return self._take_checkpoint()
             self._work_off()
-            return None
+            if not self._may_go_on:
+                return None
         if checkpoints.is_due and self._may_checkpoint:
             # The output of `prepare` leaves the chain first, and waits for room like any other.
             return self._take_checkpoint() if checkpoints.prepare() else None
@@ -150,6 +151,18 @@ class TaskLoop(ABC, Generic[InputT]):
     async def _take_checkpoint(self) -> None:
         """Takes the first due checkpoint."""
         await self._checkpoints.take()
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether the next steps follow at once, after the chain was emptied for a checkpoint.
+
+        Otherwise each act could only work off what the last mail of an async function emitted.
+        """
+        return (
+            self._checkpoints.is_awaited
+            and not self._chain.has_work
+            and self._parking.reason is None
+        )
+
 
     def _wait_for_room(self) -> bool:
         """Suspends the action if the output has no room. Returns whether it has none."""
@@ -164,7 +177,9 @@ class TaskLoop(ABC, Generic[InputT]):
 
     def _work_off(self) -> None:
         """Processes one slice of the work inside the chain."""
-        if self._run_chain() is ChainStatus.BLOCKED:
+        if self._run_chain() is ChainStatus.BLOCKED and (
+            not self._checkpoints.is_awaited or self._run_over_room() is ChainStatus.BLOCKED
+        ):
             assert self._chain.blocked_on is not None
             self._output.flush()
             self._suspend("operator", self._chain.blocked_on)
@@ -173,6 +188,19 @@ class TaskLoop(ABC, Generic[InputT]):
     def set_taps(self, operator_index: int, taps: Sequence[Tap]) -> None:
         """Sets the taps on the output of an operator, between two slices."""
         self._new_taps[operator_index] = taps
+    def _run_over_room(self) -> ChainStatus:
+        """Passes records to operators that have no room, so that the checkpoint does not wait.
+
+        The producers are asked for little more: each checkpoint may add to the state of an operator
+        whose calls hang.
+        """
+        self._stalled()
+        self._chain.over_room = True
+        try:
+            return self._run_chain()
+        finally:
+            self._chain.over_room = False
+
         self._parking.resume()
 
     def _change_taps(self) -> None:
@@ -187,8 +215,13 @@ class TaskLoop(ABC, Generic[InputT]):
             return False
         busy = self._runtime.busy()
         if busy is not None:
-            self._output.flush()
-            self._suspend("operator", busy.availability)
+            if self._checkpoints.is_awaited:
+                self._poll_events()  # For its barrier.
+                if self._parking.reason is not None:
+                    self._parking.watch(busy.availability)
+            else:
+                self._output.flush()
+                self._suspend("operator", busy.availability)
         elif self.end.is_awaited:
             self._poll_events()
         else:
@@ -205,9 +238,44 @@ class TaskLoop(ABC, Generic[InputT]):
     def _take_input(self) -> None:
         """Takes one batch of the input, and processes the first slice of it."""
         status = self._emit_next()
+    def _stalled(self) -> None:
+        """Asks the input for as few records as possible."""
+
+    def _is_overfull(self) -> bool:
+        """Suspends the action while an operator holds more than it has room for.
+
+        Records of a checkpoint are taken all the same.
+        """
+        operator = self._chain.overfull
+        if operator is None or self._checkpoints.is_awaited:
+            return False
+        if operator.room() > 0:
+            self._chain.overfull = None
+            return False
+        self._output.flush()
+        self._suspend("operator", operator.availability)
+        return True
+
+    def _take_over(self, status: InputStatus) -> InputStatus:
+        """Goes on taking input for one slice: the barrier of a checkpoint is behind it."""
+        ends_ns = self._perf_ns() + SLICE_NS
+        while (
+            status is InputStatus.MORE_AVAILABLE
+            and not self._checkpoints.is_due
+            and self._perf_ns() < ends_ns
+            and self._output.availability.is_available
+            and self._run_over_room() is not ChainStatus.BLOCKED
+        ):
+            status = self._emit_next()
+        return status
+
         if status is InputStatus.MORE_AVAILABLE:
             self._run_chain()
+        if self._chain.overfull is not None and self._is_overfull():
+            return
             self._flush_if_old()
+        if self._chain.overfull is not None:
+            status = self._take_over(status)
         elif status is InputStatus.NOTHING_AVAILABLE:
             self._output.flush()
             self._suspend(IDLE, self.input.availability)
@@ -266,6 +334,9 @@ class NetworkLoop(TaskLoop[NetworkInput]):
     def _poll_events(self) -> None:
         """Polls after the end of data: barriers and ends of channels still come."""
         if self.input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
+    def _stalled(self) -> None:
+        self.input.stalled()
+
             self._output.flush()
             self._suspend(IDLE, self.input.availability)
 

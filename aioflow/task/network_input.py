@@ -19,6 +19,7 @@ from aioflow.core.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     CancelCheckpointMarker,
+    CheckpointAnnouncement,
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
@@ -141,6 +142,11 @@ class NetworkInput:
         """Asks producers for batches that suit the speed of this task; see `BufferDebloater`."""
         for part in self._inputs:
             part.gate.debloat(records_max, now_s, rows_max)
+
+    def stalled(self) -> None:
+        """Asks the producers for the smallest batches: the task cannot process what it takes."""
+        for part in self._inputs:
+            part.gate.stalled()
 
     @property
     def barriers(self) -> InputBarriers:
@@ -350,6 +356,9 @@ class NetworkInput:
             self._on_barrier(part, channel, event)
         elif isinstance(event, CancelCheckpointMarker):
             self.barriers.cancel(channel, event)
+        elif isinstance(event, CheckpointAnnouncement):
+            part.gate.overtaken(channel - part.first_channel)  # It takes no data along.
+            self.barriers.announced(event.checkpoint_id)
         elif isinstance(event, LatencyMarker):
             self._consumer.on_event(event)
         if self._first is not None:

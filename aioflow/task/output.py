@@ -17,6 +17,7 @@ from aioflow.core.availability import AVAILABLE, Availability, all_of
 from aioflow.core.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
+    CheckpointAnnouncement,
     EndOfData,
     Event,
     RecordBatch,
@@ -123,11 +124,14 @@ class RecordWriter:
         edge_id: int = -1,
         may_be_overtaken: bool = False,
     ) -> None:
+        announces: bool = False,
         """`may_be_overtaken`: whether a barrier may overtake waiting data of this edge.
 
-        The data is then stored under `edge_id`.
+        The data is then stored under `edge_id`. `announces`: whether checkpoints are announced on
+        this edge, see `CheckpointAnnouncement`.
         """
         self.edge_id = edge_id
+        self.announces = announces
         self.may_be_overtaken = may_be_overtaken
         self.partition = partition
         self._partitioner = partitioner
@@ -436,6 +440,20 @@ class TaskOutput:
 
     def overtake(self, barrier: CheckpointBarrier, capture: ChannelStateCapture) -> None:
         """Sends `barrier` ahead of all waiting data, and stores that data in `capture`.
+    def announce(self, checkpoint_id: int) -> None:
+        """Announces a checkpoint ahead of its barrier, where an operator waits for calls."""
+        for writer in self._all:
+            if writer.announces:
+                for subpartition in writer.partition.subpartitions:
+                    subpartition.add_event(CheckpointAnnouncement(checkpoint_id), priority=True)
+
+    def send_marker(self, marker: LatencyMarker) -> None:
+        """Sends a latency marker to one channel of each edge, in turn."""
+        self._markers += 1
+        for writer in self._all:
+            subpartitions = writer.partition.subpartitions
+            subpartitions[self._markers % len(subpartitions)].add_event(marker)
+
 
         An edge that may not be overtaken gets the barrier in its turn.
         """

@@ -15,6 +15,7 @@ SIGNATURES = "tests/api/test_signatures.py::"
 
 RESCALE = "tests/api/test_rescale.py::"
 GRAPH = "tests/cluster/test_execution_graph.py::"
+HUNG = "tests/api/test_hung_calls.py::"
 CANCELS = "tests/api/test_user_code_cancels.py::"
 RESOURCES = "tests/cluster/test_resource_manager.py::"
 WORKERS = "tests/cluster/test_workers.py::"
@@ -100,6 +101,27 @@ JOB_MUTANTS: list[Mutant] = [
         ),
         "                if is_asked_to_end(task):\n",
         ("tests/operators/test_async_wait.py::test_a_try_that_the_timeout_cancels_is_the_last",),
+    ),
+    Mutant(
+        "a checkpoint waits until a full operator has room",
+        "aioflow/task/chain.py",
+        "if room <= 0 and not (self.over_room and operator.keeps_input):",
+        "if room <= 0:",
+        (HUNG + "test_a_savepoint_completes_while_all_calls_hang",),
+    ),
+    Mutant(
+        "checkpoints are not announced ahead of their barriers",
+        "aioflow/task/checkpointing.py",
+        "        self._output.announce(checkpoint_id)\n",
+        "",
+        (HUNG + "test_a_savepoint_completes_while_all_calls_hang",),
+    ),
+    Mutant(
+        "each checkpoint fills an operator whose calls hang",
+        "aioflow/task/loop.py",
+        "if self._chain.overfull is not None and self._is_overfull():",
+        "if False:",
+        (HUNG + "test_checkpoints_do_not_fill_an_operator_whose_calls_hang",),
     ),
     Mutant(
         "a client of a slow link is cut off while it reads",

@@ -17,6 +17,7 @@ from aioflow.core.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     CancelCheckpointMarker,
+    CheckpointAnnouncement,
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
@@ -44,6 +45,7 @@ EVENTS: list[Event] = [
     EndOfData(drain=False),
     EndOfPartition(),
     LatencyMarker(12, "source: lines", 3),
+    CheckpointAnnouncement(7),
 ]
 
 

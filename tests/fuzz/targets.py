@@ -57,6 +57,7 @@ from aioflow.checkpoint.store import METADATA
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.core.elements import (
     CancelCheckpointMarker,
+    CheckpointAnnouncement,
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
@@ -195,6 +196,7 @@ def data_frames() -> list[bytes]:
         EndOfData(),
         EndOfPartition(),
         LatencyMarker(1, "source", 2),
+        CheckpointAnnouncement(7),
     ]
     found += [
         encoder.encode(FrameType.EVENT_RESPONSE, 1, 0, PREFIX.pack(2, 0) + encode_event(event))

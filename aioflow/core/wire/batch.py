@@ -34,6 +34,7 @@ import msgspec
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.core.elements import (
     CancelCheckpointMarker,
+    CheckpointAnnouncement,
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
@@ -460,6 +461,7 @@ _EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
     (EndOfData, tuple[bool]),
     (EndOfPartition, tuple[()]),
     (LatencyMarker, tuple[int, str, int]),
+    (CheckpointAnnouncement, tuple[int]),
 )
 """The class and field types of each kind, in order.
 

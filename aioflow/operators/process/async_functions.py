@@ -26,6 +26,7 @@ from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import Function
 from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import check_own_task
+from aioflow.operators.async_io import KEPT_MAX
 from aioflow.operators.process.context import note_no_time
 from aioflow.operators.process.functions import (
     DRAIN_NS,
@@ -98,7 +99,8 @@ class AsyncProcessOperator(ProcessOperator):
             deque()
         )  # Processing-time timers that wait for their mail.
         self._is_firing = False  # Whether that mail is queued.
-        self._backlog: deque[tuple[int, RecordBatch]] = deque()  # Restored elements.
+        # Batches beyond `room`: restored, or taken over for a checkpoint.
+        self._backlog: deque[tuple[int, RecordBatch]] = deque()
         self.availability = Availability(available=True)
 
     async def open(self) -> None:
@@ -111,6 +113,10 @@ class AsyncProcessOperator(ProcessOperator):
         return 1 if self._batch is None else 0
 
     @property
+    def keeps_input(self) -> bool:
+        return len(self._backlog) < KEPT_MAX
+
+    @property
     def has_pending(self) -> bool:
         return False  # Work continues by mail, not by `resume`.
 
@@ -119,6 +125,9 @@ class AsyncProcessOperator(ProcessOperator):
         return self._batch is not None or bool(self._due)
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        if self._batch is not None:
+            self._backlog.append((index, batch))  # A checkpoint does not wait for the elements.
+            return empty_batch()
         watermark = max(batch.watermark, self._context.watermark)
         if not batch.values and (
             self._timers is None or self._context.timer_service.next_due > watermark
@@ -249,6 +258,8 @@ class AsyncProcessOperator(ProcessOperator):
                 )
                 raise
             self._position = i + 1
+            if i + 1 < count and self._perf_ns() >= deadline:
+                return False  # A checkpoint may come between two elements.
         return not self._ending or await self._end(rows, deadline)
 
     async def _fire_until(self, watermark: int, rows: Rows, deadline: int) -> bool:
