@@ -14,7 +14,7 @@ from aioflow.cluster.autoscaler import Autoscaler
 from aioflow.cluster.checkpoint_settings import LATEST
 from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.errors import did_you_mean
-from aioflow.core.timeunits import to_seconds
+from aioflow.core.timeunits import to_ms, to_seconds
 from aioflow.monitoring.options import served_options
 from aioflow.state.backend import check_backend
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
@@ -81,6 +81,9 @@ class RunOptions(CheckpointOptions):
     cancellation_timeout: str | timedelta = "30s"
     """Maximum time for functions to end once the job is cancelled, or has failed. After it the job
     fails with `af.CancellationTimeout`, which names the operator that does not end."""
+    latency_tracking: str | timedelta | None = None
+    """Time between two markers that each source sends, like "1s", to measure the latency to each
+    operator. None: no markers."""
     strict: bool = False
     """Whether to refuse values that cannot be sent to another process, instead of warning once
     for each edge.
@@ -142,6 +145,7 @@ class RunOptions(CheckpointOptions):
             debug=debug,
             replays=self.restart.retries,
             cancellation_timeout_s=self.cancellation_timeout_s,
+            latency_interval_ms=self.latency_interval_ms,
             strict=self.strict or self.tasks.strict,
         )
 
@@ -152,6 +156,12 @@ class RunOptions(CheckpointOptions):
     @property
     def cancellation_timeout_s(self) -> float:
         return to_seconds(self.cancellation_timeout, "cancellation_timeout")
+
+    @property
+    def latency_interval_ms(self) -> int | None:
+        if self.latency_tracking is None:
+            return self.tasks.latency_interval_ms
+        return to_ms(self.latency_tracking, "latency_tracking")
 
 
 def parse_options(given: Mapping[str, Any]) -> RunOptions:
@@ -204,6 +214,11 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
     if options.cancellation_timeout_s < 0:
         raise ValueError(
             f"cancellation_timeout must not be negative, got {options.cancellation_timeout!r}"
+        )
+    if options.latency_interval_ms is not None and options.latency_interval_ms <= 0:
+        raise ValueError(
+            f"latency_tracking is a time between two markers, got {options.latency_tracking!r}: "
+            "None is without"
         )
     if options.monitor is not None:
         served_options(options.monitor, options.monitor_options)

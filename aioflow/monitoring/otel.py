@@ -28,7 +28,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions
-from aioflow.monitoring.prometheus import split_of
+from aioflow.monitoring.prometheus import labels_of
 from aioflow.monitoring.rest_metrics import cluster_metrics, job_metrics
 
 __all__ = ["OpenTelemetryExport"]
@@ -151,21 +151,16 @@ def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:
             }
             for name, value in metrics.items():
                 operator, metric = index.operator_of(vertex_id, name)
+                more, metric = labels_of(metric)
                 if operator:
                     yield (
                         "flink.taskmanager.job.task.operator",
                         metric,
                         value,
-                        {**task, "operator_name": operator},
+                        {**task, "operator_name": operator, **more},
                     )
                     continue
-                split, metric = split_of(metric)
-                yield (
-                    "flink.taskmanager.job.task",
-                    metric,
-                    value,
-                    task if split is None else {**task, "split": split},
-                )
+                yield "flink.taskmanager.job.task", metric, value, {**task, **more}
 
 
 def _all(

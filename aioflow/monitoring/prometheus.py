@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aioflow.monitoring.monitor import Monitor
     from aioflow.monitoring.view import JobView
 
-__all__ = ["CONTENT_TYPE", "Exposition", "metrics", "split_of"]
+__all__ = ["CONTENT_TYPE", "Exposition", "labels_of", "metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,6 +29,9 @@ _UNFIT = re.compile(r"[^a-zA-Z0-9:_]")
 
 _SPLIT = re.compile(r"split\.(.*)\.watermark\.(\w+)", re.DOTALL)
 """Pattern of a metric of one split of a source. The split becomes a label."""
+
+_LATENCY = re.compile(r"latency\.(.*)\.(\w+)", re.DOTALL)
+"""Pattern of the latency from one source. The source becomes a label."""
 
 
 def metrics(call: Call) -> Any:
@@ -145,19 +148,21 @@ class Exposition:
         if operator:
             scope = f"{scope}_operator"
             labels["operator_name"] = operator
-        split, metric = split_of(metric)
-        if split is not None:
-            labels["split"] = split
+        more, metric = labels_of(metric)
+        labels |= more
         family = f"{scope}_{_name(metric)}"
         return family, f"{family}{_labels(**labels)}"
 
 
-def split_of(metric: str) -> tuple[str | None, str]:
-    """Returns the split of a source that a task's metric belongs to, or None, and the rest of the
-    metric's name.
+def labels_of(metric: str) -> tuple[dict[str, str], str]:
+    """Returns the labels that are part of a metric's name, a split or a source, and the rest of the
+    name.
     """
-    found = _SPLIT.fullmatch(metric)
-    return (None, metric) if found is None else (found[1], f"split.watermark.{found[2]}")
+    if (found := _SPLIT.fullmatch(metric)) is not None:
+        return {"split": found[1]}, f"split.watermark.{found[2]}"
+    if (found := _LATENCY.fullmatch(metric)) is not None:
+        return {"source": found[1]}, f"latency.{found[2]}"
+    return {}, metric
 
 
 def _name(name: str) -> str:

@@ -72,6 +72,8 @@ class TaskOptions:
     """
     cancellation_timeout_s: float = 30.0
     """How long functions may take to end once their task is cancelled."""
+    latency_interval_ms: int | None = None
+    """Time between two latency markers of a source. None: no markers."""
     local_state_bytes: int = LOCAL_BYTES_MAX
     """Bytes of checkpointed state that a process keeps in memory for local restores. 0: all from
     the store.

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from aioflow.core.elements import Event, RecordBatch
+    from aioflow.core.elements import LatencyMarker, RecordBatch
 
 __all__ = ["InputConsumer", "InputStatus"]
 
@@ -31,5 +31,5 @@ class InputConsumer(Protocol):
     def on_end_of_input(self, input_index: int) -> None:
         """Handles the end of input `input_index`, which was drained, while others go on."""
 
-    def on_event(self, event: Event) -> None:
-        """Handles any event except time and end: latency markers."""
+    def on_marker(self, marker: LatencyMarker) -> None:
+        """Handles a latency marker, in its place among the records."""

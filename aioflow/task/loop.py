@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from aioflow.core.availability import Availability
-    from aioflow.core.elements import Event, RecordBatch
+    from aioflow.core.elements import LatencyMarker, RecordBatch
     from aioflow.operators.source import Split
     from aioflow.task.chain import Tap
     from aioflow.task.checkpointing import SubtaskCheckpoints
     from aioflow.task.ending import TaskEnd, TaskLife
+    from aioflow.task.latency import LatencyEmitter, LatencyStats
     from aioflow.task.output import TaskOutput
     from aioflow.task.runtime import OperatorRuntime
 
@@ -53,11 +54,12 @@ InputT = TypeVar("InputT", NetworkInput, SourceInput)
 class Intake:
     """Passes the elements of the input to the operators. An `InputConsumer`."""
 
-    def __init__(self, runtime: OperatorRuntime, output: TaskOutput) -> None:
+    def __init__(self, runtime: OperatorRuntime, output: TaskOutput, latency: LatencyStats) -> None:
         self._runtime = runtime
         self._output = output
         self._push = runtime.chain.push
         self._makes_watermarks = runtime.makes_watermarks
+        self._latency = latency
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None:
         """Gives a batch to the head of the chain."""
@@ -74,9 +76,10 @@ class Intake:
         """Ends one of several inputs."""
         self._runtime.end_input(input_index)
 
-    def on_event(self, event: Event) -> None:
-        """Sends any other event downstream."""
-        self._output.broadcast_event(event)
+    def on_marker(self, marker: LatencyMarker) -> None:
+        """Notes the age of a latency marker, and sends it on. The chain is empty."""
+        self._latency.note(marker)
+        self._output.send_marker(marker)
 
 
 class TaskLoop(ABC, Generic[InputT]):
@@ -148,9 +151,6 @@ class TaskLoop(ABC, Generic[InputT]):
         self._output.flush()
         self._parking.suspend(IDLE)
 
-    async def _take_checkpoint(self) -> None:
-        """Takes the first due checkpoint."""
-        await self._checkpoints.take()
     @property
     def _may_go_on(self) -> bool:
         """Whether the next steps follow at once, after the chain was emptied for a checkpoint.
@@ -163,6 +163,9 @@ class TaskLoop(ABC, Generic[InputT]):
             and self._parking.reason is None
         )
 
+    async def _take_checkpoint(self) -> None:
+        """Takes the first due checkpoint."""
+        await self._checkpoints.take()
 
     def _wait_for_room(self) -> bool:
         """Suspends the action if the output has no room. Returns whether it has none."""
@@ -185,9 +188,6 @@ class TaskLoop(ABC, Generic[InputT]):
             self._suspend("operator", self._chain.blocked_on)
         self._flush_if_old()
 
-    def set_taps(self, operator_index: int, taps: Sequence[Tap]) -> None:
-        """Sets the taps on the output of an operator, between two slices."""
-        self._new_taps[operator_index] = taps
     def _run_over_room(self) -> ChainStatus:
         """Passes records to operators that have no room, so that the checkpoint does not wait.
 
@@ -201,6 +201,9 @@ class TaskLoop(ABC, Generic[InputT]):
         finally:
             self._chain.over_room = False
 
+    def set_taps(self, operator_index: int, taps: Sequence[Tap]) -> None:
+        """Sets the taps on the output of an operator, between two slices."""
+        self._new_taps[operator_index] = taps
         self._parking.resume()
 
     def _change_taps(self) -> None:
@@ -235,9 +238,6 @@ class TaskLoop(ABC, Generic[InputT]):
     def _look_ahead(self) -> None:
         """Looks for a barrier while very many timers fire."""
 
-    def _take_input(self) -> None:
-        """Takes one batch of the input, and processes the first slice of it."""
-        status = self._emit_next()
     def _stalled(self) -> None:
         """Asks the input for as few records as possible."""
 
@@ -269,13 +269,16 @@ class TaskLoop(ABC, Generic[InputT]):
             status = self._emit_next()
         return status
 
-        if status is InputStatus.MORE_AVAILABLE:
-            self._run_chain()
+    def _take_input(self) -> None:
+        """Takes one batch of the input, and processes the first slice of it."""
         if self._chain.overfull is not None and self._is_overfull():
             return
-            self._flush_if_old()
+        status = self._emit_next()
         if self._chain.overfull is not None:
             status = self._take_over(status)
+        if status is InputStatus.MORE_AVAILABLE:
+            self._run_chain()
+            self._flush_if_old()
         elif status is InputStatus.NOTHING_AVAILABLE:
             self._output.flush()
             self._suspend(IDLE, self.input.availability)
@@ -331,18 +334,21 @@ class NetworkLoop(TaskLoop[NetworkInput]):
         await self._checkpoints.take()
         self.input.barriers.taken()
 
-    def _poll_events(self) -> None:
-        """Polls after the end of data: barriers and ends of channels still come."""
-        if self.input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
     def _stalled(self) -> None:
         self.input.stalled()
 
+    def _poll_events(self) -> None:
+        """Polls after the end of data: barriers and ends of channels still come."""
+        if self.input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
             self._output.flush()
             self._suspend(IDLE, self.input.availability)
 
 
 class SourceLoop(TaskLoop[SourceInput]):
     """The loop of a task that reads a source."""
+
+    _emitter: LatencyEmitter | None = None
+    _intake: Intake
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
         """Gives the reader more splits. An error fails the task too: some may be read by now."""
@@ -359,6 +365,15 @@ class SourceLoop(TaskLoop[SourceInput]):
         """As of any task; the source is not polled meanwhile."""
         self.input.pause()
         super()._hold()
+
+    def emit_markers(self, emitter: LatencyEmitter, intake: Intake) -> None:
+        """Sends the markers of `emitter` in front of the records that come next."""
+        self._emitter, self._intake = emitter, intake
+
+    def _take_input(self) -> None:
+        if self._emitter is not None and self._emitter.due is not None:
+            self._intake.on_marker(self._emitter.take())
+        super()._take_input()
 
     def _poll_events(self) -> None:
         """Waits for mail after the end of data."""

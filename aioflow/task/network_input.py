@@ -360,7 +360,7 @@ class NetworkInput:
             part.gate.overtaken(channel - part.first_channel)  # It takes no data along.
             self.barriers.announced(event.checkpoint_id)
         elif isinstance(event, LatencyMarker):
-            self._consumer.on_event(event)
+            self._consumer.on_marker(event)
         if self._first is not None:
             self._look_at_first()
 

@@ -20,6 +20,7 @@ from aioflow.core.elements import (
     CheckpointAnnouncement,
     EndOfData,
     Event,
+    LatencyMarker,
     RecordBatch,
     WatermarkStatus,
 )
@@ -123,15 +124,15 @@ class RecordWriter:
         *,
         edge_id: int = -1,
         may_be_overtaken: bool = False,
-    ) -> None:
         announces: bool = False,
+    ) -> None:
         """`may_be_overtaken`: whether a barrier may overtake waiting data of this edge.
 
         The data is then stored under `edge_id`. `announces`: whether checkpoints are announced on
         this edge, see `CheckpointAnnouncement`.
         """
-        self.edge_id = edge_id
         self.announces = announces
+        self.edge_id = edge_id
         self.may_be_overtaken = may_be_overtaken
         self.partition = partition
         self._partitioner = partitioner
@@ -247,6 +248,7 @@ class TaskOutput:
         self._is_idle_sent = False
         self._side_taps: dict[tuple[int, str], tuple[Tap, ...]] = {}
         self._records_flushed = 0
+        self._markers = 0
         self._starting = True
 
     def add(self, writer: RecordWriter, side: tuple[int, OutputTag[Any]] | None = None) -> None:
@@ -438,8 +440,6 @@ class TaskOutput:
         for writer in self._all:
             writer.partition.broadcast_event(event, blocking)
 
-    def overtake(self, barrier: CheckpointBarrier, capture: ChannelStateCapture) -> None:
-        """Sends `barrier` ahead of all waiting data, and stores that data in `capture`.
     def announce(self, checkpoint_id: int) -> None:
         """Announces a checkpoint ahead of its barrier, where an operator waits for calls."""
         for writer in self._all:
@@ -454,6 +454,8 @@ class TaskOutput:
             subpartitions = writer.partition.subpartitions
             subpartitions[self._markers % len(subpartitions)].add_event(marker)
 
+    def overtake(self, barrier: CheckpointBarrier, capture: ChannelStateCapture) -> None:
+        """Sends `barrier` ahead of all waiting data, and stores that data in `capture`.
 
         An edge that may not be overtaken gets the barrier in its turn.
         """

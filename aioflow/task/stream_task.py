@@ -48,6 +48,7 @@ from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_reader
 from aioflow.task.end_watch import EndWatch, end_source_code
 from aioflow.task.ending import TaskEnd, TaskLife, TaskPhase
 from aioflow.task.input import InputStatus
+from aioflow.task.latency import LatencyEmitter, LatencyStats
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
 from aioflow.task.network_input import NetworkInput
 
@@ -269,7 +270,13 @@ class StreamTask:
         """Makes operators and input, which calls user code; then the parts that need them."""
         runtime, output, restore = self._runtime, self._output, self.descriptor.restore
         assembly.add_operators()
-        intake = Intake(runtime, output)
+        operators = runtime.contexts[runtime.node_index(0) :]
+        latency = LatencyStats(
+            self.metrics,
+            [context.runtime.metrics for context in operators],
+            self._environment.processing_ms,
+        )
+        intake = Intake(runtime, output, latency)
         task_input: NetworkInput | SourceInput
         if self.descriptor.vertex.head.source is None:
             task_input = assembly.create_network_input(intake)
@@ -295,7 +302,17 @@ class StreamTask:
             )
             self._loop = NetworkLoop(self.life, runtime, task_input, *shared)
         else:
-            self._loop = SourceLoop(self.life, runtime, task_input, *shared)
+            self._loop = loop = SourceLoop(self.life, runtime, task_input, *shared)
+            if (interval_ms := self._options.latency_interval_ms) is not None:
+                emitter = LatencyEmitter(
+                    runtime.head.name,
+                    runtime.head.runtime.subtask_index,
+                    interval_ms,
+                    self._environment.processing_ms,
+                    self._timers.register_timer,
+                    runtime.parking.resume,
+                )
+                loop.emit_markers(emitter, intake)
         self._mail.open(checkpoints, task_input)
         self._metrics = assembly.create_metrics(task_input, checkpoints)
         return self._loop

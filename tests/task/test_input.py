@@ -102,8 +102,8 @@ class World:
     def on_end_of_input(self, input_index: int) -> None:
         self.got.append((input_index, "end"))
 
-    def on_event(self, event: Event) -> None:
-        self.got.append((-1, event))
+    def on_marker(self, marker: LatencyMarker) -> None:
+        self.got.append((-1, marker))
 
 
 def test_two_inputs_that_always_have_something_alternate() -> None:

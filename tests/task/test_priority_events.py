@@ -13,7 +13,13 @@ import pytest
 from aioflow.checkpoint.alignment import CaptureComplete, Take
 from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.aio import end_task
-from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, RecordBatch
+from aioflow.core.elements import (
+    CheckpointBarrier,
+    EndOfPartition,
+    Event,
+    LatencyMarker,
+    RecordBatch,
+)
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
@@ -72,7 +78,7 @@ class Overtaken:
 
     def on_end_of_input(self, input_index: int) -> None: ...
 
-    def on_event(self, event: Event) -> None: ...
+    def on_marker(self, marker: LatencyMarker) -> None: ...
 
     # A BarrierListener.
 

@@ -12,7 +12,7 @@ import pytest
 
 from aioflow.checkpoint.source_state import SplitState, decode_source_state
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, Event, RecordBatch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, LatencyMarker, RecordBatch
 from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.operators.watermarks import WatermarkStrategy
@@ -149,7 +149,7 @@ class World:
         self.got.append(idle)
 
     def on_end_of_input(self, input_index: int) -> None: ...
-    def on_event(self, event: Event) -> None: ...
+    def on_marker(self, marker: LatencyMarker) -> None: ...
 
     def poll(self, *values: int, split: str = "a") -> RecordBatch:
         self.reader.give(list(values), split)

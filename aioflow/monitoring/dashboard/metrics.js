@@ -20,6 +20,7 @@ const TASK_PLOTS = [
   ["currentOutputWatermark", "Event time behind the clock", duration, "max", (value, at) => (isInstant(value) ? Math.max(0, at - value) : null), null],
   ["Shuffle.Netty.Output.Buffers.outPoolUsage", "Output buffers in use", percent, "max", null, null],
   ["mailboxLatencyMs", "Mailbox latency", duration, "max", null, null],
+  ["latencyMsP99", "Latency from the sources, p99", duration, "max", null, null],
 ];
 const JOB_PLOTS = [
   ["lastCheckpointDuration", "Duration of checkpoints", duration], ["lastCheckpointSize", "Size of checkpoints", bytes],
