@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from aioflow.cluster.shipping import ShippedJob
-    from aioflow.core.elements import Event
+    from aioflow.core.elements import LatencyMarker
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobEdge
     from aioflow.operators.operator import Operator
@@ -299,8 +299,8 @@ class StageSubtask:
     def on_end_of_input(self, input_index: int) -> None:
         """Does nothing: a source has one input, and `read` notices its end."""
 
-    def on_event(self, event: Event) -> None:
-        """Does nothing: sources send no events."""
+    def on_marker(self, marker: LatencyMarker) -> None:
+        """Does nothing: sources send no markers."""
 
 
 def _nothing_to_do(_processor: MailboxProcessor) -> None:
