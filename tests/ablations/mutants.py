@@ -1022,8 +1022,9 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a snapshot is taken before the chain is empty",
         "aioflow/task/loop.py",
-        "        if not self._chain.has_work:\n",
-        "        if not self._chain.has_work or self._checkpoints.is_due:\n",
+        "        if self._chain.has_work:\n            if self._chain.is_interruptible",
+        "        if self._chain.has_work and not checkpoints.is_due:\n"
+        "            if self._chain.is_interruptible",
         (
             "tests/task/test_checkpointing.py::"
             "test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
