@@ -53,7 +53,7 @@ _HOMES = {
     "core.states": (
         "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor "
         "ReducingStateDescriptor StateTtl ValueStateDescriptor "
-        "AggregatingState ListState MapState ReducingState ValueState"
+        "AggregatingState ListState MapState RawKeyedState ReducingState ValueState"
     ),
     "core.wire.types": "register_type",
     "monitoring.app": "monitor_app",

@@ -80,6 +80,7 @@ from aioflow.core.states import ListState as ListState
 from aioflow.core.states import ListStateDescriptor as ListStateDescriptor
 from aioflow.core.states import MapState as MapState
 from aioflow.core.states import MapStateDescriptor as MapStateDescriptor
+from aioflow.core.states import RawKeyedState as RawKeyedState
 from aioflow.core.states import ReducingState as ReducingState
 from aioflow.core.states import ReducingStateDescriptor as ReducingStateDescriptor
 from aioflow.core.states import StateTtl as StateTtl

@@ -69,6 +69,7 @@ NAMES = [
     "ProcessWindowFunction",
     "ProducerFailed",
     "ProtocolError",
+    "RawKeyedState",
     "ReducingState",
     "ReducingStateDescriptor",
     "RemoteCluster",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ListStateDescriptor,
         MapState,
         MapStateDescriptor,
+        RawKeyedState,
         ReducingState,
         ReducingStateDescriptor,
         ValueState,
@@ -246,6 +247,8 @@ class RuntimeContext(Protocol):
     def get_aggregating_state(
         self, descriptor: AggregatingStateDescriptor[T]
     ) -> AggregatingState[T]: ...
+    def get_raw_keyed_state(self) -> RawKeyedState:
+        """Returns the state of this subtask that the function writes and reads as bytes."""
 
 
 class ProcessContext(Protocol):

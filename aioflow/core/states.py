@@ -11,7 +11,7 @@ in processing time, from the last write; `StateTtl` has options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
@@ -24,6 +24,7 @@ __all__ = [
     "ListState",
     "MapState",
     "OrNone",
+    "RawKeyedState",
     "ReducingState",
     "ValueState",
     "AggregatingStateDescriptor",
@@ -117,6 +118,25 @@ class AggregatingState(Protocol[T_co]):
 
     def add(self, value: Any) -> None: ...
     def clear(self) -> None: ...
+
+
+class RawKeyedState(Protocol):
+    """Bytes for each key group, which a function writes in `snapshot_state` and reads in
+    `initialize_state`.
+    """
+
+    @property
+    def key_groups(self) -> range:
+        """The key groups of this subtask."""
+
+    def group_of(self, key: Hashable) -> int:
+        """Returns the key group of a key."""
+
+    def get(self) -> dict[int, bytes]:
+        """Returns the bytes of each key group that has some."""
+
+    def update(self, contents: Mapping[int, bytes]) -> None:
+        """Replaces the bytes of all key groups; a group that is left out has none."""
 
 
 @dataclass(frozen=True, slots=True)

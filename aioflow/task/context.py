@@ -21,6 +21,7 @@ from aioflow.core.states import (
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.state.backend import require_keyed
+from aioflow.state.raw_keyed import RawKeyedView
 from aioflow.state.timers import InternalTimerService
 from aioflow.task.function_mailbox import FunctionMailbox
 
@@ -155,6 +156,11 @@ class SubtaskRuntimeContext:
     def get_aggregating_state(self, descriptor: StateDescriptor) -> Any:
         """Returns aggregating state of the current key. Raises the errors of `get_state`."""
         return self._declared(AggregatingStateDescriptor, descriptor)
+
+    def get_raw_keyed_state(self) -> RawKeyedView:
+        """Returns the raw state of this subtask's key groups. Raises StateError without keys."""
+        keyed = require_keyed(self.keyed_state, self.operator_name)
+        return RawKeyedView(keyed, self.operator_name)
 
     def _declared(self, kind: type[StateDescriptor], descriptor: object) -> Any:
         keyed = require_keyed(self.keyed_state, self.operator_name)

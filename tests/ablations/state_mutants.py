@@ -17,6 +17,16 @@ CHURN = "tests/state/test_heap_churn.py::"
 
 STATE_MUTANTS: list[Mutant] = [
     Mutant(
+        "raw bytes of a key group that was left out stay",
+        "aioflow/state/raw_keyed.py",
+        "        for group in before.keys() - contents.keys():\n",
+        "        for group in contents.keys() - contents.keys():\n",
+        (
+            "tests/contracts/test_raw_keyed_state.py::"
+            "test_a_snapshot_has_the_bytes_of_the_last_update_before_it",
+        ),
+    ),
+    Mutant(
         "expired values on disk are never removed",
         "aioflow/state/ttl.py",
         "            if alive(stored, now_ms) is not stored\n",
