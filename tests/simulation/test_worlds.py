@@ -13,7 +13,16 @@ from collections import Counter
 import pytest
 
 from tests.simulation.sweep import ROOT, main
-from tests.simulation.world import KINDS, LONG_ROUNDS, OF_PLACE, PLACES, Settings, run_world
+from tests.simulation.world import (
+    KINDS,
+    LONG_ROUNDS,
+    OF_PLACE,
+    PLACES,
+    RESCALE,
+    Settings,
+    rescaling,
+    run_world,
+)
 
 SEEDS_A_TEST = 25
 FIRST = range(0, 200, SEEDS_A_TEST)
@@ -26,6 +35,17 @@ def test_everything_is_committed_exactly_once_after_any_fault(first: int) -> Non
     """
     for seed in range(first, first + SEEDS_A_TEST):
         run_world(seed)
+
+
+@pytest.mark.parametrize(("place", "seeds"), [("one", 25), ("workers", 6), ("cluster", 3)])
+def test_a_job_that_is_rescaled_again_and_again_commits_everything_once(
+    place: str, seeds: int
+) -> None:
+    """Also while checkpoints are taken, tasks fail, processes are killed and disks are slow."""
+    done: Counter[str] = Counter()
+    for seed in range(7000, 7000 + seeds):
+        done += run_world(seed, settings=rescaling(seed, place)).faults
+    assert done[RESCALE] >= seeds // 2
 
 
 def test_a_paused_holder_that_creates_an_old_number_again_harms_nothing() -> None:

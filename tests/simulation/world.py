@@ -27,7 +27,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random  # Seeded: it chooses the shape of a world.
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ from tests.simulation.workload import (
     world_flow,
 )
 
-__all__ = ["KINDS", "PLACES", "Outcome", "Settings", "run_world"]
+__all__ = ["KINDS", "PLACES", "RESCALE", "Outcome", "Settings", "rescaling", "run_world"]
 
 PLACES = {"one": 13, "workers": 2, "cluster": 1}
 """Places for the tasks of a world, and the number of seeds of 16 that choose each: a world of
@@ -106,6 +106,12 @@ KINDS = (*INJECTED, *MISDEEDS, "lost", "repeated", "down", "savepoint", "stop", 
 """Kinds of faults.
 
 `INJECTED` are `Faults`, the rest is inflicted here. Workers and clusters have more of their own.
+"""
+
+RESCALE = "rescale"
+"""The operator changes the parallelism of the running job.
+
+No seed chooses this by itself: `rescaling` adds it to the choices of a seed.
 """
 
 OF_PLACE = {"one": (), "workers": worker_world.KINDS, "cluster": cluster_world.KINDS}
@@ -439,7 +445,7 @@ class World:
 
     async def _operate(self, host: SimulatedHost, job: af.Job) -> bool:
         """Does what a person does beside the job. True: the job was stopped."""
-        operations = ("savepoint", "stop", "cancel", "term")
+        operations = ("savepoint", "stop", "cancel", "term", RESCALE)
         rates = {
             kind: self.settings.rates[kind] for kind in operations if kind in self.settings.kinds
         }
@@ -454,6 +460,10 @@ class World:
                 if kind == "savepoint":
                     await self.ask(kind, job.savepoint())
                     continue
+                if kind == RESCALE:
+                    wanted = host.rng.choice((1, 2, 3, 4))
+                    await self.ask(kind, job.rescale(parallelism=wanted))
+                    continue
                 if kind == "term":
                     self.sim.life(host.name).terminate()
                     continue
@@ -463,7 +473,7 @@ class World:
                 stop = job.stop(savepoint=None if host.rng.random() < 0.7 else False, drain=False)
                 self.stopped_with = await self.ask(kind, stop)
             except af.AioflowError:
-                if kind == "savepoint":
+                if kind in ("savepoint", RESCALE):
                     continue
             return True
         await asyncio.get_running_loop().create_future()
@@ -798,6 +808,13 @@ def _named_files(checkpoint: CompletedCheckpoint) -> Iterator[StateFile]:
                     yield file
 
 
+def rescaling(seed: int, place: str | None = None) -> Settings:
+    """Returns the choices of a seed for a world whose job is rescaled again and again."""
+    drawn = Settings.drawn(seed, place)
+    rates = {**drawn.rates, RESCALE: 20.0 / drawn.duration_s}
+    return replace(drawn, kinds=(*drawn.kinds, RESCALE), rates=rates)
+
+
 def run_world(
     seed: int,
     place: str | None = None,
@@ -814,9 +831,8 @@ def run_world(
 
     async def main(host: SimulatedHost) -> None:
         watch = Watch(host.sim.loop)
-        world = World(
-            host.sim, chosen, Oracle(chosen.data, in_order=len(chosen.parallelism) == 1), watch
-        )
+        in_order = len(chosen.parallelism) == 1 and RESCALE not in chosen.kinds
+        world = World(host.sim, chosen, Oracle(chosen.data, in_order=in_order), watch)
         worlds.append(world)
         worker_world.install(host.sim)
         share(world.shared)
