@@ -6,9 +6,8 @@ The flow itself is `build_flow` in `aioflow/cli/demo.py`; `aioflow demo` runs th
 """
 
 import aioflow as af
-from aioflow.cli.demo import Report, build_flow
+from aioflow.cli.demo import Report, build_flow, report_lines
 from aioflow.cli.demo_data import find_data
-from aioflow.cli.demo_report import report_lines
 
 
 def main() -> None:

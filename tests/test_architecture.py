@@ -57,10 +57,6 @@ CIRCLES = ""
 """Modules that import each other, at start-up or inside functions. Only strike names out."""
 
 CIRCLES_OF_TYPES = """
-io.blocks io.kafka_client io.kafka_reader io.kafka_sink io.kafka_topics io.nats_client
-io.nats_sink io.nats_streams io.paths io.redis_client io.redis_sink io.redis_streams
-monitoring.calls monitoring.monitor monitoring.prometheus monitoring.rest_cluster
-monitoring.rest_metrics monitoring.sampling
 state.backend state.timers
 """
 """Modules that import each other if imports for type checkers count too. Only strike names out."""

@@ -6,10 +6,17 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.hints import sink_hint
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.functions import AggregateFunction, CheckpointedFunction, Function
+from aioflow.core.functions import (
+    AggregateFunction,
+    CheckpointedFunction,
+    Function,
+    has_operator_state,
+)
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import (
     Chaining,
@@ -20,7 +27,11 @@ from aioflow.graph.stream_graph import (
     StreamNode,
 )
 from aioflow.io.pushing import PushSource
-from aioflow.operators.traits import BY_RECORD, OperatorTraits
+from aioflow.operators import traits
+from aioflow.operators.async_io import AsyncSinkOperator
+from aioflow.operators.sink import FunctionSink, SinkOperator, as_sink, calling
+from aioflow.operators.stateless import is_async
+from aioflow.operators.traits import AWAITED_IN_TURN, BY_RECORD, OperatorTraits
 from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
@@ -32,6 +43,7 @@ __all__ = [
     "OperatorOptions",
     "Upstream",
     "add_operator",
+    "add_sink",
     "check_watermarks",
     "event_time_of",
     "fresh",
@@ -319,3 +331,48 @@ def operator_options(named: dict[str, Any]) -> OperatorOptions:
         if option in named and not is_expression(named[option])
     ]
     return OperatorOptions(**{option: named.pop(option) for option in options})
+
+
+def add_sink(
+    graph: StreamGraph, streams: list[Upstream], sink: Any, options: OperatorOptions
+) -> None:
+    """Adds an operator to `graph` that writes the elements of `streams` to `sink`.
+
+    Raises GraphError if `sink` is not a sink, or if a source of `streams` refuses this sink.
+    """
+    if not callable(sink) and (remedy := sink_hint(sink)):
+        raise GraphError(
+            f"sink() takes a Sink or a function of one element, got {type(sink).__name__}: "
+            f"{sink!r}{remedy}"
+        )
+    target = as_sink(sink)
+    calls = isinstance(target, FunctionSink)
+    if (check := getattr(target, "check_sink", None)) is not None:
+        check()
+    for node_id in sorted(graph.upstream_of(stream.node_id for stream in streams)):
+        refuse = getattr(graph.nodes[node_id].source, "refuse_sink", None)
+        if refuse is not None:
+            refuse(target)
+    awaits = calls and is_async(sink, "__call__")
+    if awaits:
+        factory = partial(make_operator, AsyncSinkOperator, sink)
+    elif calls:
+        factory = partial(make_operator, calling, sink)
+    else:
+        factory = partial(make_operator, SinkOperator, target)
+    add_operator(
+        graph,
+        "sink",
+        [streams],
+        factory,
+        OperatorOptions(
+            options.name or getattr(target, "name", None) or type(target).__name__,
+            options.uid,
+            options.parallelism,
+        ),
+        sink=True,
+        stateful=calls and has_operator_state(sink),
+        stays_here=bool(getattr(target, "stays_here", False)),
+        parallelism_max=getattr(target, "parallelism_max", None),
+        traits=AWAITED_IN_TURN if awaits else BY_RECORD if calls else traits.sink(target),
+    )

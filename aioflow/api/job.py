@@ -120,7 +120,7 @@ class Job:
 
     def monitored(self) -> Monitored:
         """Returns the view of the job for `af.monitor_app(job)`."""
-        from aioflow.monitoring.adapters import MonitoredJob  # Imports what only an endpoint needs.
+        from aioflow.monitoring.view import MonitoredJob  # Imports what only an endpoint needs.
 
         return MonitoredJob(self._cluster, str(self._options.state))
 

@@ -41,6 +41,7 @@ from aioflow.api.build import (
     OperatorOptions,
     Upstream,
     add_operator,
+    add_sink,
     check_watermarks,
     event_time_of,
     is_keyed,
@@ -59,7 +60,6 @@ from aioflow.api.calls import (
     window_join,
 )
 from aioflow.api.read_first import READ_FIRST, check_read_first
-from aioflow.api.sinks import add_sink
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import (
     AggregateFunction,

@@ -37,6 +37,7 @@ from aioflow.cli.cluster_access import (
 )
 from aioflow.cli.jobs import print_jobs
 from aioflow.cli.options import (
+    UsageError,
     add_monitor_options,
     bind_address,
     count,
@@ -46,7 +47,6 @@ from aioflow.cli.options import (
     positive,
     served,
 )
-from aioflow.cli.target import UsageError
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
 from aioflow.cluster.secret_file import create_secret
 from aioflow.cluster.submission import ClusterClient

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aioflow.api.runner import new_event_loop
-from aioflow.cli.options import in_flags
-from aioflow.cli.target import UsageError
+from aioflow.cli.options import UsageError, in_flags
 from aioflow.cli.terminal import reader_is_gone
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.submission import ClusterClient, NoJobManager
@@ -38,18 +37,18 @@ __all__ = [
     "FINISHED",
     "LOCAL",
     "PORT",
+    "add_tls_options",
     "addresses",
     "asking",
     "find_started",
+    "jobmanagers_of",
+    "processes_of",
     "run_on_host",
     "secret_of",
-    "whereabouts_of",
-    "add_tls_options",
     "secured_host",
     "tls_arguments",
     "tls_files",
-    "jobmanagers_of",
-    "processes_of",
+    "whereabouts_of",
 ]
 
 OPTIONS = ("--tls-cert", "--tls-key", "--tls-ca")

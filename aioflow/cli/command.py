@@ -18,15 +18,16 @@ from typing import Any
 
 import aioflow
 from aioflow.cli.options import (
+    UsageError,
     add_checkpoint_options,
     add_monitor_options,
     checkpoint_options,
     count,
     in_flags,
+    load_flow,
     monitor_options,
 )
 from aioflow.cli.progress import Watcher, run_flow, watcher_for
-from aioflow.cli.target import UsageError, load_flow
 from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
@@ -204,9 +205,8 @@ def _graph(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from aioflow.cli.demo import Report, build_flow
+    from aioflow.cli.demo import Report, build_flow, next_lines, report_lines
     from aioflow.cli.demo_data import find_data
-    from aioflow.cli.demo_report import next_lines, report_lines
 
     try:
         folder = find_data()

@@ -30,13 +30,14 @@ from aioflow.cli.cluster_access import (
     tls_files,
 )
 from aioflow.cli.options import (
+    UsageError,
     add_checkpoint_options,
     checkpoint_options,
     count,
     id_beginning,
     in_flags,
+    load_flow,
 )
-from aioflow.cli.target import UsageError, load_flow
 from aioflow.cli.terminal import describe
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster

@@ -1,40 +1,51 @@
-"""Options that several commands share, and the parsers of their values.
+"""Options and arguments that several commands share, and the parsers of their values.
 
 The error of a parser says which value is expected. `in_flags` translates the library's messages
 about arguments into messages about options: a user who typed `--every` does not know `every=`. The
 commands `run` and `submit` have the checkpoint options. Every command that can serve a monitoring
 endpoint has the options of the endpoint.
+
+A command names a flow by `MODULE:FLOW` or `PATH.py:FLOW`. FLOW is a Flow or a function that returns
+one.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
+import os
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
+from aioflow.api.flow import Flow
 from aioflow.api.options import parse_options
-from aioflow.cli.target import UsageError
-from aioflow.core.errors import NotAuthenticated
+from aioflow.cli.terminal import describe
+from aioflow.core.errors import NotAuthenticated, with_article
 from aioflow.core.timeunits import to_seconds
 from aioflow.monitoring.options import parse_monitor_address, served_options
 
 __all__ = [
-    "in_flags",
+    "UsageError",
+    "add_checkpoint_options",
+    "add_monitor_options",
     "bind_address",
+    "checkpoint_options",
     "count",
     "duration",
     "id_beginning",
-    "port",
-    "positive",
-    "add_checkpoint_options",
-    "checkpoint_options",
-    "add_monitor_options",
+    "in_flags",
+    "load_flow",
     "monitor_arguments",
     "monitor_options",
+    "port",
+    "positive",
     "served",
 ]
 
@@ -311,3 +322,113 @@ async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None
             raise UsageError(in_flags(error.strerror or str(error))) from error
         print(f"dashboard at {url}", flush=True)
         yield
+
+
+class UsageError(Exception):
+    """The command line is valid, but cannot be carried out."""
+
+
+def load_flow(target: str) -> Flow:
+    """Returns the flow that `target` names. Raises UsageError, which says what was found
+    instead.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        module = _load(target)
+        raise UsageError(f"{target!r} names no flow, expected {target}:FLOW; {_found_in(module)}")
+    if not place or not name:
+        raise UsageError(f"expected MODULE:FLOW or PATH.py:FLOW, got {target!r}")
+    module = _load(place)
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise UsageError(f"{place} has no flow {name!r}; {_found_in(module)}")
+    if callable(found):
+        try:
+            made = found()
+        except Exception as error:  # The user's function may raise anything.
+            raise UsageError(
+                f"{name}() of {place} raised\n  " + "\n  ".join(describe(error))
+            ) from error
+        if not isinstance(made, Flow):
+            raise UsageError(
+                f"{name}() of {place} returned {made!r}, expected a Flow; {_found_in(module)}"
+            )
+        return made
+    if not isinstance(found, Flow):
+        kind = with_article(type(found).__name__)
+        raise UsageError(
+            f"{name!r} of {place} is {kind}, expected a Flow or a function that returns one; "
+            f"{_found_in(module)}"
+        )
+    return found
+
+
+def _load(place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _load_file(Path(place))
+        if os.getcwd() not in sys.path:
+            sys.path.insert(
+                0, os.getcwd()
+            )  # As with `python -m`, modules of the current directory can be imported.
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            hint = f"; there is a file {place}.py here" if Path(f"{place}.py").exists() else ""
+            raise UsageError(
+                f"there is no module {place!r}: no module {error.name!r} on the path or in "
+                f"{os.getcwd()}{hint}"
+            ) from error
+        raise UsageError(
+            f"{place} could not be imported\n  " + "\n  ".join(describe(error))
+        ) from error
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            f"{place} could not be imported\n  " + "\n  ".join(describe(error))
+        ) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {str(path)!r} (looked in {os.getcwd()})")
+    sys.path.insert(
+        0, str(path.resolve().parent)
+    )  # As with `python PATH.py`, modules in the same directory can be imported.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a name that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # Dataclasses and the codec look a class's module up by name.
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
+
+
+def _found_in(module: ModuleType) -> str:
+    """Returns the names of flows and functions in the module, for the message about a wrong
+    name.
+    """
+    flows = [name for name, value in vars(module).items() if isinstance(value, Flow)]
+    functions = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
+    parts = []
+    if flows:
+        parts.append(f"it has the flows {', '.join(flows)}")
+    if functions:
+        parts.append(
+            f"the functions {', '.join(functions)}"
+            if parts
+            else f"it has no Flow, but the functions {', '.join(functions)}"
+        )
+    return " and ".join(parts) if parts else "it has neither a Flow nor a function"

@@ -13,7 +13,7 @@ from typing import Any
 
 from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.checkpoint.savepoint import OperatorSummary, Savepoint
-from aioflow.cli.target import UsageError
+from aioflow.cli.options import UsageError
 from aioflow.core.errors import CheckpointError, RestoreError
 
 __all__ = ["add_commands"]

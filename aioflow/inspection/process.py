@@ -1,32 +1,53 @@
-"""One process, as it reports about itself to monitors: here by a call, in another process by the
-same call over RPC.
+"""A process, as it reports about itself to monitors, in another process by the same call over RPC.
 
 The lag of the event loop is measured with a call that is due at a known time: code that blocks the
 loop delays the call too.
 
 The last log records of the engine are kept in memory while a monitor may read them. No file is ever
 read for them.
+
+The position of a waiting task is the chain of awaits from its coroutine to the awaited object.
+
+`FlameSampler` samples the thread of the loop: another thread looks at it a hundred times a second,
+for a short while. Each sample names the asyncio task that ran, which is a subtask. So the graph of
+a vertex holds the samples of its tasks. Sampling needs nothing of the program. It costs the moments
+in which the other thread holds the interpreter (some 50 us a sample).
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
+import sys
+import threading
 import traceback
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import Closed
+from aioflow.core.aio import switch_interval, wait_all
+from aioflow.core.errors import Closed, JobNotRunning
 from aioflow.inspection.redaction import redacted
-from aioflow.inspection.stacks import FlameSampler, await_chain, tasks_by_name, thread_infos
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflow.core.host import Host
 
-__all__ = ["ProcessInspector", "LoopLag", "RECORDS_MAX", "LogTail"]
+__all__ = [
+    "RECORDS_MAX",
+    "FlameSampler",
+    "LogTail",
+    "LoopLag",
+    "ProcessInspector",
+    "Samples",
+    "Stack",
+    "await_chain",
+    "place_of",
+    "tasks_by_name",
+    "thread_infos",
+]
 
 LAG_EVERY_S = 0.1
 LAGS_MAX = 600
@@ -239,3 +260,205 @@ class ProcessInspector:
             for task in asyncio.all_tasks()
             if task is not running and task.get_name() in wanted
         ]
+
+
+AWAITS_MAX = 50
+TASKS_MAX = 1_000
+
+
+def place_of(code: CodeType, line: int) -> str:
+    """Function, file and line.
+
+    The file is shown by its last two parts, because the machine's paths are private.
+    """
+    parts = code.co_filename.replace("\\", "/").rsplit("/", 2)
+    return f"{code.co_qualname} ({'/'.join(parts[-2:])}:{line})"
+
+
+def await_chain(task: asyncio.Task[Any]) -> list[str]:
+    """Outermost first; the last entry is the awaited object, if it is known."""
+    chain: list[str] = []
+    current: Any = task.get_coro()
+    while current is not None and len(chain) < AWAITS_MAX:
+        frame: FrameType | None = _first(current, "cr_frame", "gi_frame", "ag_frame")
+        if frame is None:
+            generator = next(filter(inspect.isasyncgen, gc.get_referents(current)), None)
+            if generator is None:
+                chain.append(_waited_for(current))
+                break
+            current = generator  # Its step does not say which generator it belongs to.
+            continue
+        chain.append(place_of(frame.f_code, frame.f_lineno))
+        current = _first(current, "cr_await", "gi_yieldfrom", "ag_await")
+    return chain
+
+
+def _first(value: Any, *names: str) -> Any:
+    return next((getattr(value, name) for name in names if hasattr(value, name)), None)
+
+
+def _waited_for(awaited: Any) -> str:
+    kind = type(awaited).__name__
+    return (
+        f"waits for task {awaited.get_name()}"
+        if isinstance(awaited, asyncio.Task)
+        else f"waits for a {kind}"
+    )
+
+
+def tasks_by_name(tasks: Sequence[asyncio.Task[Any]]) -> list[dict[str, Any]]:
+    """Name, state and await chain of each, in the order of their names."""
+    ordered = sorted(tasks, key=lambda task: task.get_name())[:TASKS_MAX]
+    running = asyncio.current_task()
+    return [
+        {
+            "name": task.get_name(),
+            "state": "running" if task is running else "waiting",
+            "stack": await_chain(task),
+        }
+        for task in ordered
+        if not task.done()
+    ]
+
+
+def thread_infos() -> list[dict[str, str]]:
+    """The entries of Flink's thread dump: tasks, which play the part of threads, then the threads
+    of the process.
+    """
+    infos = [
+        _info(one["name"], f'"{one["name"]}" {one["state"]}', one["stack"])
+        for one in tasks_by_name(list(asyncio.all_tasks()))
+    ]
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        stack = (
+            []
+            if frame is None
+            else [place_of(f.f_code, line) for f, line in traceback.walk_stack(frame)][:AWAITS_MAX]
+        )
+        infos.append(
+            _info(
+                thread.name, f'"{thread.name}" thread{" (daemon)" if thread.daemon else ""}', stack
+            )
+        )
+    return infos
+
+
+def _info(name: str, heading: str, stack: Sequence[str]) -> dict[str, str]:
+    return {
+        "threadName": name,
+        "stringifiedThreadInfo": "".join([f"{heading}\n", *(f"\tat {place}\n" for place in stack)]),
+    }
+
+
+INTERVAL_S = 0.01
+DEPTH_MAX = 100
+SWITCH_S = 0.0001
+"""While it samples, a waiting thread gets the interpreter this fast. Otherwise the loop would
+mostly reach its `select` first, where it releases the GIL, and the samples would find it idle."""
+
+KEPT_S = 5.0
+"""A call within this time gets the same graph: the pages of several readers cost one sampling.
+"""
+
+IDLE_FILES = (
+    "asyncio/runners.py",
+    "asyncio/base_events.py",
+    "selectors.py",
+    "asyncio/selector_events.py",
+    "asyncio/events.py",
+)
+
+Stack = tuple[str, ...]
+Samples = Counter[tuple[str, Stack]]
+"""(name of the task, empty outside of any; frames, outermost first) -> number of samples."""
+
+
+class FlameSampler:
+    """One sampling at a time; concurrent callers wait for the same one."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._running: asyncio.Task[Samples] | None = None
+        self._latest: Samples | None = None
+        self._latest_at = 0.0
+        self._stop: threading.Event | None = None
+
+    async def samples(self, seconds: float) -> Samples:
+        """The samples of the next `seconds`, or of a moment ago."""
+        now = self._host.clock.monotonic()
+        if self._latest is not None and now - self._latest_at < KEPT_S:
+            return self._latest
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(
+                self._sample(seconds), name="flame graph"
+            )
+            self._running.add_done_callback(_retrieved)
+        return await asyncio.shield(self._running)
+
+    async def _sample(self, seconds: float) -> Samples:
+        self._stop = stop = threading.Event()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+        looks = max(round(seconds / INTERVAL_S), 1)
+        try:
+            with switch_interval(SWITCH_S):
+                try:
+                    sampling = self._host.blocking(
+                        _look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph"
+                    )
+                except RuntimeError as error:
+                    raise JobNotRunning(
+                        "the job is over, and its host runs no more threads"
+                    ) from error
+                self._latest = await sampling
+            self._latest_at = self._host.clock.monotonic()
+            return self._latest
+        finally:
+            stop.set()
+            self._running = None
+
+    async def close(self) -> None:
+        """Ends a sampling that is under way, and waits for its thread."""
+        if self._stop is not None:
+            self._stop.set()
+        if self._running is not None:
+            await wait_all([self._running])
+
+
+def _retrieved(task: asyncio.Task[Samples]) -> None:
+    """Retrieves the task's error: its caller may be gone before there is an answer."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _look(
+    loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event
+) -> Samples:
+    """Called in a thread of its own."""
+    samples: Samples = Counter()
+    for _ in range(looks):
+        frame = sys._current_frames().get(thread)
+        if frame is None:
+            break
+        task = asyncio.current_task(loop)
+        stack = _stack(frame)
+        if task is not None or not _is_idle(frame):
+            samples["" if task is None else task.get_name(), stack] += 1
+        del frame  # It would keep the locals of the loop's thread alive.
+        if stop.wait(INTERVAL_S):
+            break
+    return samples
+
+
+def _stack(frame: FrameType) -> Stack:
+    places: list[str] = []
+    current: FrameType | None = frame
+    while current is not None and len(places) < DEPTH_MAX:
+        places.append(place_of(current.f_code, current.f_code.co_firstlineno))
+        current = current.f_back
+    return tuple(reversed(places))
+
+
+def _is_idle(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.replace("\\", "/").endswith(IDLE_FILES)

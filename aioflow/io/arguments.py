@@ -22,10 +22,20 @@ from aioflow.core.functions import Failed, OutputTag
 from aioflow.core.timeunits import to_seconds
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from aioflow.core.timeunits import Duration
     from aioflow.operators.source import SourceContext
 
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+"""Type of a connector's elements: Any, unless its call names a `type`."""
+
 __all__ = [
+    "T",
     "check_host_and_port",
     "checked_columns",
     "checked_encoding",

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflow.core.host import FileSystem
-    from aioflow.io.paths import FilePart
 
 __all__ = [
+    "FilePart",
     "BLOCK_BYTES",
     "Block",
     "BlockFile",
@@ -74,6 +74,40 @@ Mark = tuple[int, bytes]
 """
 
 MARK_BYTES = 1024
+
+
+class FilePart(NamedTuple):
+    """The content of one split: the lines that begin from byte `start` up to `end` (exclusive).
+    `end` None means the end of the file.
+
+    `member` names a file in a zip archive.
+    """
+
+    path: str
+    start: int = 0
+    end: int | None = None
+    member: str | None = None
+    mark: Mark | None = None
+    """Mark of the bytes before `start - 1`, where reading begins, when the file was divided."""
+    seen: tuple[int, int] | None = None
+    """Size and modification time of the file when it was found; only in its first part.
+
+    Earlier releases left out both.
+    """
+
+    @property
+    def place(self) -> tuple[int, int | None, str | None]:
+        """The values that identify the part within its file."""
+        return self.start, self.end, self.member
+
+    @property
+    def id(self) -> str:
+        """The id of the part. It is stable over restarts, and unique among the parts of a
+        source.
+        """
+        if self.member is not None:
+            return f"{self.path}!{self.member}"
+        return self.path if self.start == 0 and self.end is None else f"{self.path}@{self.start}"
 
 
 def mark_of(data: bytes) -> Mark:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol,
 from aioflow.core.errors import MalformedInput, RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.column_parts import ColumnPartWriter
-from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
-from aioflow.io.parts import PartCommitter, RollPolicy
+from aioflow.io.found_files import FileConnector, FoundFiles
+from aioflow.io.parts import RollPolicy
 from aioflow.io.paths import checked_path
 from aioflow.io.readers import ReadAhead
 from aioflow.operators.source import BaseReader
@@ -257,7 +257,7 @@ class ColumnReader(BaseReader[Any]):
         self._close_file()
 
 
-class ColumnFiles(ABC):
+class ColumnFiles(FileConnector, ABC):
     """The base class of a `Source` and `Sink` of files with columns. A subclass defines how a file
     is divided into pages.
 
@@ -272,16 +272,14 @@ class ColumnFiles(ABC):
     def __init__(
         self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy
     ) -> None:
-        self._path = checked_path(path, self.name)
+        self._path, self._extension = checked_path(path, self.name), self.name
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
         """The fields to read of each row; None: all."""
         self.finder = FoundFiles(
             self._path, self._cut, what=repr(self), discover_every=discover_every
         )
-        """Finds the files to read."""
         self.discover_every = discover_every
-        """Interval at which the engine looks for new files; None: never."""
 
     def __repr__(self) -> str:
         return f"{self.name}({str(self._path)!r})"
@@ -298,34 +296,6 @@ class ColumnFiles(ABC):
     def _open_table(self, file: Any, schema: Any) -> Any:
         """Returns a pyarrow writer that writes this format to `file`."""
 
-    @property
-    def bounded(self) -> bool:
-        return self.discover_every is None
-
-    async def discover(self, host: Host | None = None) -> list[Split]:
-        """Returns at least one split for each file.
-
-        Raises FileNotFoundError naming the path, ValueError for files of another format.
-        """
-        return await self.finder.discover(host)
-
-    def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which is downstream of
-        it.
-
-        Such a source would read for ever.
-        """
-        refuse_sink(self, self.finder, sink)
-
-    @property
-    def part_files(self) -> tuple[str, str]:
-        """Returns the directory of a sink, and the suffix of its file names."""
-        return str(self._path), self.name
-
-    def check_sink(self) -> None:
-        """Raises GraphError if the sink has options that only a source can have."""
-        check_sink(self, "discover_every=" if self.discover_every is not None else "")
-
     def with_fields(self, names: tuple[str, ...]) -> Self:
         """Returns the same source, which reads only these columns of files that have them all."""
         source = copy.copy(self)
@@ -337,6 +307,3 @@ class ColumnFiles(ABC):
 
     def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
         return ColumnPartWriter(ctx, str(self._path), self.name, self._open_table, self._roll)
-
-    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
-        return PartCommitter(str(self._path), None if ctx is None else ctx.host)

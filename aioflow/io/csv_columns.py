@@ -21,8 +21,7 @@ from aioflow.columns.arrow import from_arrow
 from aioflow.columns.build import GrowingEntries, column_of, gather
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
 from aioflow.io.conversion import allows_none, hints_of
-from aioflow.io.csv_rows import CsvDecoder
-from aioflow.io.file_reader import BOM, Decoded
+from aioflow.io.file_reader import BOM, Decoded, Decoder
 from aioflow.io.record_columns import RecordColumns
 
 __all__ = ["CsvColumnDecoder"]
@@ -38,9 +37,7 @@ class CsvColumnDecoder:
     `rows` is the decoder of the same blocks into rows, used where columns are not possible.
     """
 
-    def __init__(
-        self, rows: CsvDecoder, type: Any, delimiter: str, columns: list[str] | None
-    ) -> None:
+    def __init__(self, rows: Decoder, type: Any, delimiter: str, columns: list[str] | None) -> None:
         self._rows = rows
         self._type = type
         self._delimiter = delimiter
@@ -52,8 +49,7 @@ class CsvColumnDecoder:
     def decode(self, data: bytes, final: bool) -> Decoded:
         rows = self._rows
         if (
-            rows.reads_header
-            or rows.header is None
+            rows.header is None
             or not _is_plain(data)
             or (records := self._columns(data, rows.header)) is None
         ):

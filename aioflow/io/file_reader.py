@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aioflow.core.errors import RestoreError
 from aioflow.io.arguments import Malformed
-from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, is_compressed, mark_of
-from aioflow.io.paths import FilePart, cut, find_files, fixed_part, pattern_hint
+from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, FilePart, is_compressed, mark_of
+from aioflow.io.paths import cut, find_files, fixed_part, pattern_hint
 from aioflow.io.readers import ReadAhead
 from aioflow.operators.source import BaseReader, Split
 

@@ -16,11 +16,11 @@ from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.io.arguments import checked_encoding, checked_on_error, checked_seconds, checked_whole
-from aioflow.io.blocks import BLOCK_BYTES
+from aioflow.io.blocks import BLOCK_BYTES, FilePart
 from aioflow.io.file_reader import Bad, Decoded, FileReader, FollowReader
-from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
-from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy, checked_roll
-from aioflow.io.paths import SPLIT_BYTES, FilePart, checked_path, cut
+from aioflow.io.found_files import FileConnector, FoundFiles
+from aioflow.io.parts import PartWriter, RollPolicy, checked_roll
+from aioflow.io.paths import SPLIT_BYTES, checked_path, cut
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def lines(
     )
 
 
-class Files(Generic[T]):
+class Files(FileConnector, Generic[T]):
     """A `Source` and a `Sink` of files in one format. Made by `lines`, `jsonl` and `csv`."""
 
     columnar = False
@@ -149,9 +149,7 @@ class Files(Generic[T]):
         self.finder = FoundFiles(
             self._path, self._cut, what=repr(self), discover_every=discover_every, follow=follow
         )
-        """Finds the files to read."""
         self.discover_every = discover_every
-        """Interval at which the engine looks for new files; None: never."""
         self.side_outputs: tuple[OutputTag[Any], ...] = (
             (on_error,) if isinstance(on_error, OutputTag) else ()
         )
@@ -220,43 +218,17 @@ class Files(Generic[T]):
 
     @property
     def bounded(self) -> bool:
-        return not self._follow and self.discover_every is None
+        return not self._follow and super().bounded
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """Returns one split for each file, several for a large one.
-
-        Raises FileNotFoundError naming the path, if no file exists and none can be found later.
-        """
-        if self._follow:
-            return [Split(FOLLOWED)]
-        return await self.finder.discover(host)
+        return [Split(FOLLOWED)] if self._follow else await super().discover(host)
 
     async def _cut(self, host: Host, path: str, size: int) -> list[FilePart]:
         return await cut(host, path, size, divisible=self._divisible, split_bytes=self._split_bytes)
 
-    def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which is downstream of
-        it.
-
-        Such a source would read for ever.
-        """
-        refuse_sink(self, self.finder, sink)
-
     @property
-    def part_files(self) -> tuple[str, str]:
-        """Returns the directory of a sink, and the suffix of its file names."""
-        return str(self._path), self._extension
-
-    def check_sink(self) -> None:
-        """Raises GraphError if the sink has options that only a source can have."""
-        check_sink(
-            self,
-            "follow="
-            if self._follow
-            else "discover_every="
-            if self.discover_every is not None
-            else "",
-        )
+    def _reading(self) -> str:
+        return "follow=" if self._follow else super()._reading
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self._follow:
@@ -278,9 +250,6 @@ class Files(Generic[T]):
 
     def writer(self, ctx: OperatorContext) -> PartWriter:
         return PartWriter(ctx, str(self._path), self._extension, self._encoder(), self._roll)
-
-    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
-        return PartCommitter(str(self._path), None if ctx is None else ctx.host)
 
 
 class LinesDecoder:

@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.core.timeunits import to_seconds
+from aioflow.io.parts import PartCommitter
 from aioflow.io.paths import find_files, fixed_part, is_matched, lent, pattern_hint, respelled
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import FileStat, Host
     from aioflow.core.timeunits import Duration
+    from aioflow.operators.operator import OperatorContext
 
-__all__ = ["FoundFiles", "Part", "check_sink", "refuse_sink"]
+__all__ = ["FileConnector", "FoundFiles", "Part"]
 
 LOOKED_AT_ONCE = 4_096
 """Number of names compared with the known names between two yields: about four milliseconds."""
@@ -351,34 +353,67 @@ def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]
     return [*left, any_part._replace(start=reached, end=None)]
 
 
-def refuse_sink(source: Any, found: FoundFiles, sink: object) -> None:
-    """Raises GraphError if `source` would find the part files of `sink`, which is downstream of it.
+class FileConnector:
+    """The part of a `Source` and a `Sink` of files that is the same for all formats."""
 
-    Such a source, which looks for files again and again, would read for ever.
-    """
-    part_files = getattr(sink, "part_files", None)
-    if source.bounded or part_files is None:
-        return
-    directory, extension = part_files
-    read, written = os.path.abspath(found.path), os.path.abspath(directory)
-    part_file = os.path.join(written, f"part-0-0.{extension}")
-    if read == written or (
-        isinstance(found.path, str) and is_matched(part_file.split("/"), read.split("/"))
-    ):
-        raise GraphError(
-            f"{sink!r} writes into the directory that {source!r} reads, and what it writes would "
-            "be read again, for ever: "
-            "give the sink another directory"
-        )
+    _path: str | PurePath
+    _extension: str
+    """Suffix of the part files of a sink."""
+    finder: FoundFiles
+    """Finds the files to read."""
+    discover_every: Duration | None
+    """Interval at which the engine looks for new files; None: never."""
 
+    @property
+    def bounded(self) -> bool:
+        return self.discover_every is None
 
-def check_sink(sink: object, reading: str) -> None:
-    """Raises GraphError if `sink` was given an option for reading.
+    async def discover(self, host: Host | None = None) -> list[Split]:
+        """Returns at least one split for each file, several for a large one.
 
-    `reading` names the option; it is empty if there was none.
-    """
-    if reading:
-        raise GraphError(
-            f"{sink!r} stands as a sink, and {reading} is about reading: leave it out, and read "
-            "with another object"
-        )
+        Raises FileNotFoundError naming the path, if no file exists and none can be found later.
+        Raises ValueError for files of another format.
+        """
+        return await self.finder.discover(host)
+
+    @property
+    def part_files(self) -> tuple[str, str]:
+        """The directory of a sink, and the suffix of its file names."""
+        return str(self._path), self._extension
+
+    def refuse_sink(self, sink: object) -> None:
+        """Raises GraphError if this source would find the files of `sink`, which is downstream of
+        it.
+
+        Such a source, which looks for files again and again, would read for ever.
+        """
+        if self.bounded or not isinstance(sink, FileConnector):
+            return
+        directory, extension = sink.part_files
+        found = self.finder.path
+        read, written = os.path.abspath(found), os.path.abspath(directory)
+        part_file = os.path.join(written, f"part-0-0.{extension}")
+        if read == written or (
+            isinstance(found, str) and is_matched(part_file.split("/"), read.split("/"))
+        ):
+            raise GraphError(
+                f"{sink!r} writes into the directory that {self!r} reads, and what it writes would "
+                "be read again, for ever: "
+                "give the sink another directory"
+            )
+
+    @property
+    def _reading(self) -> str:
+        """Name of an option that was given and is for reading only, or an empty text."""
+        return "" if self.discover_every is None else "discover_every="
+
+    def check_sink(self) -> None:
+        """Raises GraphError if the sink has options that only a source can have."""
+        if self._reading:
+            raise GraphError(
+                f"{self!r} stands as a sink, and {self._reading} is about reading: leave it out, "
+                "and read with another object"
+            )
+
+    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
+        return PartCommitter(str(self._path), None if ctx is None else ctx.host)

@@ -154,12 +154,36 @@ class DatagenSource(Generic[T]):
             from aioflow.expressions.rows import columns_to_function
 
             if self.columnar:
-                from aioflow.io.generating_columns import GeneratedColumns
-
-                return GeneratedColumns(fn)
+                return _columns_of(fn)
             row = columns_to_function(fn)
             return lambda indices: [row({INDEX: index}) for index in indices]
         return lambda indices: list(map(fn, indices))
+
+
+def _columns_of(fields: Mapping[str, Any]) -> Callable[[range], Sequence[Any]]:
+    """Returns a function that makes the elements of a range of indices as columns.
+
+    It makes rows instead if an expression cannot be computed on columns, so that an error names the
+    faulty element.
+    """
+    import numpy as np
+
+    from aioflow.columns.expressions import ColumnSelect, NotOnColumns
+    from aioflow.core.column_batch import ColumnBatch, NumberColumn
+    from aioflow.expressions.nodes import as_expression
+    from aioflow.expressions.rows import columns_to_function
+
+    select = ColumnSelect({name: as_expression(e) for name, e in fields.items()})
+    row = columns_to_function(fields)
+
+    def elements(indices: range) -> Sequence[Any]:
+        index = NumberColumn(np.arange(indices.start, indices.stop, indices.step, dtype=np.int64))
+        try:
+            return select(ColumnBatch({INDEX: index}, len(indices)))
+        except NotOnColumns:
+            return [row({INDEX: i}) for i in indices]
+
+    return elements
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -130,6 +131,7 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
     )
 
 
+@dataclass(eq=False, repr=False)
 class HttpConnector:
     """A `Source` that requests a URL again and again, and a `Sink` that posts to it. Made by
     `http`.
@@ -140,29 +142,16 @@ class HttpConnector:
     name = "http"
     bounded = False
 
-    def __init__(
-        self,
-        url: str,
-        every_s: float,
-        decode: str,
-        items: Callable[[Any], Iterable[Any]] | None,
-        headers: dict[str, str],
-        timeout_s: float,
-        batch: int,
-        backoff: Duration,
-        retries: int,
-        on_error: OnError,
-    ) -> None:
-        self.url = url
-        self.every_s = every_s
-        self.decode = decode
-        self.items = items
-        self.headers = headers
-        self.timeout_s = timeout_s
-        self.batch = batch
-        self.backoff = backoff
-        self.retries = retries
-        self.on_error = on_error
+    url: str
+    every_s: float
+    decode: str
+    items: Callable[[Any], Iterable[Any]] | None
+    headers: dict[str, str]
+    timeout_s: float
+    batch: int
+    backoff: Duration
+    retries: int
+    on_error: OnError
 
     def __repr__(self) -> str:
         return f"http({redacted(self.url)!r})"
@@ -393,18 +382,16 @@ def sse(
     return SseSource(url, checked_headers(headers, place), reconnect, backoff)
 
 
+@dataclass(eq=False, repr=False)
 class SseSource:
     """A `Source` of the `ServerSentEvent` objects of one stream. Made by `sse`."""
 
     name = "sse"
 
-    def __init__(
-        self, url: str, headers: dict[str, str], reconnect: bool, backoff: Duration
-    ) -> None:
-        self.url = url
-        self.headers = headers
-        self.reconnect = reconnect
-        self.backoff = backoff
+    url: str
+    headers: dict[str, str]
+    reconnect: bool
+    backoff: Duration
 
     def __repr__(self) -> str:
         return f"sse({redacted(self.url)!r})"

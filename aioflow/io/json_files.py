@@ -11,14 +11,14 @@ import os
 import typing
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import astuple
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
-from aioflow.io.arguments import MALFORMED
+from aioflow.io.arguments import MALFORMED, T
 from aioflow.io.conversion import (
     are_scalars,
     as_object,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["jsonl"]
 
-T = TypeVar("T")
 
 FLAT_BYTES = 32_768
 """Minimum size of blocks that arrays decode.
@@ -53,34 +52,10 @@ the arrays.
 """
 
 
-@overload
-def jsonl(
-    path: str | os.PathLike[str],
-    type: type[T],
-    *,
-    follow: bool = ...,
-    every: Duration = ...,
-    discover_every: Duration | None = ...,
-    on_error: OnError = ...,
-    split_bytes: int = ...,
-    roll: RollPolicy | None = ...,
-) -> Files[T]: ...
-@overload
-def jsonl(
-    path: str | os.PathLike[str],
-    type: None = None,
-    *,
-    follow: bool = ...,
-    every: Duration = ...,
-    discover_every: Duration | None = ...,
-    on_error: OnError = ...,
-    split_bytes: int = ...,
-    roll: RollPolicy | None = ...,
-) -> Files[Any]: ...
 @explained
 def jsonl(
     path: str | os.PathLike[str],
-    type: type[Any] | None = None,
+    type: type[T] | None = None,
     *,
     follow: bool = False,
     every: Duration = "500ms",
@@ -88,7 +63,7 @@ def jsonl(
     on_error: OnError = "fail",
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
-) -> Files[Any]:
+) -> Files[T]:
     """Returns a connector that reads or writes files with one JSON value a line; blank lines are
     skipped.
 
@@ -274,8 +249,7 @@ class JsonColumnDecoder:
 
     def __init__(self, type: Any) -> None:
         # Imported here, so that a program without columns does not load numpy.
-        from aioflow.io.flat_json import FlatLines
-        from aioflow.io.record_columns import RecordColumns, count_objects
+        from aioflow.io.record_columns import FlatLines, RecordColumns, count_objects
 
         self._lines_of = count_objects
         struct = struct_like(type)

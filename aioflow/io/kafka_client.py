@@ -9,30 +9,25 @@ to skip. The same is true of a partition that is not in the checkpoint of its to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-from aioflow.core.errors import GraphError
-from aioflow.core.wire.types import register_type
-
-if TYPE_CHECKING:
-    from aioflow.operators.source import Split
-
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import GraphError
+from aioflow.core.wire.types import register_type
 from aioflow.inspection.redaction import redacted
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
-    from aioflow.io.kafka_topics import KafkaTopics
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
 
 __all__ = [
+    "KafkaConfig",
     "CLOSE_TIMEOUT_S",
     "client_library",
     "committed_offsets",
@@ -63,6 +58,37 @@ LIMIT = "max.message.bytes"
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
+class KafkaConfig:
+    """The arguments of `kafka(...)`, checked. Its text is the call, for messages."""
+
+    brokers: list[str]
+    topics: list[str]
+    type: Any
+    format: str
+    records: bool
+    key: Callable[[Any], str | bytes | None] | None
+    transactions: bool
+    start: str
+    until: str | None
+    group: str | None
+    discover_every: Duration | None
+    options: dict[str, Any]
+    backoff: Duration
+    on_error: OnError
+
+    @property
+    def bounded(self) -> bool:
+        return self.until is not None
+
+    @property
+    def looks_again(self) -> bool:
+        return self.discover_every is not None and not self.bounded
+
+    def __repr__(self) -> str:
+        return f"kafka({', '.join(self.brokers)!r}, {', '.join(map(repr, self.topics))})"
+
+
 def client_library() -> Any:
     """Returns the module aiokafka. Raises ModuleNotFoundError naming the extra to install."""
     try:
@@ -74,7 +100,7 @@ def client_library() -> Any:
     return aiokafka
 
 
-async def start_consumer(config: KafkaTopics[Any]) -> Any:
+async def start_consumer(config: KafkaConfig) -> Any:
     """Returns a connected consumer. Raises GraphError for unknown options."""
     return await started(
         config,
@@ -89,7 +115,7 @@ async def start_consumer(config: KafkaTopics[Any]) -> Any:
 
 
 async def started(
-    config: KafkaTopics[Any],
+    config: KafkaConfig,
     make: Callable[..., Any],
     own: dict[str, Any],
     takes: Callable[[str], bool] = lambda option: True,
@@ -159,7 +185,7 @@ def is_away(error: BaseException) -> bool:
     )
 
 
-async def start_admin(config: KafkaTopics[Any]) -> Any:
+async def start_admin(config: KafkaConfig) -> Any:
     """Returns a connected admin client, which supports fewer of the options than the others."""
     client_library()
     from aiokafka.admin import AIOKafkaAdminClient
@@ -169,7 +195,7 @@ async def start_admin(config: KafkaTopics[Any]) -> Any:
 
 
 async def committed_offsets(
-    config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
+    config: KafkaConfig, group: str, partitions: Sequence[Any]
 ) -> dict[Any, Any]:
     """Returns the committed offset of `group`, with metadata, for each partition that has one.
 
@@ -195,7 +221,7 @@ async def committed_offsets(
     return {one: answer[one] for one in partitions if answer[one].offset >= 0}
 
 
-async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
+async def existing(config: KafkaConfig, producer: Any, topic: str) -> None:
     """Raises GraphError if the topic does not exist and the brokers do not create it on request."""
     from aiokafka.errors import UnknownTopicOrPartitionError
 
@@ -217,7 +243,7 @@ async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
         )
 
 
-async def message_limit(config: KafkaTopics[Any], topic: str) -> int | None:
+async def message_limit(config: KafkaConfig, topic: str) -> int | None:
     """Returns the maximum message size of `topic` (`max.message.bytes`), or None if unknown."""
     from aiokafka.errors import KafkaError
 
@@ -282,7 +308,7 @@ class KafkaPartitions:
             for split in new
         ]
 
-    async def discover(self, config: KafkaTopics[Any]) -> list[Split]:
+    async def discover(self, config: KafkaConfig) -> list[Split]:
         """Returns one split for each partition.
 
         Its position is the first offset to read. Its payload is the topic, the number of the
@@ -335,9 +361,7 @@ class KafkaPartitions:
         return splits
 
 
-async def _committed(
-    config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
-) -> dict[Any, Any]:
+async def _committed(config: KafkaConfig, group: str, partitions: Sequence[Any]) -> dict[Any, Any]:
     """Returns the committed offsets of `group`. Waits until the group's coordinator is ready.
 
     The coordinator may be loading, or be created for the first group of the cluster.

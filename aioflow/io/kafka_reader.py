@@ -14,7 +14,7 @@ from aioflow.io.kafka_client import KafkaRecord, is_away, start_consumer, undist
 from aioflow.io.readers import GroupReader, Message
 
 if TYPE_CHECKING:
-    from aioflow.io.kafka_topics import KafkaTopics
+    from aioflow.io.kafka_client import KafkaConfig
     from aioflow.operators.source import SourceContext
 
 __all__ = ["KafkaReader"]
@@ -33,7 +33,7 @@ class KafkaReader(GroupReader):
 
     holds_splits = True
 
-    def __init__(self, ctx: SourceContext, config: KafkaTopics[Any]) -> None:
+    def __init__(self, ctx: SourceContext, config: KafkaConfig) -> None:
         super().__init__(ctx, _decoder_of(config), config.on_error, config.group)
         self._config = config
         self._consumer: Any = None
@@ -192,7 +192,7 @@ class KafkaReader(GroupReader):
             await consumer.stop()
 
 
-def _decoder_of(config: KafkaTopics[Any]) -> Callable[[Any], Any]:
+def _decoder_of(config: KafkaConfig) -> Callable[[Any], Any]:
     """Returns a function that decodes a record. The function raises MsgspecError or
     UnicodeDecodeError.
     """

@@ -34,7 +34,7 @@ from aioflow.io.kafka_client import (
 from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
-    from aioflow.io.kafka_topics import KafkaTopics
+    from aioflow.io.kafka_client import KafkaConfig
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["KafkaCommitter", "KafkaWriter", "Prepared"]
@@ -73,7 +73,7 @@ class Prepared(NamedTuple):
 class KafkaWriter(BaseWriter[Any]):
     """A writer of the records of one subtask."""
 
-    def __init__(self, ctx: OperatorContext, config: KafkaTopics[Any]) -> None:
+    def __init__(self, ctx: OperatorContext, config: KafkaConfig) -> None:
         self._ctx = ctx
         self._config = config
         self._encode = body_encoder(config.format, repr(config))
@@ -203,7 +203,7 @@ class KafkaWriter(BaseWriter[Any]):
 class _Transactions:
     """The transactions of one writer, under one transactional id."""
 
-    def __init__(self, config: KafkaTopics[Any], id_: str) -> None:
+    def __init__(self, config: KafkaConfig, id_: str) -> None:
         self._config = config
         self._id = id_
         self._producer: Any = None
@@ -270,7 +270,7 @@ class KafkaCommitter:
     It connects for the first committable; the operator retries failed commits.
     """
 
-    def __init__(self, config: KafkaTopics[Any]) -> None:
+    def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._transactions: dict[str, _Transactions] = {}
 

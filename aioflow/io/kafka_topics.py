@@ -9,11 +9,13 @@ of transactions are read once the transactions are committed. `kafka_sink` produ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.arguments import (
+    T,
     check_host_and_port,
     checked_on_error,
     checked_options,
@@ -21,7 +23,7 @@ from aioflow.io.arguments import (
     checked_text,
 )
 from aioflow.io.conversion import checked_format, one_or_more, one_or_more_places
-from aioflow.io.kafka_client import KafkaPartitions
+from aioflow.io.kafka_client import KafkaConfig, KafkaPartitions
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -32,50 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaTopics", "kafka"]
 
-T = TypeVar("T")
 
-
-@overload
-def kafka(
-    bootstrap: str | Sequence[str],
-    topic: str | Sequence[str],
-    type: type[T],
-    *,
-    format: str = ...,
-    records: bool = ...,
-    key: Callable[[Any], str | bytes | None] | None = ...,
-    transactions: bool = ...,
-    start: str = ...,
-    until: str | None = ...,
-    group: str | None = ...,
-    discover_every: Duration | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    backoff: Duration = ...,
-    on_error: OnError = ...,
-) -> KafkaTopics[T]: ...
-@overload
-def kafka(
-    bootstrap: str | Sequence[str],
-    topic: str | Sequence[str],
-    type: None = None,
-    *,
-    format: str = ...,
-    records: bool = ...,
-    key: Callable[[Any], str | bytes | None] | None = ...,
-    transactions: bool = ...,
-    start: str = ...,
-    until: str | None = ...,
-    group: str | None = ...,
-    discover_every: Duration | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    backoff: Duration = ...,
-    on_error: OnError = ...,
-) -> KafkaTopics[Any]: ...
 @explained
 def kafka(
     bootstrap: str | Sequence[str],
     topic: str | Sequence[str],
-    type: type[Any] | None = None,
+    type: type[T] | None = None,
     *,
     format: str = "json",
     records: bool = False,
@@ -88,7 +52,7 @@ def kafka(
     options: Mapping[str, Any] | None = None,
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
-) -> KafkaTopics[Any]:
+) -> KafkaTopics[T]:
     """Returns a connector that reads the records of one or several topics from the brokers at
     "host:port", or writes to a topic.
 
@@ -172,7 +136,8 @@ def kafka(
     )
 
 
-class KafkaTopics(Generic[T]):
+@dataclass(eq=False, repr=False)
+class KafkaTopics(KafkaConfig, Generic[T]):
     """A `Source` and a `Sink` of Kafka topics. Made by `kafka`.
 
     A split is a partition; its position is the offset of the next record.
@@ -180,49 +145,7 @@ class KafkaTopics(Generic[T]):
 
     name = "kafka"
 
-    def __init__(
-        self,
-        brokers: list[str],
-        topics: list[str],
-        type: type[T] | None,
-        format: str,
-        records: bool,
-        key: Callable[[Any], str | bytes | None] | None,
-        transactions: bool,
-        start: str,
-        until: str | None,
-        group: str | None,
-        discover_every: Duration | None,
-        options: dict[str, Any],
-        backoff: Duration,
-        on_error: OnError,
-    ) -> None:
-        self.brokers = brokers
-        self.topics = topics
-        self.type = type
-        self.format = format
-        self.records = records
-        self.key = key
-        self.transactions = transactions
-        self.start = start
-        self.until = until
-        self.group = group
-        self.discover_every = discover_every
-        self.options = options
-        self.backoff = backoff
-        self.on_error = on_error
-        self.finder = KafkaPartitions()
-
-    def __repr__(self) -> str:
-        return f"kafka({', '.join(self.brokers)!r}, {', '.join(map(repr, self.topics))})"
-
-    @property
-    def bounded(self) -> bool:
-        return self.until is not None
-
-    @property
-    def looks_again(self) -> bool:
-        return self.discover_every is not None and not self.bounded
+    finder: KafkaPartitions = field(default_factory=KafkaPartitions)
 
     async def discover(self) -> list[Split]:
         """Returns one split for each partition.

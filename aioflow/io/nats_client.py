@@ -5,20 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, GraphError
 
 if TYPE_CHECKING:
-    from aioflow.io.nats_streams import NatsStream
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
 
-__all__ = ["heeded", "connect", "is_away", "stream_of"]
+__all__ = ["NatsConfig", "heeded", "connect", "is_away", "stream_of"]
 
 
 R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class NatsConfig:
+    """The arguments of `nats(...)`, checked. Its text is the call, for messages."""
+
+    servers: list[str]
+    subject: str
+    type: Any
+    stream: str | None
+    format: str
+    start: str | int
+    until: str | None
+    options: dict[str, Any]
+    backoff: Duration
+    on_error: OnError
+
+    @property
+    def bounded(self) -> bool:
+        return self.until is not None
+
+    def __repr__(self) -> str:
+        return f"nats(..., {self.subject!r})"
 
 
 async def heeded(call: Coroutine[Any, Any, R]) -> R:
@@ -36,7 +61,7 @@ async def heeded(call: Coroutine[Any, Any, R]) -> R:
         raise
 
 
-async def connect(config: NatsStream[Any]) -> Any:
+async def connect(config: NatsConfig) -> Any:
     """Returns a connection to a server. The connection does not reconnect when it breaks.
 
     Raises ModuleNotFoundError naming the extra, GraphError if the server refuses, and Broken naming
@@ -109,7 +134,7 @@ def is_away(error: BaseException) -> bool:
     )
 
 
-async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = False) -> Any:
+async def stream_of(client: Any, config: NatsConfig, *, written: bool = False) -> Any:
     """Returns the server's information about the stream.
 
     Raises GraphError if there is no such stream, or with `written`, if it does not contain the
@@ -141,7 +166,7 @@ async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = Fal
         ) from None
 
 
-async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
+async def _taken(jetstream: Any, config: NatsConfig) -> None:
     """Raises GraphError unless messages published to the subject go into the named stream."""
     from nats.js.errors import NotFoundError
 

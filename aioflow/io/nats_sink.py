@@ -23,7 +23,7 @@ from aioflow.io.nats_client import connect, is_away, stream_of
 from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
-    from aioflow.io.nats_streams import NatsStream
+    from aioflow.io.nats_client import NatsConfig
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["NatsCommitter", "NatsWriter", "Prepared"]
@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
 class NatsWriter(BaseWriter[Any]):
     """A writer of the messages of one subtask."""
 
-    def __init__(self, ctx: OperatorContext, config: NatsStream[Any]) -> None:
+    def __init__(self, ctx: OperatorContext, config: NatsConfig) -> None:
         self._ctx = ctx
         self._config = config
         self._encode = body_encoder(config.format, repr(config))
@@ -142,7 +142,7 @@ class NatsCommitter:
     It connects for the first committable; the operator retries failed commits.
     """
 
-    def __init__(self, config: NatsStream[Any]) -> None:
+    def __init__(self, config: NatsConfig) -> None:
         self._publisher = _Publisher(config)
 
     async def commit(self, committables: Sequence[Any]) -> None:
@@ -159,7 +159,7 @@ class NatsCommitter:
 class _Publisher:
     """A connection for publishing, which is replaced when it is lost."""
 
-    def __init__(self, config: NatsStream[Any]) -> None:
+    def __init__(self, config: NatsConfig) -> None:
         self._config = config
         self._client: Any = None
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
 from aioflow.io.arguments import (
+    T,
     check_host_and_port,
     checked_on_error,
     checked_options,
@@ -22,7 +23,7 @@ from aioflow.io.arguments import (
 )
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_decoder, checked_format, one_or_more_places
-from aioflow.io.nats_client import connect, heeded, is_away, stream_of
+from aioflow.io.nats_client import NatsConfig, connect, heeded, is_away, stream_of
 from aioflow.io.readers import Message, StreamReader
 from aioflow.operators.source import Split
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NatsStream", "nats"]
 
-T = TypeVar("T")
 
 PAGE_MESSAGES = 500
 """Number of messages of one request."""
@@ -52,39 +52,11 @@ FOREIGN_SUBJECT = 10093
 logger = logging.getLogger(__name__)
 
 
-@overload
-def nats(
-    servers: str | Sequence[str],
-    subject: str,
-    type: type[T],
-    *,
-    stream: str | None = ...,
-    format: str = ...,
-    start: str | int = ...,
-    until: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    backoff: Duration = ...,
-    on_error: OnError = ...,
-) -> NatsStream[T]: ...
-@overload
-def nats(
-    servers: str | Sequence[str],
-    subject: str,
-    type: None = None,
-    *,
-    stream: str | None = ...,
-    format: str = ...,
-    start: str | int = ...,
-    until: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    backoff: Duration = ...,
-    on_error: OnError = ...,
-) -> NatsStream[Any]: ...
 @explained
 def nats(
     servers: str | Sequence[str],
     subject: str,
-    type: type[Any] | None = None,
+    type: type[T] | None = None,
     *,
     stream: str | None = None,
     format: str = "json",
@@ -93,7 +65,7 @@ def nats(
     options: Mapping[str, Any] | None = None,
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
-) -> NatsStream[Any]:
+) -> NatsStream[T]:
     """Returns a connector that reads the messages of a JetStream stream under `subject`, or
     publishes to `subject`.
 
@@ -143,7 +115,7 @@ def nats(
     return NatsStream(urls, subject, type, stream, format, start, until, given, backoff, on_error)
 
 
-class NatsStream(Generic[T]):
+class NatsStream(NatsConfig, Generic[T]):
     """A `Source` and a `Sink` of a JetStream stream. Made by `nats`.
 
     The source has one split. Its position is the sequence number of the last message read. Its
@@ -152,37 +124,6 @@ class NatsStream(Generic[T]):
     """
 
     name = "nats"
-
-    def __init__(
-        self,
-        servers: list[str],
-        subject: str,
-        type: type[T] | None,
-        stream: str | None,
-        format: str,
-        start: str | int,
-        until: str | None,
-        options: dict[str, Any],
-        backoff: Duration,
-        on_error: OnError,
-    ) -> None:
-        self.servers = servers
-        self.subject = subject
-        self.type = type
-        self.stream = stream
-        self.format = format
-        self.start = start
-        self.until = until
-        self.options = options
-        self.backoff = backoff
-        self.on_error = on_error
-
-    def __repr__(self) -> str:
-        return f"nats(..., {self.subject!r})"
-
-    @property
-    def bounded(self) -> bool:
-        return self.until is not None
 
     async def discover(self) -> list[Split]:
         """Returns one split, whose position is the start."""
@@ -221,7 +162,7 @@ def _made(info: Any) -> str | None:
 
 
 class _NatsReader(StreamReader):
-    def __init__(self, ctx: SourceContext, config: NatsStream[Any]) -> None:
+    def __init__(self, ctx: SourceContext, config: NatsConfig) -> None:
         super().__init__(ctx, body_decoder(config.format, config.type), config.on_error)
         self._config = config
         self._behind: int | None = None

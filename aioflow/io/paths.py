@@ -19,23 +19,21 @@ from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from aioflow.core.errors import GraphError
 from aioflow.core.locations import local_path
 from aioflow.core.system_host import SystemHost
 from aioflow.inspection.redaction import redacted
-from aioflow.io.blocks import is_compressed, marks_before, zip_members
+from aioflow.io.blocks import FilePart, is_compressed, marks_before, zip_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aioflow.core.host import FileStat, Host
-    from aioflow.io.blocks import Mark
 
 __all__ = [
     "SPLIT_BYTES",
-    "FilePart",
     "checked_path",
     "cut",
     "find_files",
@@ -62,40 +60,6 @@ def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
     except (TypeError, ValueError) as error:
         shown = redacted(str(path))
         raise GraphError(f"{function}({shown!r}): {error}") from None
-
-
-class FilePart(NamedTuple):
-    """The content of one split: the lines that begin from byte `start` up to `end` (exclusive).
-    `end` None means the end of the file.
-
-    `member` names a file in a zip archive.
-    """
-
-    path: str
-    start: int = 0
-    end: int | None = None
-    member: str | None = None
-    mark: Mark | None = None
-    """Mark of the bytes before `start - 1`, where reading begins, when the file was divided."""
-    seen: tuple[int, int] | None = None
-    """Size and modification time of the file when it was found; only in its first part.
-
-    Earlier releases left out both.
-    """
-
-    @property
-    def place(self) -> tuple[int, int | None, str | None]:
-        """The values that identify the part within its file."""
-        return self.start, self.end, self.member
-
-    @property
-    def id(self) -> str:
-        """The id of the part. It is stable over restarts, and unique among the parts of a
-        source.
-        """
-        if self.member is not None:
-            return f"{self.path}!{self.member}"
-        return self.path if self.start == 0 and self.end is None else f"{self.path}@{self.start}"
 
 
 async def find_files(

@@ -9,13 +9,14 @@ reader has one connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, describe_record, note_once
-from aioflow.io.arguments import check_host_and_port, checked_columns
+from aioflow.io.arguments import T, check_host_and_port, checked_columns
 from aioflow.io.conversion import json_encoder, value_maker
 from aioflow.io.readers import BufferedReader
 from aioflow.io.tables import (
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PostgresTable", "postgres"]
 
-T = TypeVar("T")
 
 PAGE_ROWS = 1_024
 """Number of rows of one read."""
@@ -49,36 +49,16 @@ another client that creates them at the same time.
 """
 
 
-@overload
-def postgres(
-    dsn: str,
-    table: str,
-    type: type[T],
-    *,
-    columns: Sequence[str] | None = ...,
-    key: str | None = ...,
-    query: str | None = ...,
-) -> PostgresTable[T]: ...
-@overload
-def postgres(
-    dsn: str,
-    table: str,
-    type: None = None,
-    *,
-    columns: Sequence[str] | None = ...,
-    key: str | None = ...,
-    query: str | None = ...,
-) -> PostgresTable[Any]: ...
 @explained
 def postgres(
     dsn: str,
     table: str,
-    type: type[Any] | None = None,
+    type: type[T] | None = None,
     *,
     columns: Sequence[str] | None = None,
     key: str | None = None,
     query: str | None = None,
-) -> PostgresTable[Any]:
+) -> PostgresTable[T]:
     """Returns a connector that reads the rows of `table` ("name" or "schema.name") in the order of
     `key`, or writes rows to it.
 
@@ -115,6 +95,7 @@ def postgres(
     return PostgresTable(dsn, table, make, None if columns is None else list(columns), key, query)
 
 
+@dataclass(eq=False, repr=False)
 class PostgresTable(Generic[T]):
     """A `Source` and a `Sink` of the rows of one table. Made by `postgres`.
 
@@ -124,21 +105,12 @@ class PostgresTable(Generic[T]):
     name = "postgres"
     bounded = True
 
-    def __init__(
-        self,
-        dsn: str,
-        table: str,
-        make: Callable[[dict[str, Any]], T] | None,
-        columns: list[str] | None,
-        key: str | None,
-        query: str | None,
-    ) -> None:
-        self.dsn = dsn
-        self.table = table
-        self.make = make
-        self.columns = columns
-        self.key = key
-        self.query = query
+    dsn: str
+    table: str
+    make: Callable[[dict[str, Any]], T] | None
+    columns: list[str] | None
+    key: str | None
+    query: str | None
 
     def __repr__(self) -> str:
         return f"postgres(..., {self.table!r})"

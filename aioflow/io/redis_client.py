@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,9 +24,11 @@ from aioflow.io.conversion import (
 )
 
 if TYPE_CHECKING:
-    from aioflow.io.redis_streams import RedisStreams
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
 
 __all__ = [
+    "RedisConfig",
     "ANSWER_TIMEOUT_S",
     "open_client",
     "answered",
@@ -41,7 +44,32 @@ ANSWER_TIMEOUT_S = 20.0
 """Time without an answer after which the server counts as unreachable."""
 
 
-def open_client(config: RedisStreams[Any]) -> Any:
+@dataclass(eq=False, repr=False)
+class RedisConfig:
+    """The arguments of `redis(...)`, checked. Its text is the call, for messages."""
+
+    url: str
+    streams: list[str]
+    type: Any
+    field: str | None
+    format: str
+    start: str
+    until: str | None
+    group: str | None
+    must_exist: bool
+    maxlen: int | None
+    backoff: Duration
+    on_error: OnError
+
+    @property
+    def bounded(self) -> bool:
+        return self.until is not None
+
+    def __repr__(self) -> str:
+        return f"redis(..., {', '.join(map(repr, self.streams))})"
+
+
+def open_client(config: RedisConfig) -> Any:
     """Returns a client, which connects at its first command and never retries.
 
     Raises ModuleNotFoundError naming the extra.
@@ -94,7 +122,7 @@ def open_client(config: RedisStreams[Any]) -> Any:
 
 
 @asynccontextmanager
-async def answered(config: RedisStreams[Any]) -> AsyncIterator[None]:
+async def answered(config: RedisConfig) -> AsyncIterator[None]:
     """Raises TimeoutError when a command within the block is not answered in time.
 
     The client limits the time of its commands itself, but not that of its pipelines.
@@ -120,7 +148,7 @@ def is_away(error: BaseException) -> bool:
     )
 
 
-def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
+def refusal(config: RedisConfig, error: Exception) -> GraphError | None:
     """Returns the GraphError for a server's answer that no retry changes. Returns None for any
     other error.
     """
@@ -141,7 +169,7 @@ def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
     return None
 
 
-async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
+async def exists(client: Any, config: RedisConfig, stream: str) -> bool:
     """Returns whether the stream exists. Raises GraphError if the key holds another type."""
     kind = (await client.type(stream)).decode()
     if kind not in ("none", "stream"):
@@ -152,7 +180,7 @@ async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
 Entry = dict[bytes, bytes]
 
 
-def decoder_of(config: RedisStreams[Any]) -> Callable[[Entry], Any]:
+def decoder_of(config: RedisConfig) -> Callable[[Entry], Any]:
     """Returns a function that decodes an entry. The function raises MsgspecError or
     UnicodeDecodeError.
     """
@@ -199,7 +227,7 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
     return make
 
 
-def encoder_of(config: RedisStreams[Any]) -> Callable[[Any], list[bytes]]:
+def encoder_of(config: RedisConfig) -> Callable[[Any], list[bytes]]:
     """Returns a function that encodes a value into the field names and field values of an entry,
     alternating.
 

@@ -30,7 +30,7 @@ from aioflow.io.redis_client import answered, encoder_of, exists, is_away, open_
 from aioflow.operators.sink import BaseWriter
 
 if TYPE_CHECKING:
-    from aioflow.io.redis_streams import RedisStreams
+    from aioflow.io.redis_client import RedisConfig
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["Prepared", "RedisCommitter", "RedisWriter"]
@@ -145,7 +145,7 @@ class _Keys(NamedTuple):
 class RedisWriter(BaseWriter[Any]):
     """A writer of the entries of one subtask."""
 
-    def __init__(self, ctx: OperatorContext, config: RedisStreams[Any]) -> None:
+    def __init__(self, ctx: OperatorContext, config: RedisConfig) -> None:
         self._ctx = ctx
         self._config = config
         self._encode = encoder_of(config)
@@ -281,7 +281,7 @@ class RedisCommitter:
     It connects for the first batch; the operator retries failed commits.
     """
 
-    def __init__(self, config: RedisStreams[Any]) -> None:
+    def __init__(self, config: RedisConfig) -> None:
         self._config = config
         self._client: Any = None
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
-from aioflow.io.arguments import checked_on_error, checked_seconds, checked_text, checked_whole
+from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import checked_format, one_or_more
 from aioflow.io.http_client import checked_url
 from aioflow.io.readers import GroupReader, Message
 from aioflow.io.redis_client import (
+    RedisConfig,
     decoder_of,
     entry_decoder,
     exists,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisStreams", "redis"]
 
-T = TypeVar("T")
 
 PAGE_ENTRIES = 1_000
 """Number of entries of one read, for each stream."""
@@ -55,43 +55,11 @@ LOOK_EVERY_S = 10.0
 BEGINNING = "0-0"
 
 
-@overload
-def redis(
-    url: str,
-    stream: str | Sequence[str],
-    type: type[T],
-    *,
-    field: str | None = ...,
-    format: str = ...,
-    start: str = ...,
-    until: str | None = ...,
-    group: str | None = ...,
-    must_exist: bool = ...,
-    maxlen: int | None = ...,
-    backoff: Duration = ...,
-    on_error: OnError = ...,
-) -> RedisStreams[T]: ...
-@overload
-def redis(
-    url: str,
-    stream: str | Sequence[str],
-    type: None = None,
-    *,
-    field: str | None = ...,
-    format: str = ...,
-    start: str = ...,
-    until: str | None = ...,
-    group: str | None = ...,
-    must_exist: bool = ...,
-    maxlen: int | None = ...,
-    backoff: Duration = ...,
-    on_error: OnError = ...,
-) -> RedisStreams[Any]: ...
 @explained
 def redis(
     url: str,
     stream: str | Sequence[str],
-    type: type[Any] | None = None,
+    type: type[T] | None = None,
     *,
     field: str | None = None,
     format: str = "json",
@@ -102,7 +70,7 @@ def redis(
     maxlen: int | None = None,
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
-) -> RedisStreams[Any]:
+) -> RedisStreams[T]:
     """Returns a connector that reads the entries of one or several streams, or adds entries to one
     stream.
 
@@ -184,48 +152,13 @@ def redis(
     )
 
 
-class RedisStreams(Generic[T]):
+class RedisStreams(RedisConfig, Generic[T]):
     """A `Source` and a `Sink` of Redis streams. Made by `redis`.
 
     A split is a stream; its position is the id of the last entry read.
     """
 
     name = "redis"
-
-    def __init__(
-        self,
-        url: str,
-        streams: list[str],
-        type: type[T] | None,
-        field: str | None,
-        format: str,
-        start: str,
-        until: str | None,
-        group: str | None,
-        must_exist: bool,
-        maxlen: int | None,
-        backoff: Duration,
-        on_error: OnError,
-    ) -> None:
-        self.url = url
-        self.streams = streams
-        self.type = type
-        self.field = field
-        self.format = format
-        self.start = start
-        self.until = until
-        self.group = group
-        self.must_exist = must_exist
-        self.maxlen = maxlen
-        self.backoff = backoff
-        self.on_error = on_error
-
-    def __repr__(self) -> str:
-        return f"redis(..., {', '.join(map(repr, self.streams))})"
-
-    @property
-    def bounded(self) -> bool:
-        return self.until is not None
 
     async def discover(self) -> list[Split]:
         """Returns one split for each stream.
@@ -282,7 +215,7 @@ def order_of(entry_id: str) -> tuple[int, int]:
 class _StreamsReader(GroupReader):
     """A reader of all streams of a subtask over one connection."""
 
-    def __init__(self, ctx: SourceContext, config: RedisStreams[Any]) -> None:
+    def __init__(self, ctx: SourceContext, config: RedisConfig) -> None:
         super().__init__(ctx, decoder_of(config), config.on_error, config.group)
         self._config = config
         self._behind: dict[str, str] = {}

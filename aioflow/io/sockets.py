@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflow.advice.calls import explained
@@ -71,26 +72,18 @@ def socket(
     )
 
 
+@dataclass(eq=False, repr=False)
 class SocketConnector:
     """A `Source` and a `Sink` of lines over TCP. Made by `socket`."""
 
     name = "socket"
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        encoding: str,
-        reconnect: bool,
-        backoff: Duration,
-        on_error: OnError,
-    ) -> None:
-        self.host = host
-        self.port = port
-        self.encoding = encoding
-        self.reconnect = reconnect
-        self.backoff = backoff
-        self.on_error = on_error
+    host: str
+    port: int
+    encoding: str
+    reconnect: bool
+    backoff: Duration
+    on_error: OnError
 
     def __repr__(self) -> str:
         return f"socket({self.host!r}, {self.port})"

@@ -15,13 +15,14 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVarTuple
 from urllib.parse import quote
 
 from aioflow.advice.calls import explained
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, GraphError, describe_record, note_once
-from aioflow.io.arguments import checked_columns
+from aioflow.io.arguments import T, checked_columns
 from aioflow.io.conversion import value_maker
 from aioflow.io.paths import checked_path, lent
 from aioflow.io.readers import BufferedReader
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SqliteTable", "sqlite"]
 
-T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 BUSY_TIMEOUT_S = 60.0
@@ -58,33 +58,15 @@ PAGE_ROWS = 1_024
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
 
-@overload
-def sqlite(
-    path: str | os.PathLike[str],
-    table: str,
-    type: type[T],
-    *,
-    columns: Sequence[str] | None = ...,
-    key: str = ...,
-) -> SqliteTable[T]: ...
-@overload
-def sqlite(
-    path: str | os.PathLike[str],
-    table: str,
-    type: None = None,
-    *,
-    columns: Sequence[str] | None = ...,
-    key: str = ...,
-) -> SqliteTable[Any]: ...
 @explained
 def sqlite(
     path: str | os.PathLike[str],
     table: str,
-    type: type[Any] | None = None,
+    type: type[T] | None = None,
     *,
     columns: Sequence[str] | None = None,
     key: str = "rowid",
-) -> SqliteTable[Any]:
+) -> SqliteTable[T]:
     """Returns a connector that reads the rows of `table` in the SQLite file at `path`, in the order
     of `key`, or writes rows.
 
@@ -114,6 +96,7 @@ def sqlite(
     )
 
 
+@dataclass(eq=False, repr=False)
 class SqliteTable(Generic[T]):
     """A `Source` and a `Sink` of the rows of one table. Made by `sqlite`.
 
@@ -124,19 +107,11 @@ class SqliteTable(Generic[T]):
     bounded = True
     parallelism_max = 1
 
-    def __init__(
-        self,
-        path: str,
-        table: str,
-        make: Callable[[dict[str, Any]], T] | None,
-        columns: list[str] | None,
-        key: str,
-    ) -> None:
-        self.path = path
-        self.table = table
-        self.make = make
-        self.columns = columns
-        self.key = key
+    path: str
+    table: str
+    make: Callable[[dict[str, Any]], T] | None
+    columns: list[str] | None
+    key: str
 
     def __repr__(self) -> str:
         return f"sqlite({self.path!r}, {self.table!r})"

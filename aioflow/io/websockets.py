@@ -6,6 +6,7 @@ The source is at-most-once, because messages have no position.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.calls import explained
@@ -66,24 +67,17 @@ def websocket(
     )
 
 
+@dataclass(eq=False, repr=False)
 class WebSocketConnector:
     """A `Source` and a `Sink` of the messages of a WebSocket. Made by `websocket`."""
 
     name = "websocket"
 
-    def __init__(
-        self,
-        url: str,
-        subscribe: tuple[str | bytes, ...],
-        headers: dict[str, str],
-        reconnect: bool,
-        backoff: Duration,
-    ) -> None:
-        self.url = url
-        self.subscribe = subscribe
-        self.headers = headers
-        self.reconnect = reconnect
-        self.backoff = backoff
+    url: str
+    subscribe: tuple[str | bytes, ...]
+    headers: dict[str, str]
+    reconnect: bool
+    backoff: Duration
 
     def __repr__(self) -> str:
         return f"websocket({redacted(self.url)!r})"

@@ -36,17 +36,16 @@ from aiohttp import web
 
 from aioflow.core.aio import close_within
 from aioflow.core.errors import AioflowError, JobNotRunning, did_you_mean
-from aioflow.monitoring.adapters import monitored
-from aioflow.monitoring.calls import (
+from aioflow.monitoring.answers import (
     Answer,
     BadRequest,
-    Call,
     RestError,
+    Route,
     error_response,
     json_bytes,
     json_response,
 )
-from aioflow.monitoring.monitor import Monitor
+from aioflow.monitoring.monitor import Call, Monitor
 from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import (
     is_loopback_name,
@@ -54,21 +53,22 @@ from aioflow.monitoring.options import (
     parse_monitor_options,
     served_options,
 )
-from aioflow.monitoring.routes import ROUTES, Route
+from aioflow.monitoring.routes import ROUTES
 from aioflow.monitoring.schemas import BODIES
+from aioflow.monitoring.view import monitored
 from aioflow.network.http_limits import Door
 
 if TYPE_CHECKING:
     from aioflow.monitoring.options import MonitorOptions
 
 __all__ = [
-    "MONITOR",
-    "make_app",
-    "monitor_app",
     "CHANGES",
     "HEADERS",
+    "MONITOR",
     "OPEN",
     "guard",
+    "make_app",
+    "monitor_app",
     "serving",
 ]
 

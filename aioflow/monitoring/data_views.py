@@ -16,8 +16,9 @@ from aiohttp import web
 
 from aioflow.core.errors import AioflowError
 from aioflow.core.keygroups import key_group, subtask_for_group
-from aioflow.monitoring.calls import BadRequest, Call, NotFound, Unavailable
+from aioflow.monitoring.answers import BadRequest, NotFound, Unavailable, get
 from aioflow.monitoring.events import Stream
+from aioflow.monitoring.monitor import Call
 from aioflow.state.backend import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ _repr.maxdict = _repr.maxlist = _repr.maxtuple = _repr.maxset = 50
 _repr.maxlevel = 6
 
 
+@get(
+    "/aioflow/jobs/{jobid}/state", "StateOverview", "Keyed state: operators, names, numbers of keys"
+)
 async def overview(call: Call) -> Any:
     """Answers GET /aioflow/jobs/:jobid/state.
 
@@ -71,6 +75,13 @@ async def overview(call: Call) -> Any:
     return {"operators": operators}
 
 
+@get(
+    "/aioflow/jobs/{jobid}/state/{operator}/{name}",
+    "StateValue",
+    "The value of a key",
+    "key",
+    "text",
+)
 async def look_up(call: Call) -> Any:
     """Answers GET /aioflow/jobs/:jobid/state/:operator/:name?key=.
 
@@ -220,6 +231,12 @@ def shown(value: Any) -> str:
 # Samples of records.
 
 
+@get(
+    "/aioflow/jobs/{jobid}/tap",
+    "Events",
+    "Some of the records on an edge (text/event-stream)",
+    "edge",
+)
 async def tap(call: Call) -> web.StreamResponse:
     """Answers GET /aioflow/jobs/:jobid/tap?edge=SOURCE-TARGET with a stream of events `records`.
 

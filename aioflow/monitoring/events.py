@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from aioflow.monitoring.calls import Call, NotFound, Unavailable, json_bytes
+from aioflow.monitoring.answers import NotFound, Unavailable, get, json_bytes
+from aioflow.monitoring.metrics import job_metrics
+from aioflow.monitoring.monitor import Call
 from aioflow.monitoring.rest_checkpoints import record_body
 from aioflow.monitoring.rest_jobs import vertex_status
-from aioflow.monitoring.rest_metrics import job_metrics
 
 if TYPE_CHECKING:
     from aioflow.monitoring.monitor import Monitor
@@ -32,6 +33,7 @@ WRITE_TIMEOUT_S = 30.0
 """Time after which a reader that reads nothing is disconnected, in seconds."""
 
 
+@get("/jobs/{jobid}/events", "Events", "What changes, once a second (text/event-stream)")
 async def events(call: Call) -> web.StreamResponse:
     """Answers GET /jobs/:jobid/events with a stream of the job's state."""
     view = call.job

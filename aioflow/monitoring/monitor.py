@@ -1,36 +1,55 @@
-"""The state that the handlers of one endpoint share.
+"""The state that the handlers of one endpoint share, and a call of the endpoint as they see it.
 
-It holds the view of the jobs, their metrics, the requested operations, and the last ten minutes.
+`Monitor` holds the view of the jobs, their metrics, the requested operations, and the last ten
+minutes.
 
 `Operations` runs requested operations that take long: savepoints, checkpoints and stops. Each
 operation is one task, found by the id of its request. Repeating a request with the same id has no
 effect.
+
+`Sampler` reads all metrics once a second for the streams of events, and keeps the last ten minutes
+of every metric in memory for plots. All series have the same times. A series is a ring buffer of
+doubles. It holds NaN for times when the metric did not exist.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import re
-from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from array import array
+from collections import deque
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken
 from aioflow.inspection.process import ProcessInspector
-from aioflow.monitoring.calls import BadRequest, NotFound, Unavailable
-from aioflow.monitoring.metric_index import MetricIndex
-from aioflow.monitoring.prometheus import Exposition
-from aioflow.monitoring.sampling import Sampler
+from aioflow.monitoring.answers import BadRequest, Forbidden, NotFound, Unavailable
+from aioflow.monitoring.metrics import Exposition, MetricIndex, job_metrics
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobVertex
     from aioflow.monitoring.options import MonitorOptions
     from aioflow.monitoring.view import JobView, Monitored, WorkerView
     from aioflow.network.http_limits import Door
 
-__all__ = ["Monitor", "Operation", "Operations", "check_request_id"]
+__all__ = [
+    "POINTS_MAX",
+    "Call",
+    "Monitor",
+    "Operation",
+    "Operations",
+    "Sampler",
+    "SeriesBuffer",
+    "check_request_id",
+]
 
 RUNNING_MAX = 64
 KEPT_MAX = 300
@@ -110,6 +129,102 @@ def _retrieved(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the endpoint: the parameters of its path, its query and its body.
+
+    `body` is the decoded JSON of a call that changes something, {} if there is none.
+    """
+
+    monitor: Monitor
+    params: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Mapping[str, Any] = field(default_factory=dict)
+    request: web.Request | None = None
+    """Request of the client, for streaming answers. None where a test calls a handler directly."""
+
+    @property
+    def now_ms(self) -> int:
+        return self.monitor.host.clock.wall_ms()
+
+    @property
+    def job(self) -> JobView:
+        """The job that the path names. Raises NotFound."""
+        return self.monitor.job(self.params["jobid"])
+
+    @property
+    def vertex(self) -> JobVertex:
+        """The vertex that the path names. Raises NotFound."""
+        job, vertex_id = self.job, self.params["vertexid"]
+        vertex = job.vertex(vertex_id)
+        if vertex is None:
+            raise NotFound(
+                f"job {job.id} has no vertex {vertex_id}; it has "
+                f"{', '.join(job.vertex_ids.values())}"
+            )
+        return vertex
+
+    @property
+    def subtask(self) -> int:
+        """The index of the subtask that the path names. Raises BadRequest, NotFound."""
+        vertex, index = self.vertex, self.number("subtaskindex")
+        if index >= vertex.parallelism:
+            raise NotFound(
+                f"vertex {vertex.name!r} has no subtask {index}; it has {vertex.parallelism}, "
+                "from 0"
+            )
+        return index
+
+    @property
+    def process(self) -> str | None:
+        """Id of the process that the query names, None for the answering process."""
+        return self.query.get("taskmanager") or None
+
+    def number(self, name: str) -> int:
+        """Returns the number that the path contains under `name`. Raises BadRequest."""
+        text = self.params[name]
+        if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+            raise BadRequest(f"{name} is {text[:40]!r}, expected a number")
+        return int(text)
+
+    def wanted(self, name: str) -> list[str] | None:
+        """Returns the items of a comma-separated query parameter, None if it is missing."""
+        text = self.query.get(name)
+        return None if text is None else [part for part in text.split(",") if part]
+
+    def require_data(self) -> None:
+        """Raises Forbidden unless the caller may see records and state."""
+        options = self.monitor.options
+        given = None if self.request is None else self.request.headers.get("Authorization")
+        if not options.show_data and not options.accepts(given):
+            raise Forbidden(
+                "records and state are shown with the token only, or to anybody where the "
+                "endpoint has show_data=True"
+            )
+
+    def text(self, *names: str) -> str | None:
+        """Returns the first of the body's fields `names` that is set, None if none is.
+
+        Raises BadRequest if the value is not text.
+        """
+        for name in names:
+            value = self.body.get(name)
+            if value is not None:
+                if not isinstance(value, str):
+                    raise BadRequest(f"{name} is {value!r:.60}, expected text")
+                return value
+        return None
+
+    def flag(self, name: str) -> bool:
+        """Returns a boolean field of the body, False if missing. Raises BadRequest for other
+        values.
+        """
+        value = self.body.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise BadRequest(f"{name} is {value!r:.60}, expected true or false")
+        return bool(value)
+
+
 ASK_S = 30.0
 """Maximum time for another process to answer, in seconds. A flame graph takes ten seconds, and a
 function may block the loop.
@@ -180,6 +295,22 @@ class Monitor:
             )
         return known[1]
 
+    def cluster_metrics(self) -> dict[str, float]:
+        """Returns the metrics of the cluster, and of this process."""
+        workers = self.workers()
+        return {
+            **self.watched.metrics(),
+            "numRegisteredTaskManagers": len(workers),
+            "numRunningJobs": sum(not view.status.is_terminal for view in self.jobs()),
+            "taskSlotsAvailable": sum(worker.free_slots for worker in workers),
+            "taskSlotsTotal": sum(worker.slots for worker in workers),
+            **self.process.metrics(),
+        }
+
+    def worker_metrics(self) -> dict[str, Mapping[str, float]]:
+        """Returns the metrics of each process that runs tasks, without those of the tasks."""
+        return {worker.id: self.watched.worker_metrics(worker.id) for worker in self.workers()}
+
     def forget(self) -> None:
         """Drops the metrics of jobs that are no longer shown."""
         shown = {view.id for view in self.jobs()}
@@ -220,3 +351,155 @@ class Monitor:
             if isinstance(answer, BaseException) and not isinstance(answer, NotFound | Unavailable):
                 raise answer
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+POINTS_MAX = 600
+"""Number of values in a series: ten minutes at one a second."""
+
+SERIES_MAX = 2_000
+"""Maximum number of series of a job, about 10 MB.
+
+A job with more metrics keeps those that came first.
+"""
+
+
+class SeriesBuffer:
+    """The series of one job. The names are `vertex.subtask.metric` for tasks, and `metric` for the
+    whole job.
+    """
+
+    def __init__(self, points_max: int = POINTS_MAX, series_max: int = SERIES_MAX) -> None:
+        self._points_max = points_max
+        self._series_max = series_max
+        self._times_ms: deque[int] = deque(maxlen=points_max)
+        self._series: dict[str, array[float]] = {}
+        self._next = 0
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._series)
+
+    def add(self, now_ms: int, values: Mapping[str, float]) -> None:
+        """Adds the values of all metrics that were read at `now_ms`."""
+        column, series = self._next % self._points_max, self._series
+        for name, value in values.items():
+            ring = series.get(name)
+            if ring is None:
+                if len(series) >= self._series_max:
+                    continue
+                ring = series[name] = array("d", [math.nan]) * self._points_max
+            ring[column] = value
+        for name in series.keys() - values.keys():
+            series[name][column] = math.nan
+        self._times_ms.append(now_ms)
+        self._next += 1
+
+    def read(
+        self, names: Sequence[str], since_ms: int = 0
+    ) -> tuple[list[int], dict[str, list[float | None]]]:
+        """Returns the times after `since_ms`, oldest first, and the values of each known metric.
+
+        A value is None where the metric had no finite value.
+        """
+        times = list(self._times_ms)
+        first = next((index for index, time in enumerate(times) if time > since_ms), len(times))
+        begin = self._next - len(times)
+        columns = [(begin + index) % self._points_max for index in range(first, len(times))]
+        found: dict[str, list[float | None]] = {}
+        for name in names:
+            ring = self._series.get(name)
+            if ring is not None:
+                found[name] = [
+                    value if math.isfinite(value := ring[column]) else None for column in columns
+                ]
+        return times[first:], found
+
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+
+
+class Sampler:
+    """The task that reads the metrics between `start` and `stop`. `tick` waits for the next
+    reading.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._series: dict[str, SeriesBuffer] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Future[None] | None = None
+        self.ticks = 0
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name="monitor sampling"
+            )
+
+    async def stop(self) -> None:
+        """Stops the task, and ends streams that wait for the next reading."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_and_wait([task])
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
+
+    @property
+    def runs(self) -> bool:
+        return self._task is not None
+
+    async def tick(self) -> None:
+        """Waits for the next reading, or for the end of sampling."""
+        if self._next is None or self._next.done():
+            self._next = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next)
+
+    def series(self, view: JobView) -> SeriesBuffer:
+        """Returns the series of one job; empty before its first reading."""
+        known = self._series.get(view.id)
+        return known if known is not None else self._series.setdefault(view.id, SeriesBuffer())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._monitor.watched.refresh()
+            except (AioflowError, TimeoutError) as error:
+                logger.debug("what is shown of the cluster is of a while ago: %r", error)
+            except Exception:
+                logger.exception(
+                    "what is shown of the cluster could not be renewed; it is tried again in %g s",
+                    EVERY_S,
+                )
+            try:
+                self.sample()
+            except Exception:
+                logger.exception(
+                    "the metrics could not be read; the next reading is in %g s", EVERY_S
+                )
+            await asyncio.sleep(EVERY_S)
+
+    def sample(self) -> None:
+        """Reads the metrics of all jobs once."""
+        monitor = self._monitor
+        now_ms = monitor.host.clock.wall_ms()
+        views = monitor.jobs()
+        for view in views:
+            if view.status.is_terminal and view.id in self._series:
+                continue  # The job has ended: keep its last ten minutes.
+            names = view.vertex_ids
+            values = {
+                f"{names[vertex_id]}.{index}.{name}": value
+                for (vertex_id, index), metrics in monitor.metrics(view).all().items()
+                for name, value in metrics.items()
+            }
+            self.series(view).add(now_ms, {**job_metrics(view, now_ms), **values})
+        shown = {view.id for view in views}
+        self._series = {
+            job_id: series for job_id, series in self._series.items() if job_id in shown
+        }
+        monitor.forget()
+        self.ticks += 1
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)

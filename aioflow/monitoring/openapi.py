@@ -11,7 +11,7 @@ from aioflow.monitoring.schemas import BODIES, SCHEMAS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflow.monitoring.routes import Route
+    from aioflow.monitoring.answers import Route
 
 __all__ = ["openapi_document"]
 

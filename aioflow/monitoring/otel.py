@@ -25,11 +25,10 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from aioflow.core.aio import cancel_and_wait
-from aioflow.monitoring.adapters import monitored
+from aioflow.monitoring.metrics import job_metrics, labels_of
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions
-from aioflow.monitoring.prometheus import labels_of
-from aioflow.monitoring.rest_metrics import cluster_metrics, job_metrics
+from aioflow.monitoring.view import monitored
 
 __all__ = ["OpenTelemetryExport"]
 
@@ -132,7 +131,7 @@ class OpenTelemetryExport:
 def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:
     """Yields (scope, name, value, attributes) of every metric."""
     now_ms = monitor.host.clock.wall_ms()
-    yield from _all("flink.jobmanager", cluster_metrics(monitor), {})
+    yield from _all("flink.jobmanager", monitor.cluster_metrics(), {})
     for worker in monitor.workers():
         yield from _all(
             "flink.taskmanager", monitor.watched.worker_metrics(worker.id), {"tm_id": worker.id}

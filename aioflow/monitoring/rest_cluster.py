@@ -16,7 +16,8 @@ import aioflow
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.inspection.process import RECORDS_MAX
 from aioflow.inspection.redaction import HIDDEN, is_secret_name, redacted
-from aioflow.monitoring.calls import Answer, BadRequest, Call, NotFound, Unavailable
+from aioflow.monitoring.answers import Answer, BadRequest, NotFound, Unavailable, get
+from aioflow.monitoring.monitor import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ FLINK_VERSION = "1.20"
 COMMIT = "unknown"
 
 
+@get("/overview", "Overview", "The cluster at a glance")
 def overview(call: Call) -> Any:
     statuses = [job.status for job in call.monitor.jobs()]
     workers = call.monitor.workers()
@@ -68,6 +70,7 @@ def overview(call: Call) -> Any:
     }
 
 
+@get("/config", "DashboardConfig", "What a dashboard needs to know")
 def config(call: Call) -> Any:
     return {
         "refresh-interval": 3000,
@@ -84,6 +87,7 @@ def config(call: Call) -> Any:
     }
 
 
+@get("/jobmanager/config", "Settings", "Settings, without secrets")
 def jobmanager_config(call: Call) -> Any:
     settings = call.monitor.watched.settings()
     return [
@@ -92,6 +96,7 @@ def jobmanager_config(call: Call) -> Any:
     ]
 
 
+@get("/jobmanager/environment", "Environment", "What runs this process")
 def jobmanager_environment(call: Call) -> Any:
     """Answers GET /jobmanager/environment, with the Python runtime as `jvm`.
 
@@ -105,10 +110,12 @@ def jobmanager_environment(call: Call) -> Any:
     }
 
 
+@get("/taskmanagers", "TaskManagers", "The processes that run tasks")
 def taskmanagers(call: Call) -> Any:
     return {"taskmanagers": [_worker(call, worker) for worker in call.monitor.workers()]}
 
 
+@get("/taskmanagers/{taskmanagerid}", "TaskManagerDetails", "One process")
 async def taskmanager(call: Call) -> Any:
     worker = find_worker(call)
     try:
@@ -205,6 +212,8 @@ def _memory(memory: Mapping[str, Any], told: Mapping[str, float]) -> dict[str, A
     return {**body, "garbageCollectors": [{**one, "time": -1} for one in memory["collectors"]]}
 
 
+@get("/taskmanagers/{taskmanagerid}/logs", "Logs", "Log files; there are none")
+@get("/jobmanager/logs", "Logs", "Log files; there are none")
 def no_logs(call: Call) -> Any:
     """Answers calls for the list of log files with an empty list.
 
@@ -215,6 +224,7 @@ def no_logs(call: Call) -> Any:
     return {"logs": []}
 
 
+@get("/taskmanagers/{taskmanagerid}/stdout", "Text", "Its output; it is kept elsewhere")
 def nothing(call: Call) -> Any:
     """Answers calls for files that a process does not keep with an empty text."""
     find_worker(call)
@@ -225,6 +235,12 @@ SLOW_SHOWN = 50
 SERIES_SHOWN = 200
 
 
+@get(
+    "/aioflow/asyncio",
+    "Asyncio",
+    "The event loop: lag, slow callbacks, tasks, calls",
+    "taskmanager",
+)
 async def asyncio_view(call: Call) -> Any:
     """Answers GET /aioflow/asyncio?taskmanager= about the event loop of a process.
 
@@ -289,6 +305,7 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
                 yield {**task, "operator": operator}, values
 
 
+@get("/aioflow/processes", "Processes", "This process and those that run tasks, in short")
 def processes(call: Call) -> Any:
     """Answers GET /aioflow/processes: a summary of this process, then of the others.
 
@@ -337,11 +354,13 @@ def _process(
     }
 
 
+@get("/jobmanager/thread-dump", "ThreadDump", "Tasks and threads of this process")
 async def thread_dump(call: Call) -> Any:
     """Answers GET /jobmanager/thread-dump with the stacks of the threads of this process."""
     return {"threadInfos": await call.monitor.ask(None, "threads")}
 
 
+@get("/taskmanagers/{taskmanagerid}/thread-dump", "ThreadDump", "Tasks and threads")
 async def worker_thread_dump(call: Call) -> Any:
     """Answers GET /taskmanagers/:taskmanagerid/thread-dump with the stacks of the threads of that
     process.
@@ -349,6 +368,7 @@ async def worker_thread_dump(call: Call) -> Any:
     return {"threadInfos": await call.monitor.ask(find_worker(call).id, "threads")}
 
 
+@get("/aioflow/jobs/{jobid}/series", "Series", "The last ten minutes of metrics", "metric", "since")
 def series(call: Call) -> Any:
     """Answers GET /aioflow/jobs/:jobid/series?metric=&since= with the last ten minutes of metrics.
 
@@ -386,6 +406,9 @@ def _matching(pattern: str, names: Sequence[str]) -> list[str]:
 SHOWN = 200
 
 
+@get(
+    "/aioflow/logs", "LogRecords", "The last log records", "after", "level", "limit", "taskmanager"
+)
 async def tail(call: Call) -> Any:
     """Answers GET /aioflow/logs?after=&level=&limit= with the last log records."""
     numbers = {}
@@ -403,6 +426,7 @@ async def tail(call: Call) -> Any:
     return {"records": records}
 
 
+@get("/taskmanagers/{taskmanagerid}/log", "Text", "Its last log records")
 async def worker_log(call: Call) -> Any:
     """Answers GET /taskmanagers/:taskmanagerid/log with the records kept in memory, as text."""
     records = await call.monitor.ask(find_worker(call).id, "logs", 0, logging.NOTSET, RECORDS_MAX)

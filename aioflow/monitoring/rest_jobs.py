@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.graph.deployment import ExecutionState
 from aioflow.inspection.redaction import redacted
-from aioflow.monitoring.calls import Answer, BadRequest, Call, Conflict
+from aioflow.monitoring.answers import VERTEX, Answer, BadRequest, Conflict, get, route
+from aioflow.monitoring.monitor import Call
 from aioflow.task.metrics import RECORDS
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def results(call: Call) -> dict[str, int]:
     return _sum(one for vertex in view.graph.vertices for one in _of_vertex(call, view, vertex))
 
 
+@get("/jobs/{jobid}/accumulators", "Accumulators", "What the program counts")
 def job_accumulators(call: Call) -> Any:
     """Answers GET /jobs/:jobid/accumulators."""
     return {
@@ -118,6 +120,7 @@ def job_accumulators(call: Call) -> Any:
     }
 
 
+@get(f"{VERTEX}/accumulators", "VertexAccumulators", "What its operators count")
 def vertex_accumulators(call: Call) -> Any:
     """Answers GET .../vertices/:vertexid/accumulators."""
     view, vertex = call.job, call.vertex
@@ -127,6 +130,7 @@ def vertex_accumulators(call: Call) -> Any:
     }
 
 
+@get(f"{VERTEX}/subtasks/accumulators", "SubtaskAccumulators", "By subtask")
 def subtask_accumulators(call: Call) -> Any:
     """Answers GET .../vertices/:vertexid/subtasks/accumulators."""
     view, vertex = call.job, call.vertex
@@ -151,10 +155,12 @@ def subtask_accumulators(call: Call) -> Any:
 FAILURES_SHOWN = 20
 
 
+@get("/jobs", "Jobs", "Ids and states of all jobs")
 def jobs(call: Call) -> Any:
     return {"jobs": [{"id": one.id, "status": one.status.value} for one in call.monitor.jobs()]}
 
 
+@get("/jobs/overview", "JobsOverview", "All jobs with times and counts of tasks")
 def jobs_overview(call: Call) -> Any:
     return {"jobs": [_overview(one, call.now_ms) for one in call.monitor.jobs()]}
 
@@ -177,6 +183,7 @@ def _overview(view: JobView, now_ms: int) -> dict[str, Any]:
     }
 
 
+@get("/jobs/{jobid}", "Job", "A job with its vertices")
 def job(call: Call) -> Any:
     view, now = call.job, call.now_ms
     times = {status.value: at for status, at in view.master.timestamps_ms.items()}
@@ -292,10 +299,12 @@ def state_counts(subtasks: Sequence[SubtaskView]) -> dict[str, int]:
     return {**{state.value: states.count(state) for state in SHOWN_STATES}, "RECONCILING": 0}
 
 
+@get("/jobs/{jobid}/status", "JobStatus", "The state of a job")
 def status(call: Call) -> Any:
     return {"status": call.job.status.value}
 
 
+@get("/jobs/{jobid}/plan", "JobPlan", "The job graph")
 def plan(call: Call) -> Any:
     return {"plan": plan_of(call.job)}
 
@@ -327,6 +336,7 @@ def plan_of(view: JobView) -> dict[str, Any]:
     return {"jid": view.id, "name": view.name, "type": "STREAMING", "nodes": nodes}
 
 
+@get("/jobs/{jobid}/config", "JobConfig", "How a job runs")
 def config(call: Call) -> Any:
     view = call.job
     return {
@@ -344,6 +354,7 @@ def config(call: Call) -> Any:
     }
 
 
+@get("/jobs/{jobid}/exceptions", "Exceptions", "What failed, newest first", "maxExceptions")
 def exceptions(call: Call) -> Any:
     text = call.query.get("maxExceptions", str(FAILURES_SHOWN))
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
@@ -426,6 +437,7 @@ def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
 # calls are for clients that expect them.
 
 
+@get("/jobs/{jobid}/execution-result", "ExecutionResult", "How a job ended")
 def execution_result(call: Call) -> Any:
     view = call.job
     if not view.status.is_terminal:
@@ -452,6 +464,7 @@ def failure_cause(error: BaseException) -> dict[str, Any]:
     }
 
 
+@route("PATCH", "/jobs/{jobid}", "Empty", "Cancel a job", ("mode",), status=202)
 def cancel(call: Call) -> Any:
     """Answers PATCH /jobs/:jobid?mode=cancel.
 

@@ -10,24 +10,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.statistics import CheckpointStatus
-from aioflow.cluster.execution_graph import JobStatus
-from aioflow.monitoring.adapters import MonitoredCluster
-from aioflow.monitoring.calls import BadRequest, Call
-from aioflow.monitoring.metric_index import shown_value
+from aioflow.monitoring.answers import VERTEX, Answer, BadRequest, get
+from aioflow.monitoring.metrics import CONTENT_TYPE, job_metrics, shown_value
+from aioflow.monitoring.monitor import Call
 from aioflow.monitoring.rest_cluster import find_worker
 
 if TYPE_CHECKING:
-    from aioflow.monitoring.monitor import Monitor
-    from aioflow.monitoring.view import JobView
+    pass
 
 __all__ = [
-    "cluster_metrics",
     "job",
-    "job_metrics",
     "jobmanager",
     "jobs",
     "operators",
+    "prometheus",
     "subtask",
     "subtasks",
     "taskmanager",
@@ -89,6 +85,7 @@ def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
     )
 
 
+@get(f"{VERTEX}/metrics", "Metrics", "Metrics of all subtasks", "get")
 def vertex(call: Call) -> Any:
     """Answers with the metrics of all subtasks of a vertex, each name after its subtask:
     `0.numRecordsIn`, `0.map.numRecordsIn`.
@@ -104,6 +101,14 @@ def vertex(call: Call) -> Any:
     )
 
 
+@get(
+    f"{VERTEX}/subtasks/metrics",
+    "AggregatedMetrics",
+    "Metrics over subtasks",
+    "get",
+    "agg",
+    "subtasks",
+)
 def subtasks(call: Call) -> Any:
     found = call.monitor.metrics(call.job).of_vertex(call.vertex)
     text = call.wanted("subtasks")
@@ -126,20 +131,24 @@ def _ranges(parts: Sequence[str], count: int) -> list[int]:
     return [index for index in wanted if index < count]
 
 
+@get(f"{VERTEX}/subtasks/{{subtaskindex}}/metrics", "Metrics", "Metrics of a subtask", "get")
 def subtask(call: Call) -> Any:
     return _by_name(call, call.monitor.metrics(call.job).of_subtask(call.vertex.id, call.subtask))
 
 
+@get(f"{VERTEX}/jm-operator-metrics", "Metrics", "Metrics of coordinators", "get")
 def operators(call: Call) -> Any:
     """Answers calls for metrics of operator coordinators, which report none here."""
     _ = call.vertex
     return _by_name(call, {})
 
 
+@get("/jobs/{jobid}/metrics", "Metrics", "Metrics of a job as a whole", "get")
 def job(call: Call) -> Any:
     return _by_name(call, job_metrics(call.job, call.now_ms))
 
 
+@get("/jobs/metrics", "AggregatedMetrics", "Metrics over jobs", "get", "agg", "jobs")
 def jobs(call: Call) -> Any:
     views = {view.id: view for view in call.monitor.jobs()}
     return _aggregated(
@@ -147,84 +156,19 @@ def jobs(call: Call) -> Any:
     )
 
 
-def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
-    """Returns the metrics of a job as a whole.
-
-    `lastCheckpointExternalPath` is text, and is at /checkpoints.
-    """
-    times = view.master.timestamps_ms
-    status = view.status
-    metrics: dict[str, float] = {
-        "numRestarts": view.restarts,
-        "fullRestarts": view.restarts,
-        "numRescales": view.master.executions.rescales,
-        "uptime": max(now_ms - times[JobStatus.RUNNING], 0)
-        if status is JobStatus.RUNNING and JobStatus.RUNNING in times
-        else -1,
-        "downtime": max(now_ms - times[status], 0)
-        if status in (JobStatus.RESTARTING, JobStatus.FAILING)
-        else 0,
-    }
-    for one in (each for each in JobStatus if not each.is_terminal):
-        name, (now, ever) = one.value.lower(), view.master.history.time_in(one.value, now_ms)
-        metrics |= {
-            f"{name}State": int(status is one),
-            f"{name}Time": now,
-            f"{name}TimeTotal": ever,
-        }
-    statistics = view.checkpoints
-    if statistics is not None:
-        counts, latest = statistics.counts, statistics.latest
-        newest = latest.completed
-        restored = latest.restored
-        metrics |= {
-            "numberOfInProgressCheckpoints": counts.in_progress,
-            "inProgressCheckpointAge": max(
-                (
-                    now_ms - r.trigger_timestamp
-                    for r in statistics.history
-                    if r.status is CheckpointStatus.IN_PROGRESS
-                ),
-                default=0,
-            ),
-            "numberOfCompletedCheckpoints": counts.completed,
-            "numberOfFailedCheckpoints": counts.failed,
-            "totalNumberOfCheckpoints": counts.total,
-            "lastCompletedCheckpointId": -1 if newest is None else newest.id,
-            "lastCheckpointDuration": -1 if newest is None else newest.end_to_end_duration,
-            "lastCheckpointSize": -1 if newest is None else newest.checkpointed_size,
-            "lastCheckpointFullSize": -1 if newest is None else newest.state_size,
-            "lastCheckpointProcessedData": -1 if newest is None else newest.processed_data,
-            "lastCheckpointPersistedData": -1 if newest is None else newest.persisted_data,
-            "lastCheckpointRestoreTimestamp": -1
-            if restored is None
-            else restored.restore_timestamp,
-        }
-    return metrics
-
-
+@get("/jobmanager/metrics", "Metrics", "Metrics of the cluster and of this process", "get")
 def jobmanager(call: Call) -> Any:
-    return _by_name(call, cluster_metrics(call.monitor))
+    return _by_name(call, call.monitor.cluster_metrics())
 
 
-def cluster_metrics(monitor: Monitor) -> dict[str, float]:
-    """Returns the metrics of the cluster, and of this process."""
-    workers = monitor.workers()
-    fenced = (
-        {"fenced_total": monitor.watched.fenced_total}
-        if isinstance(monitor.watched, MonitoredCluster)
-        else {}
-    )
-    return {
-        **fenced,
-        "numRegisteredTaskManagers": len(workers),
-        "numRunningJobs": sum(not view.status.is_terminal for view in monitor.jobs()),
-        "taskSlotsAvailable": sum(worker.free_slots for worker in workers),
-        "taskSlotsTotal": sum(worker.slots for worker in workers),
-        **monitor.process.metrics(),
-    }
-
-
+@get(
+    "/taskmanagers/metrics",
+    "AggregatedMetrics",
+    "Metrics over processes",
+    "get",
+    "agg",
+    "taskmanagers",
+)
 def taskmanagers(call: Call) -> Any:
     workers = {worker.id: worker for worker in call.monitor.workers()}
     return _aggregated(
@@ -233,6 +177,7 @@ def taskmanagers(call: Call) -> Any:
     )
 
 
+@get("/taskmanagers/{taskmanagerid}/metrics", "Metrics", "Metrics of a process", "get")
 def taskmanager(call: Call) -> Any:
     return _by_name(call, _worker_metrics(call, find_worker(call).id))
 
@@ -259,3 +204,8 @@ def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
         **monitor.watched.worker_metrics(worker_id),
         **(monitor.process.metrics() if here else {}),
     }
+
+
+@get("/metrics", "Text", "All metrics, for Prometheus")
+def prometheus(call: Call) -> Any:
+    return Answer(call.monitor.exposition.page(), content_type=CONTENT_TYPE)

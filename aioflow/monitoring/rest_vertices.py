@@ -12,32 +12,34 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.graph.deployment import ExecutionState
-from aioflow.monitoring.calls import BadRequest, Call, NotFound
+from aioflow.monitoring.answers import VERTEX, BadRequest, NotFound, get
+from aioflow.monitoring.monitor import Call
 from aioflow.monitoring.rest_jobs import SHOWN_STATES, io_metrics, state_counts, vertex_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aioflow.inspection.stacks import Stack
+    from aioflow.inspection.process import Stack
     from aioflow.monitoring.view import SubtaskView
 
 __all__ = [
     "attempt",
     "backpressure",
+    "loop_graph",
     "subtask",
     "subtask_times",
+    "tree",
     "vertex",
+    "vertex_graph",
     "vertex_taskmanagers",
     "watermarks",
-    "loop_graph",
-    "tree",
-    "vertex_graph",
 ]
 
 LOW_SHARE, HIGH_SHARE = 0.1, 0.5
 """Shares of time under back pressure: ok up to the first, high above the second."""
 
 
+@get(VERTEX, "Vertex", "A vertex with its subtasks")
 def vertex(call: Call) -> Any:
     view, one, now = call.job, call.vertex, call.now_ms
     metrics = call.monitor.metrics(view).of_vertex(one)
@@ -116,6 +118,7 @@ def _aggregated(subtasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+@get(f"{VERTEX}/backpressure", "BackPressure", "How much of its time each subtask is held back")
 def backpressure(call: Call) -> Any:
     view, one = call.job, call.vertex
     metrics = call.monitor.metrics(view).of_vertex(one)
@@ -160,6 +163,7 @@ def _level(ratio: float) -> str:
     return "ok" if ratio <= LOW_SHARE else ("low" if ratio <= HIGH_SHARE else "high")
 
 
+@get(f"{VERTEX}/watermarks", "Metrics", "The input watermark of each subtask")
 def watermarks(call: Call) -> Any:
     view, one = call.job, call.vertex
     metrics = call.monitor.metrics(view).of_vertex(one)
@@ -170,6 +174,7 @@ def watermarks(call: Call) -> Any:
     ]
 
 
+@get(f"{VERTEX}/subtasktimes", "SubtaskTimes", "When each subtask reached each state")
 def subtask_times(call: Call) -> Any:
     view, one, now = call.job, call.vertex, call.now_ms
     return {
@@ -189,6 +194,7 @@ def subtask_times(call: Call) -> Any:
     }
 
 
+@get(f"{VERTEX}/taskmanagers", "VertexTaskManagers", "A vertex by process")
 def vertex_taskmanagers(call: Call) -> Any:
     view, one, now = call.job, call.vertex, call.now_ms
     metrics = call.monitor.metrics(view).of_vertex(one)
@@ -221,12 +227,18 @@ def vertex_taskmanagers(call: Call) -> Any:
     return {"id": view.vertex_ids[one.id], "name": one.name, "now": now, "taskmanagers": found}
 
 
+@get(f"{VERTEX}/subtasks/{{subtaskindex}}", "Subtask", "The current attempt of a subtask")
 def subtask(call: Call) -> Any:
     view, one, index = call.job, call.vertex, call.subtask
     metrics = call.monitor.metrics(view).of_subtask(one.id, index)
     return _subtask_body(view.subtasks(one)[index], [metrics], call.now_ms)
 
 
+@get(
+    f"{VERTEX}/subtasks/{{subtaskindex}}/attempts/{{attempt}}",
+    "Subtask",
+    "One attempt of a subtask",
+)
 def attempt(call: Call) -> Any:
     view, one, index, number = call.job, call.vertex, call.subtask, call.number("attempt")
     for each in view.attempts(one, index):
@@ -241,6 +253,13 @@ def attempt(call: Call) -> Any:
 SECONDS, SECONDS_MAX = 1.0, 10.0
 
 
+@get(
+    "/aioflow/flamegraph",
+    "FlameGraph",
+    "What the loop spends its time on",
+    "seconds",
+    "taskmanager",
+)
 async def loop_graph(call: Call) -> Any:
     """Answers GET /aioflow/flamegraph: everything that the loop of a process runs, by task."""
     stacks: Counter[Stack] = Counter()
@@ -249,6 +268,7 @@ async def loop_graph(call: Call) -> Any:
     return {"endTimestamp": call.now_ms, "data": tree(stacks, "root")}
 
 
+@get(f"{VERTEX}/flamegraph", "FlameGraph", "Where its tasks are", "type", "subtaskindex", "seconds")
 async def vertex_graph(call: Call) -> Any:
     """Answers GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu.
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aioflow.inspection.stacks import place_of
+from aioflow.inspection.process import place_of
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

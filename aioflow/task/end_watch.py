@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.aio import CANCEL_GRACE_S, OrderedTaskGroup, end_task, wait_all
 from aioflow.core.errors import CancellationTimeout
 from aioflow.core.user_code import close_user_code
-from aioflow.inspection.stacks import await_chain
+from aioflow.inspection.process import await_chain
 from aioflow.operators.stateless import describe_place
 from aioflow.task.context import TaskOperatorContext
 

@@ -306,14 +306,14 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a quote within a text ends it, where lines of JSON are read from their bytes",
-        "aioflow/io/flat_json.py",
+        "aioflow/io/record_columns.py",
         "    if int(np.count_nonzero(are_quotes)) != each * len(starts):\n",
         "    if int(np.count_nonzero(are_quotes)) < each * len(starts):\n",
         ("tests/io/test_flat_json.py::test_a_quote_within_a_text_is_not_passed_over",),
     ),
     Mutant(
         "what is no digit is one, where lines of JSON are read from their bytes",
-        "aioflow/io/flat_json.py",
+        "aioflow/io/record_columns.py",
         "    if (((digits + _U(0x7676767676767676)) | digits) & _U(0x8080808080808080)).any():\n  "
         "      return None\n",
         "",

@@ -77,7 +77,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "state and records are shown to anybody",
-        "aioflow/monitoring/calls.py",
+        "aioflow/monitoring/monitor.py",
         "        if not options.show_data and not options.accepts(given):\n",
         "        if not options.show_data and options.accepts(given) is None:\n",
         (f"{GUARD}test_records_and_state_need_the_token_or_leave",),
@@ -159,7 +159,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a request that is repeated is done again",
-        "aioflow/monitoring/rest_operations.py",
+        "aioflow/monitoring/rest_checkpoints.py",
         "    if not operations.known(job_id, kind, request_id):\n",
         "    if not operations.known(job_id, kind, request_id) or given:\n",
         (f"{REST}test_a_savepoint_is_polled_to_its_end_and_asked_for_once",),
@@ -173,7 +173,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a metric that is gone keeps its old value in the plots",
-        "aioflow/monitoring/sampling.py",
+        "aioflow/monitoring/monitor.py",
         "            series[name][column] = math.nan\n",
         "            series[name][column] += 0.0\n",
         (
@@ -194,7 +194,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "names of users break the page for Prometheus",
-        "aioflow/monitoring/prometheus.py",
+        "aioflow/monitoring/metrics.py",
         """.replace('"', r"\\"").replace("\\n", r"\\n")\n""",
         """.replace("\\n", r"\\n")\n""",
         (f"{INSIDE}test_page_for_prometheus_is_well_formed_for_any_names",),

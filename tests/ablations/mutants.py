@@ -952,7 +952,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the next row stands in for a header that is broken",
-        "aioflow/io/csv_rows.py",
+        "aioflow/io/csv_files.py",
         "        if broken and (not rows or broken[0][0] < rows[0][0]):\n",
         "        if broken and not rows:\n",
         (
@@ -962,7 +962,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a header that is no text names columns all the same",
-        "aioflow/io/csv_rows.py",
+        "aioflow/io/csv_files.py",
         '            "".join(names).encode(self._encoding)\n        except UnicodeEncodeError:\n  '
         "          shown",
         '            "".join(names)\n        except UnicodeEncodeError:\n            shown',

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aioflow.cli.target import UsageError, load_flow
+from aioflow.cli.options import UsageError, load_flow
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,10 @@ from aioflow.core.wire.batch import decode_batch, encode_batch, encode_event
 from aioflow.core.wire.columns import EntryTables, GrowingList
 from aioflow.core.wire.serializers import Codec
 from aioflow.io.csv_columns import CsvColumnDecoder
-from aioflow.io.csv_rows import CsvDecoder
+from aioflow.io.csv_files import CsvDecoder
 from aioflow.io.file_reader import BOM
-from aioflow.io.flat_json import FlatLines
 from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
-from aioflow.io.record_columns import RecordColumns
+from aioflow.io.record_columns import FlatLines, RecordColumns
 from aioflow.monitoring.app import monitor_app
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition

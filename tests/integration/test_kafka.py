@@ -254,10 +254,10 @@ async def test_impossible_options_are_refused(
         (lambda: kafka("kafka://me:secret@host", "t"), "expected brokers as 'HOST:PORT'"),
         (lambda: kafka(bootstrap, []), "expected the name of a topic"),
         (
-            lambda: kafka(bootstrap, 3),  # type: ignore[call-overload]
+            lambda: kafka(bootstrap, 3),  # type: ignore[arg-type]
             "topic is 3, expected the name of a topic",
         ),
-        (lambda: kafka(3, "t"), "expected brokers as 'HOST:PORT'"),  # type: ignore[call-overload]
+        (lambda: kafka(3, "t"), "expected brokers as 'HOST:PORT'"),  # type: ignore[arg-type]
         (lambda: kafka(bootstrap, "t", start="earlyest"), "did you mean 'earliest'"),
         (lambda: kafka(bootstrap, "t", until="now"), "expected 'latest' or None"),
         (

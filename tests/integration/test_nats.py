@@ -102,7 +102,7 @@ async def test_it_begins_where_it_is_told(
         ({"start": 1}, [2, 3]),
         ({"stream": name}, [1, 2, 3]),
     ):
-        source = nats(url, name, until="latest", **options)  # type: ignore[call-overload]
+        source = nats(url, name, until="latest", **options)  # type: ignore[arg-type]
         assert await read_all(source, ctx) == expected
     assert await read_all(nats(url, name, start=1_000, until="latest"), ctx) == []
     later = nats(url, name, start="latest")
@@ -154,7 +154,7 @@ async def test_impossible_options_are_refused(
         await write_all(nats(url, name, format="bytes"), ctx, ["text"])
     for make, message in (
         (lambda: nats([], "s"), "expected the URL of a server"),
-        (lambda: nats(3, "s"), "expected the URL of a server"),  # type: ignore[call-overload]
+        (lambda: nats(3, "s"), "expected the URL of a server"),  # type: ignore[arg-type]
         (lambda: nats(url, "a b"), "expected a subject"),
         (lambda: nats(url, "s", start="lastest"), "did you mean 'latest'"),
         (lambda: nats(url, "s", start=-1), "expected 'earliest'"),

@@ -22,13 +22,12 @@ from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.core.functions import OutputTag
 from aioflow.core.system_host import SystemHost
 from aioflow.expressions.roots import col
-from aioflow.io.blocks import BlockFile
-from aioflow.io.csv_files import csv
-from aioflow.io.csv_rows import CsvDecoder
+from aioflow.io.blocks import BlockFile, FilePart
+from aioflow.io.csv_files import CsvDecoder, csv
 from aioflow.io.file_reader import FileReader
 from aioflow.io.files import Files, LinesDecoder, lines
 from aioflow.io.json_files import jsonl
-from aioflow.io.paths import FilePart, cut
+from aioflow.io.paths import cut
 from aioflow.operators.source import Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 

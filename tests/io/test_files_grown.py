@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.errors import GraphError, RestoreError
+from aioflow.io.blocks import FilePart
 from aioflow.io.found_files import FoundFiles
-from aioflow.io.paths import FilePart
 from aioflow.operators.source import Split
 from tests.io.driver import read_all, system_context, take
 from tests.io.test_files_discovered import EVERY, Inbox, eventually

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aioflow.io.flat_json import FlatLines
 from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
-from aioflow.io.record_columns import RecordColumns
+from aioflow.io.record_columns import FlatLines, RecordColumns
 
 
 @pytest.fixture(autouse=True, scope="module")

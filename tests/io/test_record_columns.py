@@ -21,8 +21,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.expressions.roots import col
 from aioflow.io.conversion import lines_of_objects, struct_like
-from aioflow.io.csv_files import csv
-from aioflow.io.csv_rows import CsvDecoder
+from aioflow.io.csv_files import CsvDecoder, csv
 from aioflow.io.file_reader import Decoded
 from aioflow.io.generating import datagen
 from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder, jsonl

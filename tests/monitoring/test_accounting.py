@@ -14,9 +14,9 @@ import aioflow as af
 from aioflow.core.metrics import MetricGroup
 from aioflow.mailbox.mailbox import TaskMailbox
 from aioflow.mailbox.metrics import MailboxMetrics
-from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions
+from aioflow.monitoring.view import monitored
 from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
 
 SHARES = ("busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond")

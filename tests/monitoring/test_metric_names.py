@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions
+from aioflow.monitoring.view import monitored
 from tests.monitoring.watching import PATIENCE_S, Client, watched
 
 RATE, COUNT, SHARE, TIME, EVENT_TIME = "rate", "count", "share", "time", "event time"

@@ -13,11 +13,11 @@ import pytest
 
 import aioflow as af
 from aioflow.core.system_host import SystemHost
-from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions
 from aioflow.monitoring.routes import ROUTES
 from aioflow.monitoring.schemas import SCHEMAS
+from aioflow.monitoring.view import monitored
 from tests.monitoring.watching import CONTROL, TOKEN, Client, check, watched
 
 

@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from aioflow.core.errors import Closed
-from aioflow.monitoring import sampling
-from aioflow.monitoring.monitor import Monitor
-from aioflow.monitoring.sampling import Sampler
+from aioflow.monitoring import monitor
+from aioflow.monitoring.monitor import Monitor, Sampler
 
 
 class Trouble:
@@ -43,7 +42,7 @@ async def test_readings_go_on_when_the_cluster_cannot_be_asked(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plots and streams of events would stand still without a word."""
-    monkeypatch.setattr(sampling, "EVERY_S", 0.001)
+    monkeypatch.setattr(monitor, "EVERY_S", 0.001)
     sampler = Sampler(cast(Monitor, Trouble([error])))
     sampler.start()
     async with asyncio.timeout(60):

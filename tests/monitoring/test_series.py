@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from aioflow.monitoring.sampling import SeriesBuffer
+from aioflow.monitoring.monitor import SeriesBuffer
 
 
 def test_values_come_back_in_the_order_of_time() -> None:

@@ -10,9 +10,9 @@ import pytest
 import aioflow as af
 from aioflow.cluster.restart import no_restart
 from aioflow.core.system_host import SystemHost
-from aioflow.monitoring.adapters import MonitoredJob
 from aioflow.monitoring.app import serving
 from aioflow.monitoring.routes import ROUTES
+from aioflow.monitoring.view import MonitoredJob
 from aioflow.task.environment import TaskOptions
 from tests.monitoring.watching import CONTROL, TOKEN, check
 

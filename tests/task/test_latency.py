@@ -11,7 +11,7 @@ import pytest
 import aioflow as af
 from aioflow.core.elements import LatencyMarker
 from aioflow.core.metrics import MetricGroup
-from aioflow.monitoring.prometheus import labels_of
+from aioflow.monitoring.metrics import labels_of
 from aioflow.task.latency import LatencyEmitter, LatencyStats
 
 

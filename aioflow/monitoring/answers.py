@@ -1,0 +1,161 @@
+"""The declaration of routes, the answers of the endpoint, and its errors with a status.
+
+Bodies are JSON of plain values, and errors have Flink's format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+__all__ = [
+    "Handler",
+    "ROUTES_OF",
+    "Route",
+    "VERTEX",
+    "get",
+    "route",
+    "start",
+    "Answer",
+    "BadRequest",
+    "Conflict",
+    "Forbidden",
+    "NotFound",
+    "RestError",
+    "Unavailable",
+    "error_response",
+    "json_bytes",
+    "json_response",
+]
+
+
+class RestError(Exception):
+    """An error that is answered with its status and `{"errors": [message]}`."""
+
+    status = 500
+
+
+class BadRequest(RestError):
+    """The call is invalid in every state of the job (400)."""
+
+    status = 400
+
+
+class Forbidden(RestError):
+    """The call needs the token (403)."""
+
+    status = 403
+
+
+class NotFound(RestError):
+    """The requested object does not exist (404)."""
+
+    status = 404
+
+
+class Conflict(RestError):
+    """The job's state does not allow the call (409)."""
+
+    status = 409
+
+
+class Unavailable(RestError):
+    """The call cannot be answered now (503)."""
+
+    status = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with a status other than 200, or with text (or bytes) instead of JSON."""
+
+    body: Any
+    status: int = 200
+    content_type: str = "application/json"
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def json_bytes(body: Any) -> bytes:
+    """Returns `body` as JSON. Text that is not valid UTF-8, as users' names may be, is escaped."""
+    try:
+        return _encoder.encode(body)
+    except UnicodeEncodeError:
+        return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+def json_response(body: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=json_bytes(body), status=status, content_type="application/json", charset="utf-8"
+    )
+
+
+def error_response(status: int, *messages: str) -> web.Response:
+    """Returns an answer `{"errors": [...]}`, which every client of Flink's REST API expects."""
+    return json_response({"errors": list(messages)}, status)
+
+
+Handler = Callable[[Any], Any | Awaitable[Any]]
+"""Function or coroutine function of a `Call` that returns a JSON value or an `Answer`."""
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+ROUTES_OF = "aioflow_routes"
+"""Attribute of a handler: its routes."""
+
+VERTEX = "/jobs/{jobid}/vertices/{vertexid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of the endpoint.
+
+    `schema` names the JSON Schema of the answer in `schemas`. `query` lists the parameters that the
+    handler reads, all optional.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    schema: str
+    summary: str
+    query: tuple[str, ...] = ()
+    body: str = ""
+    """Name of the JSON Schema of a changing call's body."""
+    status: int = 200
+
+
+def route(
+    method: str,
+    path: str,
+    schema: str,
+    summary: str,
+    query: tuple[str, ...] = (),
+    *,
+    body: str = "",
+    status: int = 200,
+) -> Callable[[HandlerT], HandlerT]:
+    """Declares a route of the decorated handler. The parameters are those of `Route`."""
+
+    def declare(handler: HandlerT) -> HandlerT:
+        declared = Route(method, path, handler, schema, summary, query, body, status)
+        setattr(handler, ROUTES_OF, (declared, *getattr(handler, ROUTES_OF, ())))
+        return handler
+
+    return declare
+
+
+def get(path: str, schema: str, summary: str, *query: str) -> Callable[[HandlerT], HandlerT]:
+    """Declares a route that only reads."""
+    return route("GET", path, schema, summary, query)
+
+
+def start(path: str, body: str, summary: str) -> Callable[[HandlerT], HandlerT]:
+    """Declares a route that starts an operation."""
+    return route("POST", path, "Triggered", summary, body=body, status=202)
