@@ -32,6 +32,7 @@ from aioflow.core.errors import (
     Broken,
     CancellationTimeout,
     ProcessCrashed,
+    ProducerFailed,
     RemoteError,
     ValueNotSupported,
     message_of,
@@ -264,6 +265,8 @@ class ExecutionGraph:
                 f"task {attempt} ended CANCELED, although the job had not cancelled it"
             )
             instructions += self._on_failure(region, cause, now, jitter, is_consequence=True)
+        elif state is ExecutionState.CANCELED and error is not None:
+            self._attach_closing(error)
         elif state is ExecutionState.FAILED:
             instructions += self._on_failure(
                 region, error or Broken(f"task {attempt} failed and did not say why"), now, jitter
@@ -559,13 +562,23 @@ class ExecutionGraph:
             return []
         return [JobEnded(self.status, self.failure if self.status is JobStatus.FAILED else None)]
 
-    def _attach(self, error: BaseException) -> None:
+    def _attach_closing(self, error: BaseException) -> None:
+        """Adds the errors of closing a cancelled task to the root cause."""
+        if not isinstance(error, ProducerFailed):
+            self._attach(error, "a cancelled task failed while it was closed")
+        elif self.failure is not None:
+            for note in getattr(error, "__notes__", ()):
+                self.failure.add_note(note)
+
+    def _attach(
+        self, error: BaseException, what: str = "another task failed at the same time"
+    ) -> None:
         """Adds a further failure to the root cause as a note."""
         if self.failure is not None and error is not self.failure:
-            self.failure.add_note(
-                f"aioflow: another task failed at the same time: {type(error).__name__}: "
-                f"{message_of(error)}"
+            told = "; ".join(
+                [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]
             )
+            self.failure.add_note(f"aioflow: {what}: {told}")
 
     def _cancel_all(self) -> list[Instruction]:
         return self._cancel(self.graph.vertices)

@@ -6,10 +6,11 @@
 A task whose user code does not end when it is cancelled has FAILED, too: see `end_watch`.
 
 A task that is cancelled before it ran never calls user code. An error caused by a cancellation is
-logged, not reported. Consumers of a failed or cancelled task see their producer fail; they end
-CANCELED, not FAILED, and report that error. Only the input of the task can report a failed
-producer: a ProducerFailed of user code is an error like any other. A task that other code cancels
-(not the engine, or a loop that shuts down) has failed, so that the job sees it. After Flink's Task.
+logged, and reported only if it came from closing. Consumers of a failed or cancelled task see their
+producer fail; they end CANCELED, not FAILED, and report that error. Only the input of the task can
+report a failed producer: a ProducerFailed of user code is an error like any other. A task that
+other code cancels (not the engine, or a loop that shuts down) has failed, so that the job sees it.
+After Flink's Task.
 """
 
 from __future__ import annotations
@@ -143,10 +144,9 @@ class TaskExecution:
             self.task.fail_partitions(
                 error or ProducerFailed(f"task {self.task.name} was cancelled")
             )
-            end, cause = (
-                ExecutionState.CANCELED,
-                None if self.state is ExecutionState.CANCELING else error,
-            )
+            end, cause = ExecutionState.CANCELED, error
+            if self.state is ExecutionState.CANCELING:
+                cause = self.task.closing_error
         elif error is not None:
             self.task.fail_partitions(error)
             end, cause = ExecutionState.FAILED, error

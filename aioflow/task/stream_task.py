@@ -99,6 +99,8 @@ class StreamTask:
         self.life = TaskLife()
         self.failure: BaseException | None = None
         """The error that ended the loop, set before the clean-up."""
+        self.closing_error: BaseException | None = None
+        """Error of the clean-up of a cancelled task."""
         self.on_abandoned: Callable[[], None] | None = None
         self._owner: asyncio.Task[Any] | None = None
         self._stop: InputStatus | None = None
@@ -355,6 +357,9 @@ class StreamTask:
         if isinstance(failure, asyncio.CancelledError):
             for error in errors:
                 logger.warning("%s: closing failed after it was cancelled: %r", self.name, error)
+            if errors:
+                self.closing_error = errors[0]
+                attach_errors(errors[0], errors[1:])
         elif errors:
             attach_errors(failure or errors[0], errors if failure is not None else errors[1:])
             if failure is None:

@@ -749,3 +749,33 @@ async def test_a_task_that_swallows_its_cancellation_is_not_run_twice(restart: A
     with pytest.raises(af.CancellationTimeout):
         await flow.execute(cancellation_timeout="20ms", restart=restart)
     assert tries == 1
+
+
+class ClosesInError(af.MapFunction[int, int]):
+    def map(self, value: int) -> int:
+        return value
+
+    async def close(self) -> None:
+        raise KeyError("not closed")
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+async def test_an_error_of_close_in_another_task_is_attached_to_the_one_that_failed(
+    workers: int,
+) -> None:
+    async def endless() -> AsyncIterator[int]:
+        while True:
+            yield 1
+            await asyncio.sleep(0.01)
+
+    def fails(value: int) -> int:
+        raise ValueError("first")
+
+    flow = af.Flow("f", parallelism=2)
+    numbers = flow.source(endless).rebalance().map(ClosesInError(), name="closes badly")
+    numbers.rebalance().map(fails).sink(print)
+    with pytest.raises(ValueError, match="first") as caught:
+        await flow.execute(workers=workers)
+    told = [note for note in caught.value.__notes__ if "failed while it was closed" in note]
+    assert told
+    assert "KeyError: 'not closed'; aioflow: in close() of operator 'closes badly'" in told[0]

@@ -104,7 +104,10 @@ async def test_an_error_because_of_the_cancel_is_no_failure() -> None:
     await until(lambda: S.RUNNING in reports.states)
     reports.execution.cancel()
     await runner
-    assert (reports.states[-1], reports.errors) == (S.CANCELED, [])
+    assert (reports.states[-1], list(map(str, reports.errors))) == (
+        S.CANCELED,
+        ["while cancelling"],
+    )
 
 
 @pytest.mark.parametrize(
