@@ -83,6 +83,8 @@ class _Partitions:
     def __init__(self) -> None:
         self._partitions: dict[PartitionId, ResultPartition] = {}
         self._by_name: dict[str, ResultPartition] = {}
+        self._awaiting: dict[PartitionId, list[LocalInputChannel]] = {}
+        """Channels of consumers that were deployed before their producer."""
         self.data_plane: DataPlane | None = None
         self.location = ""
         """Where other workers read these partitions; empty in a cluster of one."""
@@ -90,6 +92,8 @@ class _Partitions:
     def register(self, partition_id: PartitionId, partition: ResultPartition) -> None:
         self._partitions[partition_id] = partition
         self._by_name[str(partition_id)] = partition
+        for channel in self._awaiting.pop(partition_id, ()):
+            channel.request_again()
 
     def find_partition(self, partition_id: str) -> ResultPartition | None:
         """Finds a partition for the data plane, by its name on the wire."""
@@ -97,7 +101,10 @@ class _Partitions:
 
     def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
         if descriptor.location == self.location:
-            return LocalInputChannel(index, partial(self._find, descriptor))
+            channel = LocalInputChannel(index, partial(self._find, descriptor))
+            if descriptor.partition not in self._partitions:
+                self._awaiting.setdefault(descriptor.partition, []).append(channel)
+            return channel
         assert self.data_plane is not None, (
             "a partition of another worker is read over a data plane"
         )
@@ -138,6 +145,7 @@ class _Partitions:
         for partition in self._partitions.values():
             partition.release()
         self._partitions.clear()
+        self._awaiting.clear()
         self._by_name.clear()
 
 

@@ -1,8 +1,8 @@
 """The input channels of a gate, for producers in this process and in other processes.
 
 `LocalInputChannel` reads the producer's own queue, so batches are never copied. If the producer has
-not registered its partition yet, `request` returns False, and the owner of the gate decides when to
-try again. The design follows Flink's LocalInputChannel.
+not registered its partition yet, `request` returns False, and the owner of the partitions calls
+`request_again` once it has. The design follows Flink's LocalInputChannel.
 
 `RemoteInputChannel` has its producer in another process. Received bytes wait here until the task
 polls, which decodes them. The exchange handles order, credit and resets. The design follows Flink's
@@ -42,7 +42,7 @@ class LocalInputChannel:
     deployed yet.
     """
 
-    __slots__ = ("_provider", "_subpartition", "index", "is_released")
+    __slots__ = ("_on_data_available", "_provider", "_subpartition", "index", "is_released")
 
     def __init__(
         self, index: int, subpartition_provider: Callable[[], PipelinedSubpartition | None]
@@ -51,6 +51,7 @@ class LocalInputChannel:
         self.is_released = False
         self._provider = subpartition_provider
         self._subpartition: PipelinedSubpartition | None = None
+        self._on_data_available: Callable[[bool], None] | None = None
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
         """Subscribes to the subpartition. Returns False if the partition does not exist yet.
@@ -62,10 +63,16 @@ class LocalInputChannel:
         subpartition = self._provider()
         # The provider may have run code that released this channel, so a view would leak.
         if subpartition is None or self.is_released:
+            self._on_data_available = on_data_available
             return self.is_released
         self._subpartition = subpartition
         subpartition.create_read_view(on_data_available)
         return True
+
+    def request_again(self) -> None:
+        """Repeats a request for a partition that did not exist, because it exists now."""
+        if self._on_data_available is not None:
+            self.request(self._on_data_available)
 
     def poll(self) -> Polled | None:
         """Returns the next element, or None if there is none.

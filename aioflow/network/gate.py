@@ -359,7 +359,7 @@ class InputGate:
         """Subscribes to every partition. Returns the indices of channels whose partition does not
         exist yet.
 
-        Idempotent: call it again later.
+        Idempotent. Such a channel is asked again once its partition exists.
         """
         return [
             index

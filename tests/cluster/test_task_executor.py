@@ -7,10 +7,18 @@ from __future__ import annotations
 from typing import Any
 
 from aioflow.cluster.task_executor import TaskExecutor
-from aioflow.core.elements import CheckpointBarrier
+from aioflow.core.elements import CheckpointBarrier, EndOfData
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.system_host import SystemHost
-from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.graph.deployment import (
+    ExecutionAttemptId,
+    ExecutionState,
+    InputChannelDescriptor,
+    PartitionId,
+)
+from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.gate import InputGate
+from aioflow.network.partition import ResultPartition
 from aioflow.task.environment import TaskOptions
 from tests.task.checkpoint_doubles import Answers
 from tests.task.running import Bench, Logged, until
@@ -71,3 +79,16 @@ async def test_a_trigger_reaches_its_task_and_notices_reach_the_tasks_of_the_job
         "a complete 1",
         "a aborted 2",
     ]
+
+
+async def test_a_consumer_that_is_deployed_before_its_producer_reads_once_that_is_there() -> None:
+    partition_id = PartitionId(1, ExecutionAttemptId("0" * 32, 1, 0, 0))
+    async with executor_for(Master()) as executor:
+        channel = executor.partitions.open_channel(0, InputChannelDescriptor(partition_id, 0, ""))
+        gate = InputGate([channel])
+        pool = NetworkBufferPool(16).create_buffer_pool(2, 8)
+        partition = ResultPartition(str(partition_id), 1, pool)
+        executor.partitions.register(partition_id, partition)
+        partition.broadcast_event(EndOfData(drain=True))
+        assert gate.availability.is_available
+        assert gate.poll() == (0, EndOfData(drain=True))
