@@ -9,7 +9,6 @@ of its JobMaster; reports for an older JobMaster are dropped.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -399,13 +398,16 @@ class ClusterJob:
             else:
                 location = self.tasks.peers.location_of(worker_id)
             executions.locations[_subtask(descriptor)] = location
-        located = [self._located(descriptor) for descriptor in batch]
+        located = [executions.located(descriptor) for descriptor in batch]
         _ = self._group.create_task(self._submit_all(located, slots), name="deploy tasks")
 
     async def _submit_all(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
         """Submits tasks. One that is cancelled before counts as waiting, so it never runs."""
-        contents = await self._host.blocking(self._ship, batch)
-        for descriptor, content in zip(batch, contents, strict=True):
+        here = self.tasks.here
+        leaving = [one for one in batch if here is None or not one.vertex.stays_here]
+        # In a thread: state and splits may be large.
+        contents = await self._host.blocking(self._shipped.ship_tasks, leaving)
+        for descriptor in batch:
             attempt = descriptor.attempt
             if not self.job_master.executions.awaits_deployment(attempt):
                 continue
@@ -415,40 +417,10 @@ class ClusterJob:
                 (SUBMITTER, "") if stays_here else slots[_subtask(descriptor)]
             )
             self.tasks.placed[attempt] = worker_id
-            if stays_here and self.tasks.here is not None:
-                self._submit_here(descriptor, self.tasks.here)
+            if here is not None and stays_here:
+                self._submit_here(descriptor, here)
             else:
-                self._submit(attempt, worker_id, allocation_id, content)
-
-    def _ship(self, batch: list[TaskDeploymentDescriptor]) -> list[bytes | Exception]:
-        """Encodes descriptors, in a thread: state and splits may be large."""
-        contents: list[bytes | Exception] = []
-        for descriptor in batch:
-            try:
-                stays = descriptor.vertex.stays_here and self.tasks.here is not None
-                contents.append(b"" if stays else self._shipped.ship_task(descriptor))
-            except GraphError as error:
-                contents.append(error)
-        return contents
-
-    def _located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
-        """Returns the descriptor with the current locations of its producers.
-
-        They were unknown when the descriptor was made.
-        """
-        locations = self.job_master.executions.locations
-        inputs = []
-        for gate in descriptor.inputs:
-            channels = []
-            for channel in gate.channels:
-                producer = channel.partition.producer
-                channels.append(
-                    dataclasses.replace(
-                        channel, location=locations[producer.vertex_id, producer.subtask_index]
-                    )
-                )
-            inputs.append(dataclasses.replace(gate, channels=tuple(channels)))
-        return dataclasses.replace(descriptor, inputs=tuple(inputs))
+                self._submit(attempt, worker_id, allocation_id, contents[attempt])
 
     def _submit_here(self, descriptor: TaskDeploymentDescriptor, executor: TaskExecutor) -> None:
         try:
@@ -465,11 +437,11 @@ class ClusterJob:
         attempt: ExecutionAttemptId,
         worker_id: str,
         allocation_id: str,
-        content: bytes | Exception,
+        content: bytes | GraphError,
     ) -> None:
         peer = self.tasks.peers.get(worker_id)
         try:
-            if isinstance(content, Exception):
+            if isinstance(content, GraphError):
                 raise content
             if peer is None:
                 raise Broken(f"the process that should run {attempt} is gone")

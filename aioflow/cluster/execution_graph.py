@@ -618,6 +618,21 @@ class ExecutionGraph:
                 instructions.append(Deploy(self._descriptor(vertex, index)))
         return instructions
 
+    def located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
+        """Returns `descriptor` with the current locations of its producers.
+
+        They were unknown when the descriptor was made.
+        """
+        inputs = []
+        for gate in descriptor.inputs:
+            channels = []
+            for channel in gate.channels:
+                producer = channel.partition.producer
+                location = self.locations[producer.vertex_id, producer.subtask_index]
+                channels.append(replace(channel, location=location))
+            inputs.append(replace(gate, channels=tuple(channels)))
+        return replace(descriptor, inputs=tuple(inputs))
+
     def _descriptor(self, vertex: JobVertex, index: int) -> TaskDeploymentDescriptor:
         attempt = self.executions[vertex.id, index].attempt
         outputs = []

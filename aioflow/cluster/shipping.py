@@ -16,7 +16,7 @@ import io
 import logging
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import partial
 from types import CodeType, FunctionType
@@ -33,7 +33,7 @@ from aioflow.graph.job_graph import JobGraph, JobVertex
 from aioflow.graph.stream_graph import Partitioning
 
 if TYPE_CHECKING:
-    from aioflow.graph.deployment import TaskDeploymentDescriptor
+    from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
     from aioflow.task.environment import TaskOptions
 
 __all__ = ["JOB_BYTES_MAX", "ShippedJob", "load_job", "local_job", "ship_job"]
@@ -73,6 +73,18 @@ class ShippedJob:
                 "plain data"
             ) from error
         return target.getvalue()
+
+    def ship_tasks(
+        self, batch: Sequence[TaskDeploymentDescriptor]
+    ) -> dict[ExecutionAttemptId, bytes | GraphError]:
+        """Encodes each descriptor, or returns why it cannot be encoded."""
+        contents: dict[ExecutionAttemptId, bytes | GraphError] = {}
+        for descriptor in batch:
+            try:
+                contents[descriptor.attempt] = self.ship_task(descriptor)
+            except GraphError as error:
+                contents[descriptor.attempt] = error
+        return contents
 
     def load_task(self, content: bytes) -> TaskDeploymentDescriptor:
         """Decodes a descriptor over this process's graph."""
