@@ -52,7 +52,6 @@ STILL_TO_DECIDE = frozenset(
         "network.local_pool.MemorySegment.is_freed",
         "network.partition.ResultPartition.add_batch",
         "network.partition.ResultPartition.queue_length",
-        "protocol.consumer.ConsumerExchange.send_task_event",
         "protocol.credit.CreditReceiver.floating",
         "protocol.framing.FrameDecoder.receive_eof",
     ]

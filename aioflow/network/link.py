@@ -210,8 +210,7 @@ class Link:
                         channel.on_delivered(stimulus)  # type: ignore[arg-type]
                 elif type(stimulus) is PartitionRequest:
                     self._on_request(number, stimulus)
-                # Otherwise a TaskEvent, which no task here handles, or CloseRequest, which the end
-                # of the connection follows.
+                # Otherwise a CloseRequest, which the end of the connection follows.
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
         if connection is self._connection:

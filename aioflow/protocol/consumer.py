@@ -41,7 +41,6 @@ from aioflow.protocol.messages import (
     NewBufferSize,
     PartitionRequest,
     ResumeConsumption,
-    TaskEvent,
     decode_message,
     encode_message,
 )
@@ -313,13 +312,6 @@ class ConsumerExchange:
         if inlet is not None:
             inlet.batch_records = records
             self._post(channel, NewBufferSize(records))
-
-    def send_task_event(self, channel: int, payload: bytes) -> None:
-        """Sends `payload` to the producing task. The event arrives at most once, and is lost if the
-        connection breaks.
-        """
-        if channel in self._inlets:
-            self._post(channel, TaskEvent(payload))
 
     def cancel(self, channel: int) -> None:
         """Gives up a channel; later data for it is dropped. Idempotent."""

@@ -13,12 +13,12 @@ from aioflow.core.errors import RemoteProtocolError
 from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.consumer import RECORD_BYTES_MAX, ConsumerExchange, Delivered
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
-from aioflow.protocol.messages import CloseRequest, PartitionRequest, TaskEvent
+from aioflow.protocol.messages import CloseRequest, PartitionRequest
 from aioflow.protocol.producer import ProducerExchange
 
 __all__ = ["Exchange", "Stimulus"]
 
-Stimulus = Delivered | PartitionRequest | TaskEvent | CloseRequest
+Stimulus = Delivered | PartitionRequest | CloseRequest
 """Bytes, events and errors are for a channel read here; messages for one that the peer reads."""
 
 _FOR_THE_CONSUMER = frozenset(
@@ -32,7 +32,6 @@ _FOR_THE_CONSUMER = frozenset(
 _FOR_THE_PRODUCER = frozenset(
     [
         FrameType.PARTITION_REQUEST,
-        FrameType.TASK_EVENT,
         FrameType.CANCEL_PARTITION_REQUEST,
         FrameType.CLOSE_REQUEST,
         FrameType.ADD_CREDIT,

@@ -74,7 +74,6 @@ class FrameType(IntEnum):
     BUFFER_RESPONSE = 0
     ERROR_RESPONSE = 1
     PARTITION_REQUEST = 2
-    TASK_EVENT = 3
     CANCEL_PARTITION_REQUEST = 4
     CLOSE_REQUEST = 5
     ADD_CREDIT = 6
@@ -121,8 +120,7 @@ LENGTH_MAX: Final[dict[FrameType, int]] = {
     kind: SEGMENT_BYTES
     if kind in (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE)
     else CONTROL_BYTES_MAX
-    if kind in (FrameType.ERROR_RESPONSE, FrameType.TASK_EVENT)
-    or FrameType.RPC_REQUEST <= kind <= FrameType.RPC_NOTIFY
+    if kind is FrameType.ERROR_RESPONSE or FrameType.RPC_REQUEST <= kind <= FrameType.RPC_NOTIFY
     else _SMALL_BYTES_MAX
     for kind in FrameType
 }

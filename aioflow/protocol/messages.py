@@ -28,7 +28,6 @@ __all__ = [
     "NewBufferSize",
     "PartitionRequest",
     "ResumeConsumption",
-    "TaskEvent",
     "decode_message",
     "encode_message",
     "message_body",
@@ -82,13 +81,6 @@ class ErrorResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskEvent:
-    """An event for the task that produces the channel. Lost if the connection is reset."""
-
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class CancelPartitionRequest:
     """Cancels a channel. Without a channel number, cancels all channels that were not requested on
     this connection.
@@ -138,7 +130,6 @@ class NewBufferSize:
 Message = (
     PartitionRequest
     | ErrorResponse
-    | TaskEvent
     | CancelPartitionRequest
     | CloseRequest
     | AddCredit
@@ -250,10 +241,6 @@ def _flag(name: str) -> _Field:
     return name, "a bool", lambda value: type(value) is bool
 
 
-def _binary(name: str) -> _Field:
-    return name, "bytes", lambda value: type(value) is bytes
-
-
 def _binary_or_none(name: str) -> _Field:
     return (
         name,
@@ -291,7 +278,6 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
             _flag("blocked"),
         ),
     ),
-    FrameType.TASK_EVENT: (TaskEvent, (_binary("payload"),)),
     FrameType.CANCEL_PARTITION_REQUEST: (CancelPartitionRequest, ()),
     FrameType.CLOSE_REQUEST: (CloseRequest, ()),
     FrameType.ADD_CREDIT: (

@@ -40,7 +40,6 @@ from aioflow.protocol.messages import (
     NewBufferSize,
     PartitionRequest,
     ResumeConsumption,
-    TaskEvent,
     decode_message,
     encode_message,
 )
@@ -113,11 +112,8 @@ class ProducerExchange:
 
     # Receiving.
 
-    def receive(
-        self, frame: Frame
-    ) -> list[tuple[int, PartitionRequest | TaskEvent | CloseRequest]]:
-        """Handles a frame. Returns pairs (channel, message) for the owner: requests and task
-        events.
+    def receive(self, frame: Frame) -> list[tuple[int, PartitionRequest | CloseRequest]]:
+        """Handles a frame. Returns pairs (channel, message) for the owner: requests.
 
         Answer a request with `on_partition_request`, `partition_not_found` or `refuse`. A channel
         that cannot continue, because this side gave it up, is refused here. Raises
@@ -157,8 +153,6 @@ class ProducerExchange:
                     self._close(outlet)
                 case NewBufferSize():
                     outlet.view.resize(message.records)
-                case TaskEvent():
-                    return [(channel, message)]
                 case _:
                     raise RemoteProtocolError(
                         f"a {type(message).__name__} is nothing that a consumer sends"

@@ -105,7 +105,6 @@ from aioflow.protocol.messages import (
     NewBufferSize,
     PartitionRequest,
     ResumeConsumption,
-    TaskEvent,
     encode_message,
 )
 from aioflow.protocol.outlet import PREFIX
@@ -211,7 +210,6 @@ def data_frames() -> list[bytes]:
             blocked=False,
         ),
         describe_error(ValueError("no", 1), CODEC),
-        TaskEvent(b"hello"),
         CancelPartitionRequest(),
         CloseRequest(),
         AddCredit(1, 0),

@@ -378,21 +378,6 @@ def test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is
     on_sockets(main)
 
 
-def test_an_event_for_the_producing_task_is_taken_and_changes_nothing() -> None:
-    """No task here listens to a TaskEvent, and a peer that sends one does nothing wrong."""
-
-    async def main(planes: Planes) -> None:
-        partition = planes.partition()
-        reader = Reader(planes.channel())
-        planes.link.consumer.send_task_event(0, b"anything")
-        partition.add_batch(0, RecordBatch([1]))
-        await until(lambda: reader.records == [1])
-        assert planes.link.resets == 0
-        reader.channel.release()
-
-    on_sockets(main)
-
-
 def test_a_released_partition_reaches_its_consumer_as_a_failure_of_the_producer() -> None:
     async def main(planes: Planes) -> None:
         partition = planes.partition()

@@ -33,7 +33,6 @@ from aioflow.protocol.messages import (
     CloseRequest,
     ErrorResponse,
     PartitionRequest,
-    TaskEvent,
     decode_message,
     message_body,
 )
@@ -915,13 +914,11 @@ def test_nothing_comes_behind_a_blocking_event_until_the_consumer_resumes(link: 
     assert link.take(0, 2) == [CheckpointBarrier(1, 0), 1]
 
 
-def test_events_for_the_task_upstream_are_handed_to_its_owner(link: Link) -> None:
+def test_size_of_batches_is_announced_to_the_producer(link: Link) -> None:
     subpartition = link.open(0)
     link.exchange()
-    link.downstream.consumer.send_task_event(0, b"hello")
     link.downstream.consumer.announce_batch_size(0, 81)
     link.exchange()
-    assert link.told == [(0, TaskEvent(b"hello"))]
     assert subpartition.builder.batch_records_max == 81
 
 

@@ -72,7 +72,6 @@ def test_the_type_numbers_are_those_of_flink() -> None:
         "BUFFER_RESPONSE": 0,
         "ERROR_RESPONSE": 1,
         "PARTITION_REQUEST": 2,
-        "TASK_EVENT": 3,
         "CANCEL_PARTITION_REQUEST": 4,
         "CLOSE_REQUEST": 5,
         "ADD_CREDIT": 6,
