@@ -29,6 +29,7 @@ EXCEPTIONS = {
     "protocol.rpc.RpcPeer.open_calls": "tests look for calls without an answer",
     "task.context.SubtaskRuntimeContext.get_aggregating_state": "for users: `ctx` in `open`",
     "task.context.SubtaskRuntimeContext.get_map_state": "for users: `ctx` in `open`",
+    "task.context.SubtaskRuntimeContext.get_raw_keyed_state": "for users: `ctx` in `open`",
     "task.context.SubtaskRuntimeContext.get_reducing_state": "for users: `ctx` in `open`",
 }
 """Names without a caller, with the reason. This list only shrinks, but for the API of users."""
