@@ -37,14 +37,10 @@ EXCEPTIONS = {
 
 STILL_TO_DECIDE = frozenset(
     [
-        "cluster.resource_manager.SlotManager.slots_free",
         "cluster.scheduler.SlotScheduler.slot_of",
-        "cluster.slots.TaskSlotTable.tasks_of",
         "network.buffers.NetworkBufferPool.pool_count",
         "network.buffers.NetworkBufferPool.recycle_unpooled",
         "network.buffers.NetworkBufferPool.request_unpooled",
-        "network.gate.InputGate.is_channel_finished",
-        "network.gate.InputGate.resume_all",
         "network.local_pool.Buffer.is_recycled",
         "network.local_pool.Buffer.references",
         "network.local_pool.LocalBufferPool.request_buffer",

@@ -259,10 +259,6 @@ class SlotManager:
             for worker in self._workers.values()
         ]
 
-    @property
-    def slots_free(self) -> int:
-        return sum(free for _, _, free in self.overview())
-
     # From workers.
 
     def register_worker(

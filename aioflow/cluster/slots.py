@@ -163,11 +163,6 @@ class TaskSlotTable:
     def state(self, index: int) -> SlotState:
         return self._slots[index].state
 
-    def tasks_of(self, allocation_id: str) -> list[ExecutionAttemptId]:
-        """Returns the tasks in a slot."""
-        slot = self._find(allocation_id)
-        return [] if slot is None else list(slot.tasks)
-
     def next_due(self) -> float | None:
         """Returns when `tick` has something to do."""
         return min((s.deadline for s in self._slots if s.deadline is not None), default=None)

@@ -350,11 +350,6 @@ class InputGate:
             self._held[index] = False
             self._on_data(index, self._channels[index].has_priority_event)
 
-    def resume_all(self) -> None:
-        """Resumes every channel, in the order of their indices."""
-        for index in range(len(self._channels)):
-            self.resume(index)
-
     def request_partitions(self) -> list[int]:
         """Subscribes to every partition. Returns the indices of channels whose partition does not
         exist yet.
@@ -412,10 +407,6 @@ class InputGate:
     def records_per_s(self) -> float:
         """Records that the task processes per second of work; 0.0 until that is known."""
         return 0.0 if self._debloater is None else self._debloater.records_per_s
-
-    def is_channel_finished(self, index: int) -> bool:
-        """Whether channel `index` delivered EndOfPartition."""
-        return self._finished[index]
 
     def close(self) -> None:
         """Releases every channel and wakes waiters; `poll` raises Closed from here on.

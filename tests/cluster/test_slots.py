@@ -28,6 +28,12 @@ def attempt(job: str = "job", index: int = 0, number: int = 0) -> ExecutionAttem
     return ExecutionAttemptId(job, 1, index, number)
 
 
+def tasks_in(table: TaskSlotTable, allocation_id: str) -> list[ExecutionAttemptId]:
+    return [
+        task for slot in table._slots if slot.allocation_id == allocation_id for task in slot.tasks
+    ]
+
+
 def active(slots: int = 1) -> TaskSlotTable:
     """Slot 0 is ACTIVE for "job", allocation "a0", JobMaster with token 1."""
     table = TaskSlotTable(slots, timeout_s=10.0)
@@ -370,7 +376,7 @@ class Machine(RuleBasedStateMachine):
             a: s.allocation_id
             for s in self.table.report()
             if s.allocation_id
-            for a in self.table.tasks_of(s.allocation_id)
+            for a in tasks_in(self.table, s.allocation_id)
         }
         assert inside == self.tasks
         for task in self.tasks:
@@ -384,7 +390,7 @@ class Machine(RuleBasedStateMachine):
             if state is SlotState.ALLOCATED:
                 assert self.table.next_due() is not None
             if state is SlotState.RELEASING:
-                assert self.table.tasks_of(status.allocation_id or "")
+                assert tasks_in(self.table, status.allocation_id or "")
 
 
 TestMachine = Machine.TestCase
