@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,44 @@ async def test_a_checkpoint_waits_for_few_elements_of_an_async_process_function(
     async with flow.run(checkpoints=f"file://{tmp_path}") as job:
         await job.wait()
     assert sorted(set(sunk)) == list(range(COUNT))
+
+
+async def held(value: int, until: str) -> int:
+    """Hangs until there is a file `until`."""
+    while not Path(until).exists():
+        await asyncio.sleep(0.01)
+    return value
+
+
+@pytest.mark.parametrize(("edge", "unaligned"), [("forward", True), ("keyed", False)])
+async def test_checkpoints_over_two_workers_complete_while_all_calls_hang(
+    edge: str, unaligned: bool, tmp_path: Path
+) -> None:
+    opened = tmp_path / "open"
+
+    def build_held() -> af.Flow:
+        flow = af.Flow("held", parallelism=2)
+        numbers = flow.source(list(range(COUNT)), uid="numbers")
+        if edge == "keyed":
+            numbers = numbers.key_by(abs)
+        numbers.map(partial(held, until=str(opened)), concurrency=2, uid="calls").sink(
+            af.io.jsonl(tmp_path / "out"), uid="files"
+        )
+        return flow
+
+    options: dict[str, Any] = {
+        "workers": 2,
+        "checkpoints": f"file://{tmp_path}/store",
+        "unaligned": unaligned,
+    }
+    async with build_held().run(**options) as job:
+        for _ in range(2):
+            async with asyncio.timeout(60):
+                await job.checkpoint()
+        await job.cancel()
+    opened.touch()
+    async with build_held().run(**options) as job:
+        await job.wait()
+    parts = (tmp_path / "out").glob("part-*")
+    numbers = [int(line) for part in parts for line in part.read_text().splitlines()]
+    assert sorted(numbers) == list(range(COUNT))
