@@ -6,8 +6,9 @@ Each takes its pool and the number of records, and gives (number of outputs, che
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.workloads import MASK, Event, Events, Result
@@ -121,6 +122,47 @@ def w3fn(n: int) -> Result:
                 outputs += 1
                 checksum += row[1]
     return outputs, checksum
+
+
+async def _none(value: int) -> int:
+    return value
+
+
+async def _zero(value: int) -> int:
+    await asyncio.sleep(0)
+    return value
+
+
+async def _millisecond(value: int) -> int:
+    await asyncio.sleep(0.001)
+    return value
+
+
+CALLS: dict[str, Callable[[int], Awaitable[int]]] = {
+    "none": _none,
+    "zero": _zero,
+    "1ms": _millisecond,
+}
+"""Async calls by their pause."""
+
+
+def calls(call: Callable[[int], Awaitable[int]], concurrency: int, n: int) -> Result:
+    """A pool of tasks, each of which makes one call after the other."""
+
+    async def run() -> Result:
+        numbers, outputs, checksum = iter(range(n)), 0, 0
+
+        async def work() -> None:
+            nonlocal outputs, checksum
+            for number in numbers:
+                result = await call(number)
+                outputs += 1
+                checksum += result
+
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+        return outputs, checksum
+
+    return asyncio.run(run())
 
 
 def w4(words: list[str], events: Events, n: int) -> Result:

@@ -4,7 +4,7 @@ element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,16 @@ def w2(events: Events, n: int, summed: Summed) -> af.Flow:
         .aggregate(af.agg(n=af.count(), total=af.sum(lambda e: e[1])))
         .sink(add)
     )
+    return flow
+
+
+def calls(
+    call: Callable[[int], Awaitable[int]], concurrency: int, n: int, summed: Summed
+) -> af.Flow:
+    """One async call for each record."""
+    flow = af.Flow("calls")
+    rows = flow.source(range(n)).map(call, concurrency=concurrency).map(lambda x: (x, x))
+    rows.sink(_function_sink(summed))
     return flow
 
 
