@@ -28,7 +28,7 @@ from typing import Any
 
 import aioflow as af
 from aioflow.core.elements import BATCH_RECORDS_MAX
-from aioflow.task.assembly import PERMITS_PER_SUBPARTITION
+from aioflow.network.debloat import BATCHES_PER_CHANNEL
 from benchmarks.bench_hostile import watched_workers
 
 PARALLELISM = 2
@@ -37,10 +37,10 @@ PAYLOAD = "x" * 100
 GOALS = {"neighbour": 0.9, "control_ms": 100.0}
 
 IN_FLIGHT_MAX = (
-    PARALLELISM * PARALLELISM * BATCH_RECORDS_MAX * (PERMITS_PER_SUBPARTITION + 2)
+    PARALLELISM * PARALLELISM * BATCH_RECORDS_MAX * (BATCHES_PER_CHANNEL + 2)
     + PARALLELISM * BATCH_RECORDS_MAX * 2
 )
-"""Records that the pools allow: for each channel its permits, the open batch and one slice more;
+"""Records that the pools allow: for each channel its batches, the open one and one slice more;
 for each consumer what it has in hand.
 """
 

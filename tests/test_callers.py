@@ -38,18 +38,8 @@ EXCEPTIONS = {
 STILL_TO_DECIDE = frozenset(
     [
         "cluster.scheduler.SlotScheduler.slot_of",
-        "network.buffers.NetworkBufferPool.pool_count",
-        "network.buffers.NetworkBufferPool.recycle_unpooled",
-        "network.buffers.NetworkBufferPool.request_unpooled",
-        "network.local_pool.Buffer.is_recycled",
-        "network.local_pool.Buffer.references",
-        "network.local_pool.LocalBufferPool.request_buffer",
-        "network.local_pool.LocalBufferPool.request_permit",
-        "network.local_pool.LocalBufferPool.requested",
-        "network.local_pool.MemorySegment.is_freed",
         "network.partition.ResultPartition.add_batch",
         "network.partition.ResultPartition.queue_length",
-        "protocol.credit.CreditReceiver.floating",
         "protocol.framing.FrameDecoder.receive_eof",
     ]
 )

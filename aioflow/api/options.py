@@ -16,6 +16,7 @@ from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.errors import did_you_mean
 from aioflow.core.timeunits import to_ms, to_seconds
 from aioflow.monitoring.options import served_options
+from aioflow.network.buffers import network_bytes
 from aioflow.state.backend import check_backend
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
@@ -84,6 +85,10 @@ class RunOptions(CheckpointOptions):
     latency_tracking: str | timedelta | None = None
     """Time between two markers that each source sends, like "1s", to measure the latency to each
     operator. None: no markers."""
+    network_memory: int | str = "64MiB"
+    """Memory of each process for data between its tasks: a number of bytes, or a text like
+    `"256MiB"`. A producer waits when its share is full. The processes of a cluster have one of
+    their own for all jobs."""
     strict: bool = False
     """Whether to refuse values that cannot be sent to another process, instead of warning once
     for each edge.
@@ -146,6 +151,7 @@ class RunOptions(CheckpointOptions):
             replays=self.restart.retries,
             cancellation_timeout_s=self.cancellation_timeout_s,
             latency_interval_ms=self.latency_interval_ms,
+            network_bytes=network_bytes(self.network_memory),
             strict=self.strict or self.tasks.strict,
         )
 
@@ -220,6 +226,7 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
             f"latency_tracking is a time between two markers, got {options.latency_tracking!r}: "
             "None is without"
         )
+    network_bytes(options.network_memory)
     if options.monitor is not None:
         served_options(options.monitor, options.monitor_options)
     elif options.monitor_options:

@@ -43,6 +43,7 @@ from aioflow.cli.options import (
     count,
     duration,
     monitor_arguments,
+    network_memory,
     port,
     positive,
     served,
@@ -55,6 +56,7 @@ from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.errors import AioflowError
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
+from aioflow.network.buffers import NETWORK_MEMORY_BYTES
 
 __all__ = ["add_commands"]
 
@@ -167,6 +169,15 @@ def add_commands(commands: Any) -> None:
         command.add_argument(
             "--request-timeout", type=duration, default="30s", metavar="TIME", help=short
         )
+    for command in (taskmanager, start):
+        short = "memory of each TaskManager for data between tasks, of all its jobs (64MiB)"
+        command.add_argument(
+            "--network-memory",
+            type=network_memory,
+            default=NETWORK_MEMORY_BYTES,
+            metavar="SIZE",
+            help=short,
+        )
     for action in (start, status, stop):
         action.add_argument(
             "--data",
@@ -226,7 +237,12 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         where = Whereabouts(
             named.addresses, None if arguments.data is None else str(arguments.data)
         )
-        options = TaskManagerOptions(jobmanagers=where, slots=arguments.slots, bind=arguments.bind)
+        options = TaskManagerOptions(
+            jobmanagers=where,
+            slots=arguments.slots,
+            bind=arguments.bind,
+            network_bytes=arguments.network_memory,
+        )
         secret = secret_of(arguments.secret_file or (arguments.data or DATA) / "secret")
         manager = TaskManager(host, secret, options, end_process=_end_soon)
         manager.inspector.start()
@@ -364,6 +380,8 @@ def _bring_up(
             str(data),
             "--slots",
             str(arguments.slots),
+            "--network-memory",
+            str(arguments.network_memory),
             "--secret-file",
             str(data / "secret"),
         ]

@@ -30,6 +30,7 @@ from aioflow.cli.terminal import describe
 from aioflow.core.errors import NotAuthenticated, with_article
 from aioflow.core.timeunits import to_seconds
 from aioflow.monitoring.options import parse_monitor_address, served_options
+from aioflow.network.buffers import network_bytes
 
 __all__ = [
     "UsageError",
@@ -44,6 +45,7 @@ __all__ = [
     "load_flow",
     "monitor_arguments",
     "monitor_options",
+    "network_memory",
     "port",
     "positive",
     "served",
@@ -107,6 +109,14 @@ def count(text: str) -> int:
 def positive(text: str) -> int:
     """Parses a command line argument: an int that is at least 1."""
     return _number(text, 1, None)
+
+
+def network_memory(text: str) -> int:
+    """Parses a command line argument: a size such as 64MiB, in bytes."""
+    try:
+        return network_bytes(int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def port(text: str) -> int:

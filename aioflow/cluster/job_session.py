@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
+    from aioflow.network.buffers import NetworkBufferPool
     from aioflow.operators.source import Split
 
 __all__ = [
@@ -119,11 +120,13 @@ class JobSession:
         on_end: Callable[[ExecutionAttemptId], None],
         end_process: Callable[[str], None] | None = None,
         report: Callable[[], None] = lambda: None,
+        pool: NetworkBufferPool | None = None,
     ) -> None:
         """`end_process(why)` is called for a cancelled task that does not end.
 
         None: the engine does not own the process, so the task is given up.
         `report()` sends the metrics; it is called before the end of a task is reported.
+        `pool`: the network memory of a process with several jobs.
         """
         self._host = host
         self._job_id = job_id
@@ -150,7 +153,7 @@ class JobSession:
         self._report = report
         on_stuck = None if end_process is None else self._on_stuck
         self.executor = TaskExecutor(
-            host, self, self._executor_token, self.metrics, job.options, self._codec, on_stuck
+            host, self, self._executor_token, self.metrics, job.options, self._codec, on_stuck, pool
         )
         self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
         self.location = ""

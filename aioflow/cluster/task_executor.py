@@ -28,7 +28,13 @@ from aioflow.graph.deployment import (
     TaskDeploymentDescriptor,
 )
 from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.channels import LocalInputChannel, RemoteInputChannel
+from aioflow.network.channels import (
+    EXCLUSIVE_BUFFERS,
+    FLOATING_BUFFERS,
+    LocalInputChannel,
+    RemoteInputChannel,
+)
+from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.environment import TaskEnvironment, TaskOptions
 from aioflow.task.execution import TaskExecution
 from aioflow.task.resources import ResourceScope
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     from aioflow.core.metrics import MetricGroup
     from aioflow.network.data_plane import DataPlane
     from aioflow.network.gate import InputChannel
+    from aioflow.network.local_pool import LocalBufferPool
     from aioflow.network.partition import ResultPartition
     from aioflow.network.subpartition import PipelinedSubpartition
     from aioflow.operators.source import Split
@@ -51,12 +58,6 @@ __all__ = ["RESOURCES_CLOSE_S", "TaskExecutor"]
 
 logger = logging.getLogger(__name__)
 
-NETWORK_SEGMENTS = 1 << 20
-"""Segments of an in-process worker.
-
-A local exchange holds lists, not segments, so the budget of each partition is the real limit.
-"""
-
 NETWORK_MEMORY = (
     *(
         f"Status.Shuffle.Netty.{kind}Memory{unit}"
@@ -64,8 +65,10 @@ NETWORK_MEMORY = (
         for kind in ("Available", "Used", "Total")
     ),
     "Status.Shuffle.Netty.RequestedMemoryUsage",
+    "Status.Shuffle.Netty.OverdraftMemory",
+    "Status.Shuffle.Netty.WaitingPools",
 )
-"""A segment is the permit for one batch. It takes that much memory only on a remote exchange."""
+"""The last two are not in Flink: bytes beyond the sizes of pools, and pools without room."""
 
 TURNS_A_SLICE = 4
 """How often another thread can get the interpreter during one slice of a task.
@@ -80,7 +83,8 @@ RESOURCES_CLOSE_S = 30.0
 class _Partitions:
     """Partitions of this worker by id, until every consumer has read them or their job is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: NetworkBufferPool) -> None:
+        self._pool = pool
         self._partitions: dict[PartitionId, ResultPartition] = {}
         self._by_name: dict[str, ResultPartition] = {}
         self._awaiting: dict[PartitionId, list[LocalInputChannel]] = {}
@@ -99,7 +103,27 @@ class _Partitions:
         """Finds a partition for the data plane, by its name on the wire."""
         return self._by_name.get(partition_id)
 
-    def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
+    def open_gate(
+        self, descriptors: Sequence[InputChannelDescriptor]
+    ) -> tuple[list[InputChannel], LocalBufferPool | None]:
+        remote = sum(descriptor.location != self.location for descriptor in descriptors)
+        if not remote:
+            return [
+                LocalInputChannel(index, partial(self._find, descriptor))
+                for index, descriptor in enumerate(descriptors)
+            ], None
+        buffers = self._pool.create_buffer_pool(
+            remote * EXCLUSIVE_BUFFERS * SEGMENT_BYTES,
+            remote * (EXCLUSIVE_BUFFERS + FLOATING_BUFFERS) * SEGMENT_BYTES,
+        )
+        return [
+            self._open_channel(index, descriptor, buffers)
+            for index, descriptor in enumerate(descriptors)
+        ], buffers
+
+    def _open_channel(
+        self, index: int, descriptor: InputChannelDescriptor, buffers: LocalBufferPool
+    ) -> InputChannel:
         if descriptor.location == self.location:
             channel = LocalInputChannel(index, partial(self._find, descriptor))
             if descriptor.partition not in self._partitions:
@@ -116,6 +140,7 @@ class _Partitions:
             descriptor.subpartition_index,
             link,
             self.data_plane.codec,
+            buffers,
         )
 
     def _find(self, descriptor: InputChannelDescriptor) -> PipelinedSubpartition | None:
@@ -150,9 +175,19 @@ class _Partitions:
 
 
 def _network_memory(pool: NetworkBufferPool) -> list[int]:
-    available, total = pool.available_segments, pool.total_segments
-    segments = [available, total - available, total]
-    return [*segments, *[count * pool.segment_bytes for count in segments], pool.usage_percent]
+    total = pool.total_bytes // SEGMENT_BYTES
+    used = -(-pool.used_bytes // SEGMENT_BYTES)
+    return [
+        max(0, total - used),
+        used,
+        total,
+        pool.available_bytes,
+        pool.used_bytes,
+        pool.total_bytes,
+        pool.usage_percent,
+        pool.overdraft_bytes,
+        pool.waiting_pools,
+    ]
 
 
 class TaskExecutor:
@@ -170,8 +205,12 @@ class TaskExecutor:
         options: TaskOptions,
         codec: Codec | None = None,
         on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None,
+        pool: NetworkBufferPool | None = None,
     ) -> None:
         """`codec` knows the types of the job; None: the types registered in this process.
+
+        `pool` is the network memory of the process; None: the process has one job, whose options
+        say how much.
 
         `on_stuck(attempt, error)` ends the process because of a task that does not end. None: the
         process is the user's program, so the task is given up.
@@ -179,13 +218,14 @@ class TaskExecutor:
         self._job_master = job_master
         self._fencing_token = fencing_token
         self._group = OrderedTaskGroup()
-        self._partitions = _Partitions()
+        if pool is None:
+            pool = NetworkBufferPool(options.network_bytes)
+        self._partitions = _Partitions(pool)
         self._resources = ResourceScope()
         self._executions: dict[ExecutionAttemptId, TaskExecution] = {}
         self._taps: dict[TapPlace, list[Callable[[RecordBatch], None]]] = {}
         self._stop_drains: bool | None = None
         self._threads_turns = switch_interval(options.slice_ns / TURNS_A_SLICE / 1e9)
-        pool = NetworkBufferPool(NETWORK_SEGMENTS)
         metrics.gauges(NETWORK_MEMORY, partial(_network_memory, pool))
         self._environment = TaskEnvironment(
             host=host,

@@ -45,6 +45,7 @@ from aioflow.core.log_backoff import LogBackoff
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.inspection.process import ProcessInspector
+from aioflow.network.buffers import NETWORK_MEMORY_BYTES, NetworkBufferPool
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class TaskManagerOptions:
     bind: str = "127.0.0.1"
     slot_timeout_s: float = 30.0
     """How long a slot is kept for a job that has lost its JobMaster."""
+    network_bytes: int | None = NETWORK_MEMORY_BYTES
+    """Network memory for all jobs. None: its only job says how much."""
     reconnect_s: float = 0.5
     follows: bool = True
     """Whether it goes on to the next JobManager after losing its own.
@@ -121,6 +124,9 @@ class TaskManager:
         self.inspector = ProcessInspector(host)
         """Inspector of this process, for monitoring."""
         self._table = TaskSlotTable(options.slots, options.slot_timeout_s)
+        self._pool = (
+            None if options.network_bytes is None else NetworkBufferPool(options.network_bytes)
+        )
         self._sessions: dict[str, JobSession] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
         """Tasks that find the JobMaster of a job and load its code, by job."""
@@ -442,6 +448,7 @@ class TaskManager:
                         self._on_task_end,
                         self._end_process,
                         partial(self._report_metrics, job_id),
+                        self._pool,
                     )
                     await session.open(self._options.bind)
                     self._sessions[job_id] = session

@@ -52,6 +52,7 @@ def taskmanager_of(
     options = TaskManagerOptions(
         jobmanagers=Whereabouts((parse_address(address),)),
         slots=int(slots),
+        network_bytes=None,
         follows=False,
         heartbeat=HeartbeatOptions(
             interval_s=float(interval_s),

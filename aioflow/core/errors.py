@@ -190,7 +190,7 @@ class StateError(AioflowError):
 
 
 class InsufficientBuffers(AioflowError, OSError):
-    """The network buffer pool has fewer segments than the pools on it must have."""
+    """The network memory of a process is smaller than its inputs and outputs require together."""
 
 
 class RemoteError(AioflowError):

@@ -23,6 +23,7 @@ from aioflow.core.wire.batch import decode_batch, standing_alone
 from aioflow.core.wire.columns import EntryTables
 from aioflow.core.wire.serializers import Codec
 from aioflow.network.gate import ChannelTraffic
+from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition, Polled
 from aioflow.protocol.consumer import (
     ConsumerExchange,
@@ -32,7 +33,13 @@ from aioflow.protocol.consumer import (
 )
 from aioflow.protocol.errors import PartitionNotFound
 
-__all__ = ["LocalInputChannel", "EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
+__all__ = [
+    "EXCLUSIVE_BUFFERS",
+    "FLOATING_BUFFERS",
+    "ChannelLink",
+    "LocalInputChannel",
+    "RemoteInputChannel",
+]
 
 
 class LocalInputChannel:
@@ -132,20 +139,25 @@ class LocalInputChannel:
         if subpartition is None:
             return ChannelTraffic(False, 0, 0, 0, 0)
         queued = subpartition.queued_batches
-        return ChannelTraffic(False, subpartition.batches_added - queued, 0, queued, 0)
+        return ChannelTraffic(
+            False, subpartition.batches_added - queued, 0, queued, subpartition.queued_bytes
+        )
 
     def release(self) -> None:
-        """Releases the channel: drops waiting elements and returns their permits. Idempotent."""
+        """Releases the channel: drops waiting elements and returns their memory. Idempotent."""
         self.is_released = True
         if self._subpartition is not None:
             self._subpartition.release()
 
 
-EXCLUSIVE_BUFFERS = 32
-"""Number of segments that each channel owns: enough for some columnar batches of a dozen each.
+EXCLUSIVE_BUFFERS = 2
+"""Number of segments that each channel owns, as in Flink: a batch is on the way while the one
+before is in the task's queue.
+"""
 
-With fewer, a half-sent batch would wait for the credit of its first part while both processes are
-idle. The permits of the producer limit the number of batches in flight.
+FLOATING_BUFFERS = 30
+"""Number of segments for each channel that a gate may lend: enough for some columnar batches of a
+dozen each, which would otherwise wait for the credit of their first part.
 """
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
@@ -179,12 +191,15 @@ class RemoteInputChannel:
         subpartition_index: int,
         link: ChannelLink,
         codec: Codec,
+        buffers: LocalBufferPool,
     ) -> None:
+        """`buffers`: the pool of the gate, from which the channel has its segments."""
         self.index = index
         self._partition_id = partition_id
         self._subpartition_index = subpartition_index
         self._link = link
         self._codec = codec
+        self._buffers = buffers
         self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
@@ -204,6 +219,7 @@ class RemoteInputChannel:
         self._bytes_taken = 0
         self._attempt = 0
         self._retry: asyncio.TimerHandle | None = None
+        self._is_open = False
         self.is_released = False
 
     # InputChannel
@@ -216,9 +232,16 @@ class RemoteInputChannel:
             self._notify = on_data_available
             number = self._number = self._link.add_channel(self)
             if self._error is None:  # The link may have failed already, which sets the error.
+                for _ in range(EXCLUSIVE_BUFFERS):
+                    self._buffers.take_segment()
                 self._link.consumer.open_channel(
-                    number, self._partition_id, self._subpartition_index, EXCLUSIVE_BUFFERS
+                    number,
+                    self._partition_id,
+                    self._subpartition_index,
+                    EXCLUSIVE_BUFFERS,
+                    self._buffers,
                 )
+                self._is_open = True
         return True
 
     def poll(self) -> Polled | None:
@@ -234,7 +257,7 @@ class RemoteInputChannel:
             return None
         content = received.popleft()
         assert self._number is not None and content is not None
-        # Acknowledged before decoding: a batch that cannot be decoded must not hold its permit for
+        # Acknowledged before decoding: a batch that cannot be decoded must not hold its memory for
         # ever.
         self._link.consumer.taken_over(self._number)
         if received and received[0] is None:
@@ -323,8 +346,8 @@ class RemoteInputChannel:
 
     @property
     def traffic(self) -> ChannelTraffic:
-        buffers, ready, known = (
-            (0, 0, 0) if self._number is None else self._link.consumer.buffers(self._number)
+        buffers, floating, ready, known = (
+            (0, 0, 0, 0) if self._number is None else self._link.consumer.buffers(self._number)
         )
         waiting = sum(len(element) for element in self._received if type(element) is bytes)
         return ChannelTraffic(
@@ -334,6 +357,7 @@ class RemoteInputChannel:
             self._batches,
             waiting,
             buffers,
+            floating,
             buffers - ready,
             known,
         )
@@ -350,6 +374,9 @@ class RemoteInputChannel:
         if self._number is not None:
             self._link.consumer.cancel(self._number)
             self._link.remove_channel(self._number)
+        if self._is_open:
+            for _ in range(EXCLUSIVE_BUFFERS):
+                self._buffers.recycle_segment()
 
     def __str__(self) -> str:
         return (

@@ -24,6 +24,7 @@ from aioflow.core.availability import Availability
 from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Event, RecordBatch
 from aioflow.core.errors import Broken, Closed
 from aioflow.network.debloat import BufferDebloater
+from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.subpartition import Polled
 
 __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "SharedAvailability"]
@@ -32,7 +33,7 @@ __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "Sh
 class ChannelTraffic(NamedTuple):
     """Counts of what a channel has delivered since it was made, and of what waits in it.
 
-    A local batch has no bytes and fills no buffer.
+    A local batch fills no buffer.
     """
 
     is_remote: bool
@@ -42,6 +43,8 @@ class ChannelTraffic(NamedTuple):
     queued_bytes: int
     buffers: int = 0
     """Buffers granted to the producer, including filled ones."""
+    floating: int = 0
+    """Buffers among them that are borrowed from the gate's pool."""
     buffers_filled: int = 0
     credits: int = 0
     """Buffers that the producer knows of and has not filled yet, as far as this side knows."""
@@ -160,6 +163,7 @@ class InputGate:
 
     `availability` may be shared with other gates of the task. A finished gate lowers a shared
     availability, whose state then depends on the other gates. An own availability stays up.
+    `buffers` is the memory of the channels from other processes, which the gate owns.
     """
 
     __slots__ = (
@@ -182,14 +186,19 @@ class InputGate:
         "_shared",
         "_unfinished",
         "availability",
+        "buffers",
         "is_closed",
     )
 
     def __init__(
-        self, channels: Sequence[InputChannel], availability: SharedAvailability | None = None
+        self,
+        channels: Sequence[InputChannel],
+        availability: SharedAvailability | None = None,
+        buffers: LocalBufferPool | None = None,
     ) -> None:
         count = len(channels)
         self._channels = list(channels)
+        self.buffers = buffers
         self._ready: deque[int] = deque()
         self._queued = [False] * count
         self._blocked = [False] * count
@@ -418,6 +427,8 @@ class InputGate:
         self.is_closed = True
         for channel in self._channels:
             channel.release()
+        if self.buffers is not None:
+            self.buffers.destroy()
         self._ready.clear()
         if not self._is_up:
             self._raise()

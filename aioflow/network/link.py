@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 from aioflow.core.errors import AioflowError, Broken, ProtocolError, RemoteProtocolError
 from aioflow.core.wire.batch import encode_batch
 from aioflow.core.wire.columns import EntryTables
-from aioflow.network.subpartition import BATCH_BYTES
 from aioflow.protocol.exchange import Exchange
 from aioflow.protocol.framing import Frame, FrameType
 from aioflow.protocol.messages import PartitionRequest
@@ -262,7 +261,7 @@ class Link:
             return
         view = partition.subpartitions[request.subpartition_index]
         encode = partial(self._encode, partition, view, EntryTables())
-        producer.on_partition_request(channel, request, view, encode, partition.pool)
+        producer.on_partition_request(channel, request, view, encode)
 
     def _encode(
         self,
@@ -273,8 +272,7 @@ class Link:
     ) -> bytes:
         content = encode_batch(batch, self._codec, partition.owner, tables)
         partition.bytes_encoded += len(content)
-        if len(content) > BATCH_BYTES or (batch.values and subpartition.is_bounded_by_bytes):
-            subpartition.fit(batch, len(content))
+        subpartition.encoded(batch, len(content))
         return content
 
     def _schedule(self) -> None:

@@ -1,10 +1,9 @@
-"""The output of one subtask: one subpartition per consumer, and one budget of permits for all.
+"""The output of one subtask: one subpartition per consumer, and one pool of memory for all.
 
-The budget is the pool, and `availability` is the pool's own. It falls when the queued batches reach
-the pool's size, or those of a subpartition reach its quota. It rises when consumers have taken
-enough. It is advisory: a record's own output is always accepted and counted as overdraft, and the
-task checks `availability` before the next input. Events take no permit. The design follows Flink's
-PipelinedResultPartition.
+The pool holds the bytes and the number of the queued batches, and `availability` is the pool's own.
+It falls when the pool is used up, and rises when consumers have taken enough. It is advisory: a
+record's own output is always accepted and counted as overdraft, and the task checks `availability`
+before the next input. Events take no memory. The design follows Flink's PipelinedResultPartition.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ class ResultPartition:
         self.owner = owner
         self.pool = pool
         self.bytes_encoded = 0
-        """Number of encoded bytes of all batches for other processes. Local batches have no
-        size.
-        """
+        """Number of encoded bytes of all batches for other processes."""
         self.is_finished = False
         self.is_released = False
         self.on_resized: Callable[[], None] | None = None
@@ -150,7 +147,7 @@ class ResultPartition:
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes of encoded batches that wait for the credit of their consumers."""
+        """Number of bytes of batches that wait for consumers, or are on the way to them."""
         return sum(subpartition.queued_bytes for subpartition in self.subpartitions)
 
     def queue_length(self, index: int) -> int:
@@ -159,8 +156,8 @@ class ResultPartition:
 
     @property
     def pool_usage(self) -> float:
-        """Permits in use divided by the size of the pool, above 1 with overdraft."""
-        return self.pool.in_use / self.pool.size if self.pool.size else 0.0
+        """Share of the pool that is in use, above 1 with overdraft."""
+        return self.pool.usage
 
     @property
     def slice_records(self) -> int:

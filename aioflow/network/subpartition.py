@@ -1,16 +1,17 @@
 """The queue between one producing and one consuming subtask; read once, in order, by one reader.
 
-The queue holds sealed batches, each with one permit of the partition's pool, and events without
-permit. The open batch (`builder`) is not in the queue. It is sealed when it is full, before any
-event, so that no event overtakes earlier records, and after `flush`. `flush` seals at once if the
-reader has nothing else to read. Otherwise the batch is sealed once the reader has taken all it has,
-including batches in transit. Until then it grows. So a slow reader gets large batches, a waiting
-reader gets each record at once, and users need not choose between the two.
+The queue holds sealed batches, which hold their bytes in the partition's pool, and events, which
+hold none. A batch for another process holds them until its consumer has taken it over. The open
+batch (`builder`) is not in the queue. It is sealed when it is full, before any event, so that no
+event overtakes earlier records, and after `flush`. `flush` seals at once if the reader has nothing
+else to read. Otherwise the batch is sealed once the reader has taken all it has, including batches
+in transit. Until then it grows. So a slow reader gets large batches, a waiting reader gets each
+record at once, and users need not choose between the two.
 
 Invariants: the reader is notified only when the queue becomes non-empty (or unblocked, failed,
 released). One notification then holds until the queue was drained. After a blocking event no
-element comes out until `resume_consumption`. Every permit goes back exactly once, when its batch is
-polled or dropped. Events have no meaning here. The design follows Flink's PipelinedSubpartition.
+element comes out until `resume_consumption`. The bytes of a batch go back exactly once. Events have
+no meaning here. The design follows Flink's PipelinedSubpartition.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from aioflow.core.elements import (
     Watermark,
 )
 from aioflow.core.errors import Closed, ProducerFailed
+from aioflow.network.batch_size import batch_bytes
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW, BatchBuilder
+from aioflow.protocol.outlet import PAYLOAD_BYTES_MAX
 
-__all__ = ["Permits", "PipelinedSubpartition", "Polled"]
+__all__ = ["BatchMemory", "PipelinedSubpartition", "Polled"]
 
 Polled = tuple[RecordBatch | Event, int, bool, int]
 """Tuple (element, backlog after it, whether more is available now, sequence number).
@@ -39,16 +42,19 @@ Polled = tuple[RecordBatch | Event, int, bool, int]
 A named tuple would cost more time.
 """
 
-NO_EVENT = 0
-PLAIN_EVENT = 1
-BLOCKING_EVENT = 2
+PLAIN_EVENT = 0
+BLOCKING_EVENT = -1
+"""Events in the queue have these instead of a size."""
 
 
-class Permits(Protocol):
-    """The interface that a subpartition uses of the pool. `channel` is the subpartition's index."""
+class BatchMemory(Protocol):
+    """The interface that a subpartition uses of the pool."""
 
-    def take_permit(self, channel: int = 0) -> None: ...
-    def recycle(self, channel: int = 0) -> None: ...
+    batch_bytes_max: int
+
+    def take(self, size: int) -> None: ...
+    def resize(self, before: int, size: int) -> None: ...
+    def recycle(self, size: int) -> None: ...
 
 
 START_RECORDS = 16
@@ -59,27 +65,23 @@ START_QUEUED = 6
 
 START_GROWTH = 4
 
-BATCH_BYTES = 4 << 20
-"""Approximate limit in bytes for a batch that goes to another process.
-
-A full batch of large records may be gigabytes, and a consumer accepts at most 64 MiB.
-"""
-
 
 class PipelinedSubpartition:
     """The queue of batches and events for one consumer, with the number `index` in its partition.
 
-    Each batch in the queue holds one permit of `permits`, which bounds the length of the queue.
+    Batches hold their bytes in `memory`, which bounds the queue.
     """
 
     __slots__ = (
         "_acknowledges",
         "_backlog",
         "_blocked",
+        "_buffers",
         "_error",
         "_flush_when_drained",
         "_grows_at",
         "_made_for",
+        "_memory",
         "_notify",
         "_on_all_processed",
         "_on_passed",
@@ -87,9 +89,10 @@ class PipelinedSubpartition:
         "_on_resized",
         "_priority_events",
         "_queue",
+        "_record_bytes",
         "_recycle",
         "_sequence_number",
-        "_take_permit",
+        "_take",
         "_unread",
         "_unsent",
         "_wanted",
@@ -107,7 +110,7 @@ class PipelinedSubpartition:
     def __init__(
         self,
         index: int,
-        permits: Permits,
+        memory: BatchMemory,
         batch_records_max: int = BATCH_RECORDS_MAX,
         on_all_records_processed: Callable[[int], None] | None = None,
         on_released: Callable[[int], None] | None = None,
@@ -132,8 +135,9 @@ class PipelinedSubpartition:
         self._grows_at = 0
         self.is_finished = False
         self.is_released = False
-        self._take_permit = permits.take_permit
-        self._recycle = permits.recycle
+        self._memory = memory
+        self._take = memory.take
+        self._recycle = memory.recycle
         self._on_all_processed = on_all_records_processed
         self._on_released = on_released
         self._queue: deque[tuple[RecordBatch | Event, int]] = deque()
@@ -145,8 +149,12 @@ class PipelinedSubpartition:
         self._blocked = False
         self._flush_when_drained = False
         """Whether `flush` was called while the reader had data: the open batch comes next."""
-        self._unread = 0
-        """Batches that were polled for a remote consumer, which has not taken them yet."""
+        self._unread: deque[int] = deque()
+        """Sizes of batches that were polled for a remote consumer, which has not taken them yet."""
+        self._buffers = 1
+        """Number of frames that the last batch for a remote consumer took."""
+        self._record_bytes = 0
+        """Estimated size of a record; 0 while unknown."""
         self._acknowledges = False
         self._sequence_number = 0
         self._error: BaseException | None = None
@@ -159,15 +167,16 @@ class PipelinedSubpartition:
     def add(self, batch: RecordBatch) -> bool:
         """Queues a sealed batch, which belongs to the consumer from here on.
 
-        Returns False, and takes no permit, after finish or release.
+        Returns False, and takes no memory, after finish or release.
         """
         if self.is_finished or self.is_released:
             return False
         if self._flush_when_drained:
             self.seal()
-        self._take_permit(self.index)
+        size = batch_bytes(batch, self._record_bytes)
+        self._take(size)
         queue = self._queue
-        queue.append((batch, NO_EVENT))
+        queue.append((batch, size))
         self._backlog += 1
         self.batches_added += 1
         if len(queue) == 1 and not self._blocked and self._notify is not None:
@@ -289,7 +298,10 @@ class PipelinedSubpartition:
         self._tell_reader()
 
     def release(self) -> None:
-        """Drops queued elements and returns their permits. Either side may call it. Idempotent."""
+        """Drops queued elements and returns their memory. Either side may call it. Idempotent.
+
+        Memory of batches in transit returns with `taken_over`.
+        """
         if self.is_released:
             return
         self.is_released = True
@@ -341,33 +353,43 @@ class PipelinedSubpartition:
                 message = f"the producer of subpartition {self.index} failed: {self._error!r}"
                 raise ProducerFailed(message) from self._error
             return None
-        element, kind = queue.popleft()
+        element, size = queue.popleft()
         number = self._sequence_number
         self._sequence_number = number + 1
-        if self._acknowledges and kind == NO_EVENT:
-            self._unread += 1
-        if self._flush_when_drained and not queue and not self._unread and kind != BLOCKING_EVENT:
-            # Called before the permit is returned, so that an exhausted pool does not look free.
+        if self._acknowledges and size > 0:
+            self._unread.append(size)
+        if self._flush_when_drained and not queue and not self._unread and size != BLOCKING_EVENT:
+            # Called before memory is returned, so that an exhausted pool does not look free.
             self._seal_quietly()
-        if kind == NO_EVENT:
+        if size > 0:
             self._backlog = backlog = self._backlog - 1
-            self._recycle(self.index)
-            return element, backlog, bool(queue), number
+            if not self._acknowledges:
+                self._recycle(size)
+            return element, backlog * self._buffers, bool(queue), number
         if self._priority_events:
             self._priority_events -= 1
-        if kind == BLOCKING_EVENT:
+        if size == BLOCKING_EVENT:
             self._blocked = True
             if self._on_passed is not None:
                 self._on_passed(self.index)
             return element, 0, False, number
-        return element, self._backlog, bool(queue), number
+        return element, self._backlog * self._buffers, bool(queue), number
+
+    def encoded(self, batch: RecordBatch, size: int) -> None:
+        """Notes that the last polled batch takes `size` bytes on its way to another process."""
+        self._memory.resize(self._unread[-1], size)
+        self._unread[-1] = size
+        self._buffers = -(-size // PAYLOAD_BYTES_MAX)
+        if batch.values and (record_bytes := size // len(batch.values)) > self._record_bytes:
+            # A sample does not see what an object hides.
+            self.fit(record_bytes)
 
     def taken_over(self) -> None:
         """Notes that the remote consumer has taken the oldest batch that was polled for it.
 
         Only called by a reader that `acknowledges`.
         """
-        self._unread -= 1
+        self._recycle(self._unread.popleft())
         if self._flush_when_drained and not self._unread and not self._queue and not self._blocked:
             self.seal()
 
@@ -416,31 +438,17 @@ class PipelinedSubpartition:
         self.is_starting = False
         self._limit(records)
 
-    def fit(self, batch: RecordBatch, size: int) -> None:
-        """Adapts the batch size after `batch` took `size` bytes, so that later ones fit
-        `BATCH_BYTES`.
-
-        This assumes that later records have similar sizes.
-        """
-        made_for = self._made_for * (1 if type(batch.values) is list else COLUMN_RECORDS_PER_ROW)
-        before = self.batch_records_max if type(batch.values) is list else self.column_records_max
-        # Shrinks at once and grows slowly, because large records may be among many small ones.
-        fitting = max(1, min(made_for, 2 * before, len(batch.values) * BATCH_BYTES // size))
-        if fitting == before or (size <= BATCH_BYTES and fitting < before):
-            return
-        if type(batch.values) is list:
-            self.batch_records_max = fitting
-        else:
-            self.column_records_max = fitting
-        self._limit(self._wanted)
-
-    @property
-    def is_bounded_by_bytes(self) -> bool:
-        """Whether batches have fewer records than allowed, to limit their bytes."""
-        return (
-            self.batch_records_max < self._made_for
-            or self.column_records_max < self._made_for * COLUMN_RECORDS_PER_ROW
+    def fit(self, record_bytes: int) -> None:
+        """Limits batches to as many records of `record_bytes` as the memory has room for."""
+        self._record_bytes = record_bytes
+        fitting = max(1, self._memory.batch_bytes_max // record_bytes)
+        rows, columns = (
+            min(self._made_for, fitting),
+            min(self._made_for * COLUMN_RECORDS_PER_ROW, fitting),
         )
+        if rows != self.batch_records_max or columns != self.column_records_max:
+            self.batch_records_max, self.column_records_max = rows, columns
+            self._limit(self._wanted)
 
     def _limit(self, records: int) -> None:
         self._wanted = records
@@ -476,26 +484,18 @@ class PipelinedSubpartition:
 
     @property
     def backlog(self) -> int:
-        """Number of queued batches that may be read, without events; 0 while blocked."""
-        return 0 if self._blocked else self._backlog
+        """Estimated number of buffers that the batches take that may be read; 0 while blocked."""
+        return 0 if self._blocked else self._backlog * self._buffers
 
     @property
     def queued_batches(self) -> int:
-        """Number of queued batches, blocked or not, which is the number of permits held here."""
+        """Number of queued batches, blocked or not."""
         return self._backlog
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes of batches that were encoded for a remote consumer and wait for its
-        credit.
-
-        Batches that are not encoded yet have no size.
-        """
-        return (
-            0
-            if self._unsent is None
-            else sum(len(element) for element in self._unsent() if isinstance(element, bytes))
-        )
+        """Number of bytes of batches that wait here, or are on the way to a remote consumer."""
+        return sum(size for _, size in self._queue if size > 0) + sum(self._unread)
 
     @property
     def has_priority_event(self) -> bool:
@@ -505,7 +505,7 @@ class PipelinedSubpartition:
     @property
     def next_is_event(self) -> bool:
         """Whether the next element is an event, which may be read without credit."""
-        return bool(self._queue) and self._queue[0][1] != NO_EVENT and not self._blocked
+        return bool(self._queue) and self._queue[0][1] <= 0 and not self._blocked
 
     @property
     def is_blocked(self) -> bool:
@@ -518,7 +518,7 @@ class PipelinedSubpartition:
         Sending a batch costs as much as hundreds of its records, and the remote reader still has
         another batch to read.
         """
-        return self._unread > 0
+        return bool(self._unread)
 
     def __len__(self) -> int:
         """Returns the number of queued batches and events."""
@@ -539,14 +539,15 @@ class PipelinedSubpartition:
         self._notify = notify
 
     def _drop(self) -> None:
-        backlog, self._backlog = self._backlog, 0
+        dropped, self._queue = self._queue, deque()
+        self._backlog = 0
         self._flush_when_drained = False
-        self._queue.clear()
         self._priority_events = 0
         self._blocked = False
         self.builder.clear()
-        for _ in range(backlog):
-            self._recycle(self.index)
+        for _, size in dropped:
+            if size > 0:
+                self._recycle(size)
         if self._on_passed is not None:
             self._on_passed(self.index)
 

@@ -7,9 +7,9 @@ Invariants:
   repetition after a resume is dropped.
 * an element is *taken over* when the task takes it from its queue, always in order. A part of an
   incomplete batch counts once everything in front of it does, so a batch larger than the window
-  still arrives.
+  still arrives. Its bytes then hold memory of the pool beyond its size.
 * credit is returned in few messages: when half of the window is owed, or when everything received
-  was taken over, because the producer may then wait for its permits.
+  was taken over, because the producer may then wait for its memory.
 * an error of one channel ends that channel alone.
 
 A channel outlives its connection: `attach` requests all open channels again, each from its first
@@ -33,7 +33,6 @@ from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
 from aioflow.protocol.messages import (
     AckAllUserRecordsProcessed,
     AddCredit,
-    BacklogAnnouncement,
     CancelPartitionRequest,
     CloseRequest,
     ErrorResponse,
@@ -61,7 +60,7 @@ RECORD_BYTES_MAX = 64 << 20
 UNTOLD_BATCHES_MAX = 2
 """Maximum of batches taken over without a report, however much credit there is.
 
-Each holds one of the few permits of its producer.
+Each is one of the few batches that its producer may have queued.
 """
 
 UNTOLD_EVENTS_MAX = 64
@@ -171,7 +170,6 @@ class _Inlet:
         return PartitionRequest(
             partition_id=self.partition_id,
             subpartition_index=self.subpartition_index,
-            initial_credit=credit.initial_credit,
             credit=credit.available,
             resume_from=self.expected,
             blocked=self.is_blocked,
@@ -191,7 +189,7 @@ class _Inlet:
             or self.untold_events >= UNTOLD_EVENTS_MAX
         ):
             return True
-        # The elements taken over may hold all permits of a small pool of the producer.
+        # The elements taken over may hold all memory of a small pool of the producer.
         return self.untold_data > 0 and self.backlog == 0 and not self.pending
 
 
@@ -257,7 +255,7 @@ class ConsumerExchange:
             raise LocalProtocolError(
                 f"channel {channel} cannot be opened: it is open already, or no number of a channel"
             )
-        credit = CreditReceiver(exclusive, pool, channel, lambda: self._settle(inlet))
+        credit = CreditReceiver(exclusive, pool, lambda: self._settle(inlet))
         inlet = self._inlets[channel] = _Inlet(channel, partition_id, subpartition_index, credit)
         self._ask(inlet)
 
@@ -283,9 +281,9 @@ class ConsumerExchange:
         while count > 0:
             if not pending:
                 raise LocalProtocolError(f"{inlet}: more was taken over than was handed out")
-            count -= self._take_over_one(inlet)
+            count -= self._take_over_one(inlet, stays=False)
         while pending and not pending[0][1]:
-            self._take_over_one(inlet)
+            self._take_over_one(inlet, stays=True)
         if inlet.has_ended and not pending:
             self._post(channel, AddCredit(0, inlet.taken_over))
             self._remove(inlet)
@@ -325,23 +323,21 @@ class ConsumerExchange:
         """Numbers of the open channels."""
         return list(self._inlets)
 
-    def backlog(self, channel: int) -> int:
-        """Returns the number of batches that waited at the producer when it last sent a frame."""
-        inlet = self._inlets.get(channel)
-        return 0 if inlet is None else inlet.backlog
-
-    def buffers(self, channel: int) -> tuple[int, int, int]:
-        """Returns three numbers of buffers of a channel: all, those that are ready, and those ready
-        ones that the producer knows of.
-
-        Borrowed buffers are included.
+    def buffers(self, channel: int) -> tuple[int, int, int, int]:
+        """Returns numbers of buffers of a channel: all, borrowed ones, those that are ready, and
+        those ready ones that the producer knows of.
         """
         inlet = self._inlets.get(channel)
         if inlet is None:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         credit = inlet.credit
-        filled = sum(1 for buffer, _ in inlet.pending if buffer is not None)
-        return credit.available + filled, credit.available, credit.available - credit.unannounced
+        filled = [buffer for buffer, _ in inlet.pending if buffer is not None]
+        return (
+            credit.available + len(filled),
+            credit.floating + filled.count(BufferKind.FLOATING),
+            credit.available,
+            credit.available - credit.unannounced,
+        )
 
     # Receiving.
 
@@ -366,15 +362,7 @@ class ConsumerExchange:
         message = decode_message(kind, body)
         if isinstance(message, ErrorResponse):
             return self._on_error(channel, message)
-        if not isinstance(message, BacklogAnnouncement):
-            raise RemoteProtocolError(
-                f"a {type(message).__name__} is nothing that a producer sends"
-            )
-        if inlet is not None:
-            inlet.backlog = message.backlog
-            inlet.credit.on_backlog(message.backlog)
-            self._settle(inlet)
-        return []
+        raise RemoteProtocolError(f"a {type(message).__name__} is nothing that a producer sends")
 
     # Sending.
 
@@ -451,7 +439,6 @@ class ConsumerExchange:
         inlet.backlog = backlog
         if flags & FLAG_BLOCKING:
             inlet.is_blocked = True
-            inlet.credit.on_blocked()
         else:
             inlet.credit.on_backlog(backlog)
         if type(event) is EndOfPartition:
@@ -485,7 +472,7 @@ class ConsumerExchange:
             inlet.part_bytes = 0
             return content
         while inlet.pending and not inlet.pending[0][1]:
-            self._take_over_one(inlet)
+            self._take_over_one(inlet, stays=True)
         return None
 
     def _on_repeated(self, inlet: _Inlet, kind: FrameType) -> None:
@@ -496,8 +483,11 @@ class ConsumerExchange:
                 raise RemoteProtocolError(f"{inlet}: data was repeated without credit")
             credit.unannounced += 1
 
-    def _take_over_one(self, inlet: _Inlet) -> int:
-        """Takes over the oldest pending frame; returns the number of elements that end with it."""
+    def _take_over_one(self, inlet: _Inlet, *, stays: bool) -> int:
+        """Takes over the oldest pending frame; returns the number of elements that end with it.
+
+        `stays`: whether its content waits here, because the task has not taken the element yet.
+        """
         buffer, is_element = inlet.pending.popleft()
         inlet.taken_over += 1
         if buffer is None:
@@ -505,7 +495,12 @@ class ConsumerExchange:
         else:
             inlet.untold_data += 1
             inlet.untold_batches += is_element
-            inlet.credit.recycle(buffer)
+            if stays:
+                inlet.credit.set_aside(buffer)
+            else:
+                inlet.credit.recycle(buffer)
+            if is_element:
+                inlet.credit.finish_batch()
         return int(is_element)
 
     def _on_error(self, channel: int, response: ErrorResponse) -> list[tuple[int, Delivered]]:

@@ -1,11 +1,12 @@
 """Credit of one direction of one channel: no data frame is sent without a buffer at the receiver.
 
-Two state machines without I/O. The receiver owns `exclusive` buffers for its channel. It borrows
-*floating* ones from its gate, by the backlog in every data frame. Each ready buffer is one credit
-of the sender. Invariants:
+Two state machines without I/O. The receiver owns `exclusive` buffers for its channel, at least one.
+It borrows *floating* ones from its gate, by the backlog in every data frame. A buffer is a segment
+of network memory, and each ready one is one credit of the sender. Invariants:
 
 * credit of the sender + frames in transit <= ready buffers of the receiver, so every frame finds a
   buffer;
+* the bytes of a batch larger than all buffers are counted by the pool, beyond its size if need be;
 * `required` = last backlog + `exclusive`, and the channel waits in the pool's queue at most once;
 * events need no credit. A blocking one carries backlog 0: nothing may be sent after it before the
   receiver resumes.
@@ -36,21 +37,19 @@ class NextElement(Enum):
 class CreditSender:
     """The producer's side: counts down the credit announced by the receiver.
 
-    `initial_credit` comes with the receiver's request.
+    The first `credit` comes with the receiver's request.
     """
 
-    __slots__ = ("_announced", "_blocked", "credit", "initial_credit", "is_closed")
+    __slots__ = ("_blocked", "credit", "is_closed")
 
-    def __init__(self, initial_credit: int) -> None:
-        if initial_credit < 0:
+    def __init__(self, credit: int) -> None:
+        if credit < 0:
             raise RemoteProtocolError(
-                f"partition request with initial credit {initial_credit}, expected 0 or more"
+                f"partition request with a credit of {credit}, expected 0 or more"
             )
-        self.initial_credit = initial_credit
-        self.credit = initial_credit
+        self.credit = credit
         self.is_closed = False
         self._blocked = False
-        self._announced = 0
 
     def next_element(self, queued: NextElement) -> NextElement:
         """Returns what may be sent now. `queued` tells whether an event or data is first in the
@@ -74,7 +73,6 @@ class CreditSender:
                 "no credit available: a data frame was sent that the receiver has no buffer for"
             )
         self.credit -= 1
-        self._announced = backlog
         return backlog
 
     def send_event(self, backlog: int, blocking: bool = False) -> int:
@@ -87,8 +85,7 @@ class CreditSender:
                 "an event was sent behind a blocking event; expected ResumeConsumption first"
             )
         self._blocked = blocking
-        self._announced = 0 if blocking else backlog
-        return self._announced
+        return 0 if blocking else backlog
 
     def add_credit(self, count: int) -> None:
         """Adds credit from an AddCredit message.
@@ -100,32 +97,9 @@ class CreditSender:
         if not self.is_closed:
             self.credit += count
 
-    def backlog_to_announce(self, backlog: int) -> int:
-        """Returns the backlog for a BacklogAnnouncement, 0 for none.
-
-        Only a receiver without exclusive buffers needs an announcement. It gives no credit before
-        it knows of data, and without credit no frame can tell it. Any other receiver gives credit
-        when it recycles its own buffers.
-        """
-        if (
-            self.initial_credit > 0
-            or self._blocked
-            or self.is_closed
-            or self.credit > 0
-            or backlog <= self._announced
-        ):
-            return 0
-        self._announced = backlog
-        return backlog
-
     def resume(self) -> None:
-        """Handles ResumeConsumption.
-
-        A receiver without exclusive buffers has returned its floating ones, so no credit is left.
-        """
+        """Handles ResumeConsumption."""
         self._blocked = False
-        if self.initial_credit == 0:
-            self.credit = 0
 
     def reset(self, credit: int, blocked: bool) -> None:
         """Begins again on a new connection: frames in transit are lost, and `credit` buffers are
@@ -133,7 +107,6 @@ class CreditSender:
         """
         self.credit = credit
         self._blocked = blocked
-        self._announced = 0
 
     def close(self) -> None:
         """Stops sending, because the receiver cancelled or the channel ended. Idempotent."""
@@ -147,15 +120,18 @@ class CreditSender:
 
 
 class FloatingBuffers(Protocol):
-    """The interface of the gate's pool, from which all its channels borrow."""
+    """The interface of the gate's pool, from which all its channels borrow segments."""
 
-    def try_request_permit(self, channel: int = 0) -> bool: ...
-    def recycle(self, channel: int = 0) -> None: ...
+    def request_segment(self) -> bool: ...
+    def take_segment(self) -> None:
+        """Takes a segment beyond the limits, if need be."""
+
+    def recycle_segment(self) -> None: ...
     def add_listener(self, listener: CreditReceiver) -> bool:
-        """Registers a listener, whose `on_permit` is offered a free buffer, in order of
+        """Registers a listener, whose `on_segment` is offered a free segment, in order of
         registration.
 
-        Returns False if a buffer is free already.
+        Returns False if a segment is free already.
         """
         ...
 
@@ -170,8 +146,7 @@ class BufferKind(Enum):
 
 
 class CreditReceiver:
-    """The consumer's side of `channel`, with `exclusive` own buffers, and floating ones from
-    `pool`.
+    """The consumer's side of a channel, with `exclusive` own buffers, and floating ones of `pool`.
 
     `pool` None means that there are no floating buffers. `available` buffers are ready to receive.
     The sender does not know the `unannounced` ones yet. `on_credit` is called when the pool offered
@@ -184,7 +159,7 @@ class CreditReceiver:
         "_is_waiting",
         "_on_credit",
         "_pool",
-        "channel",
+        "_set_aside",
         "exclusive",
         "is_released",
         "required",
@@ -195,11 +170,9 @@ class CreditReceiver:
         self,
         exclusive: int,
         pool: FloatingBuffers | None = None,
-        channel: int = 0,
         on_credit: Callable[[], None] | None = None,
     ) -> None:
         self.exclusive = exclusive
-        self.channel = channel
         self.required = exclusive
         self.unannounced = 0
         self.is_released = False
@@ -208,11 +181,8 @@ class CreditReceiver:
         self._exclusive_ready = exclusive
         self._floating_ready = 0
         self._is_waiting = False
-
-    @property
-    def initial_credit(self) -> int:
-        """Number of buffers to announce with the partition request."""
-        return self.exclusive
+        self._set_aside = 0
+        """Number of segments whose bytes belong to an unfinished batch."""
 
     @property
     def available(self) -> int:
@@ -271,7 +241,7 @@ class CreditReceiver:
         if kind is BufferKind.FLOATING:
             # The pool decides which channel gets the buffer next, perhaps this one (`on_permit`).
             assert self._pool is not None, "a floating buffer came from a pool"
-            self._pool.recycle(self.channel)
+            self._pool.recycle_segment()
             return
         if self.is_released:
             return
@@ -282,7 +252,24 @@ class CreditReceiver:
         else:
             self.unannounced += 1
 
-    def on_permit(self) -> bool:
+    def set_aside(self, kind: BufferKind) -> None:
+        """Returns a buffer whose content stays, because it is a part of an unfinished batch.
+
+        So a batch larger than all buffers still arrives. Its bytes remain counted in the pool.
+        """
+        if self._pool is not None:
+            self._pool.take_segment()
+            self._set_aside += 1
+        self.recycle(kind)
+
+    def finish_batch(self) -> None:
+        """Notes that the task took the batch whose parts were set aside."""
+        count, self._set_aside = self._set_aside, 0
+        for _ in range(count):
+            assert self._pool is not None, "only segments of a pool are set aside"
+            self._pool.recycle_segment()
+
+    def on_segment(self) -> bool:
         """Takes a buffer that the pool offers. Returns False if none is needed.
 
         If more are needed, the channel queues again at the end.
@@ -301,13 +288,6 @@ class CreditReceiver:
             self._on_credit()
         return True
 
-    def on_pool_destroyed(self) -> None:
-        """Notes that no floating buffer will come. The channel goes on with its exclusive
-        buffers.
-        """
-        self._is_waiting = False
-        self.required = self.exclusive
-
     def take_credit(self) -> int:
         """Returns the credit for AddCredit: the buffers that became ready since the last one, 0 for
         none.
@@ -319,21 +299,11 @@ class CreditReceiver:
 
     @property
     def is_credit_due(self) -> bool:
-        """Whether to send AddCredit: half of the exclusive window can be announced, or the sender
-        has no credit left.
+        """Whether to send AddCredit: half of the wanted window can be announced, or the sender has
+        no credit left.
         """
         owed = self.unannounced
-        return owed > 0 and (2 * owed >= self.exclusive or owed == self.available)
-
-    def on_blocked(self) -> None:
-        """Handles a blocking event. Without exclusive buffers, the floating ones go to other
-        channels.
-        """
-        if self.exclusive == 0:
-            self.required = 0
-            self.unannounced = 0
-            self._leave_line()
-            self._return_floating(self._floating_ready)
+        return owed > 0 and (2 * owed >= self.required or owed == self.available)
 
     def release(self) -> None:
         """Ends the channel, and returns borrowed buffers. Buffers in use return when they are
@@ -345,6 +315,7 @@ class CreditReceiver:
         self._leave_line()
         self._return_floating(self._floating_ready)
         self._exclusive_ready = 0
+        self.finish_batch()
 
     def _borrow(self) -> None:
         """Borrows floating buffers up to the target. If there are too few, waits in the queue of
@@ -352,7 +323,7 @@ class CreditReceiver:
         """
         pool = self._pool
         while pool is not None and self.available < self.required and not self._is_waiting:
-            if pool.try_request_permit(self.channel):
+            if pool.request_segment():
                 self._floating_ready += 1
                 self.unannounced += 1
             else:
@@ -363,7 +334,7 @@ class CreditReceiver:
         self._floating_ready -= count
         for _ in range(count):
             assert self._pool is not None, "a floating buffer came from a pool"
-            self._pool.recycle(self.channel)
+            self._pool.recycle_segment()
 
     def _leave_line(self) -> None:
         if self._is_waiting and self._pool is not None:

@@ -26,7 +26,6 @@ _FOR_THE_CONSUMER = frozenset(
         FrameType.BUFFER_RESPONSE,
         FrameType.EVENT_RESPONSE,
         FrameType.ERROR_RESPONSE,
-        FrameType.BACKLOG_ANNOUNCEMENT,
     ]
 )
 _FOR_THE_PRODUCER = frozenset(

@@ -69,7 +69,10 @@ _COUNTER: Final = struct.Struct(">Q")
 
 
 class FrameType(IntEnum):
-    """Type of a frame. 0 to 12 as in Flink's NettyMessage; from 16 on the control plane's own."""
+    """Type of a frame. 0 to 12 as in Flink's NettyMessage; from 16 on the control plane's own.
+
+    9, Flink's BacklogAnnouncement, is not needed: each channel has buffers of its own.
+    """
 
     BUFFER_RESPONSE = 0
     ERROR_RESPONSE = 1
@@ -79,7 +82,6 @@ class FrameType(IntEnum):
     ADD_CREDIT = 6
     RESUME_CONSUMPTION = 7
     ACK_ALL_USER_RECORDS_PROCESSED = 8
-    BACKLOG_ANNOUNCEMENT = 9
     NEW_BUFFER_SIZE = 10
     SEGMENT_ID = 11
     """Type that is never sent: only Flink's tiered storage has it."""

@@ -20,7 +20,6 @@ from aioflow.protocol.framing import NO_CHANNEL, FrameEncoder, FrameType
 __all__ = [
     "AckAllUserRecordsProcessed",
     "AddCredit",
-    "BacklogAnnouncement",
     "CancelPartitionRequest",
     "CloseRequest",
     "ErrorResponse",
@@ -50,15 +49,13 @@ _NOTES_MAX = 32
 class PartitionRequest:
     """Requests a subpartition, from the beginning or, on a new connection, from a position.
 
-    `initial_credit` is the number of exclusive buffers of the channel. `credit` is the number of
-    buffers that are ready now; both are equal in the first request. `resume_from` is the sequence
+    `credit` is the number of buffers that are ready now. `resume_from` is the sequence
     number of the next element that the consumer has not received. `blocked` means that the consumer
     has received a blocking event and has not resumed.
     """
 
     partition_id: str
     subpartition_index: int
-    initial_credit: int
     credit: int
     resume_from: int = 0
     blocked: bool = False
@@ -114,13 +111,6 @@ class AckAllUserRecordsProcessed:
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogAnnouncement:
-    """Announces that `backlog` batches wait for a consumer without buffers of its own."""
-
-    backlog: int
-
-
-@dataclass(frozen=True, slots=True)
 class NewBufferSize:
     """Asks the producer for batches of up to `records`, to limit the time of queued data."""
 
@@ -135,7 +125,6 @@ Message = (
     | AddCredit
     | ResumeConsumption
     | AckAllUserRecordsProcessed
-    | BacklogAnnouncement
     | NewBufferSize
 )
 
@@ -272,7 +261,6 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
         (
             _id("partition_id"),
             _int("subpartition_index", 0, 2**31 - 1),
-            _int("initial_credit", 0, CREDIT_MAX),
             _int("credit", 0, CREDIT_MAX),
             _int("resume_from", 0, SEQUENCE_MAX),
             _flag("blocked"),
@@ -286,7 +274,6 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
     ),
     FrameType.RESUME_CONSUMPTION: (ResumeConsumption, ()),
     FrameType.ACK_ALL_USER_RECORDS_PROCESSED: (AckAllUserRecordsProcessed, ()),
-    FrameType.BACKLOG_ANNOUNCEMENT: (BacklogAnnouncement, (_int("backlog", 1, CREDIT_MAX),)),
     FrameType.NEW_BUFFER_SIZE: (NewBufferSize, (_int("records", 1, 2**31 - 1),)),
     # The error of a call has the same schema, and differs only in its frame type.
     FrameType.RPC_ERROR: (ErrorResponse, _ERROR_FIELDS),

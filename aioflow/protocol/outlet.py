@@ -16,7 +16,7 @@ from aioflow.protocol.credit import CreditSender, NextElement
 from aioflow.protocol.framing import SEGMENT_BYTES, FrameType
 from aioflow.protocol.messages import ErrorResponse, PartitionRequest
 
-__all__ = ["PAYLOAD_BYTES_MAX", "RetainedPermits", "SentFrame", "Outlet", "SubpartitionView"]
+__all__ = ["PAYLOAD_BYTES_MAX", "SentFrame", "Outlet", "SubpartitionView"]
 
 PREFIX: Final = struct.Struct(">BI")
 """Format of the bytes before the payload of data and events: flags, and the backlog after it."""
@@ -44,10 +44,7 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class SubpartitionView(Protocol):
-    """The interface of a channel's queue, which `network.subpartition.PipelinedSubpartition` has.
-
-    Its batches may be encoded already.
-    """
+    """The interface of a channel's queue: `network.subpartition.PipelinedSubpartition`."""
 
     def create_read_view(
         self,
@@ -63,7 +60,7 @@ class SubpartitionView(Protocol):
         `unsent` returns polled elements that are not sent yet.
         """
 
-    def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
+    def poll(self) -> tuple[RecordBatch | Event, int, bool, int] | None:
         """Returns the next element, the backlog after it, whether more elements are available, and
         the element's number. Returns None if there is no element.
 
@@ -81,7 +78,7 @@ class SubpartitionView(Protocol):
     @property
     def is_released(self) -> bool: ...
     def taken_over(self) -> None:
-        """Notes that the consumer took over the oldest polled batch."""
+        """Notes that the consumer took over the oldest polled batch, whose memory returns."""
 
     def resize(self, records: int) -> None:
         """Limits batches to `records` records from now on."""
@@ -89,13 +86,6 @@ class SubpartitionView(Protocol):
     def resume_consumption(self) -> None: ...
     def acknowledge_all_records_processed(self) -> None: ...
     def release(self) -> None: ...
-
-
-class RetainedPermits(Protocol):
-    """The interface of the partition's pool; `channel` is the index of the subpartition."""
-
-    def take_permit(self, channel: int = 0) -> None: ...
-    def recycle(self, channel: int = 0) -> None: ...
 
 
 class SentFrame(NamedTuple):
@@ -107,7 +97,7 @@ class SentFrame(NamedTuple):
     backlog: int
     payload: bytes | memoryview
     ends_batch: bool
-    """Whether the frame is the last one of its batch, with which the batch's permit returns."""
+    """Whether the frame is the last one of its batch, with which the batch's memory returns."""
 
 
 def _is_priority(sent: SentFrame) -> bool:
@@ -133,7 +123,6 @@ class Outlet:
         "kept_events",
         "next_sequence",
         "partition",
-        "permits",
         "unsent",
         "view",
     )
@@ -144,14 +133,12 @@ class Outlet:
         request: PartitionRequest,
         view: SubpartitionView,
         encode: Callable[[RecordBatch], bytes],
-        permits: RetainedPermits | None,
     ) -> None:
         self.channel = channel
         self.partition = request.partition_id, request.subpartition_index
         self.view = view
         self.encode = encode
-        self.permits = permits
-        self.credit = CreditSender(request.initial_credit)
+        self.credit = CreditSender(request.credit)
         self.kept: deque[SentFrame] = deque()
         """Frames sent on this connection and not taken over: the retransmit buffer."""
         self.kept_events = 0

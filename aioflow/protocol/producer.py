@@ -9,9 +9,8 @@ channels. Invariants:
 * sent frames are kept until the consumer has *taken them over*, as reported by AddCredit. So kept
   frames never exceed the buffers that the consumer granted, plus few events. After a reset the
   channel continues exactly at the consumer's position;
-* a batch holds its permit from its poll until it was taken over. So queued and kept batches
-  together never exceed the pool of the partition by more than its overdraft. (If only queued
-  batches held permits, the window of each channel would come on top.)
+* the view is told when a batch was taken over, and keeps its memory until then. So queued and kept
+  batches together never exceed the pool of the partition by more than its overdraft.
 
 A channel that fails ends alone: its consumer gets the error as data. The design follows
 PartitionRequestQueue and CreditBasedSequenceNumberingViewReader of Flink, which keep no sent frames
@@ -33,7 +32,6 @@ from aioflow.protocol.messages import (
     CREDIT_MAX,
     AckAllUserRecordsProcessed,
     AddCredit,
-    BacklogAnnouncement,
     CancelPartitionRequest,
     CloseRequest,
     Message,
@@ -49,7 +47,6 @@ from aioflow.protocol.outlet import (
     PAYLOAD_BYTES_MAX,
     PREFIX,
     Outlet,
-    RetainedPermits,
     SentFrame,
     SubpartitionView,
 )
@@ -167,11 +164,9 @@ class ProducerExchange:
         request: PartitionRequest,
         view: SubpartitionView,
         encode: Callable[[RecordBatch], bytes],
-        permits: RetainedPermits | None = None,
     ) -> None:
         """Starts to send the elements of `view` to `channel`.
 
-        With `permits` each batch takes a permit from the partition's pool until it was taken over.
         If the view has, or had, a reader, the consumer of this channel gets the error.
         """
         if channel in self._outlets:
@@ -182,7 +177,7 @@ class ProducerExchange:
         if view.is_released:
             self.refuse(channel, _forgotten(request))
             return
-        outlet = self._outlets[channel] = Outlet(channel, request, view, encode, permits)
+        outlet = self._outlets[channel] = Outlet(channel, request, view, encode)
         outlet.credit.reset(request.credit, blocked=False)
         try:
             view.create_read_view(
@@ -270,7 +265,7 @@ class ProducerExchange:
             return 0
         sent = outlet.unsent.popleft()
         sequence, kind, flags, backlog, payload, _ = sent
-        # Kept first, so that its permit is found after any error.
+        # Kept first, so that its memory is found after any error.
         outlet.kept.append(sent)
         if kind is _DATA:
             outlet.credit.send_data(backlog)
@@ -284,38 +279,28 @@ class ProducerExchange:
 
     def _poll(self, outlet: Outlet) -> bool:
         """Converts the next element of the queue into frames. Returns False if there is none."""
-        view, permits, index = outlet.view, outlet.permits, outlet.partition[1]
-        # The pool of a released partition is gone; `poll` then has no element, and the consumer
-        # must learn that.
-        holds_permit = permits is not None and not view.is_released
-        if holds_permit and permits is not None:
-            # Before `poll` returns the queue's permit, so that the pool does not look free in
-            # between.
-            permits.take_permit(index)
-        try:
-            polled = view.poll()
-            if polled is None:
-                outlet.has_data = False
-                if view.is_released:
-                    raise ProducerFailed(
-                        f"subpartition {index} of {outlet.partition[0]} was released before it "
-                        "was read to the end"
-                    )
-                return False
-            element, backlog, outlet.has_data, _ = polled
-            if type(element) is RecordBatch:
-                self._add_batch(outlet, outlet.encode(element), backlog)
-                holds_permit = False
-            elif type(element) is bytes:
-                self._add_batch(outlet, element, backlog)
-                holds_permit = False
-            else:
-                # An Event, by exclusion.
-                self._add_event(outlet, element, backlog, view.is_blocked)  # type: ignore[arg-type]
-            return True
-        finally:
-            if holds_permit and permits is not None:
-                permits.recycle(index)
+        view = outlet.view
+        polled = view.poll()
+        if polled is None:
+            outlet.has_data = False
+            if view.is_released:
+                raise ProducerFailed(
+                    f"subpartition {outlet.partition[1]} of {outlet.partition[0]} was released "
+                    "before it was read to the end"
+                )
+            return False
+        element, backlog, outlet.has_data, _ = polled
+        if type(element) is RecordBatch:
+            try:
+                payload = outlet.encode(element)
+            except BaseException:
+                view.taken_over()
+                raise
+            self._add_batch(outlet, payload, backlog)
+        else:
+            # An Event, by exclusion.
+            self._add_event(outlet, element, backlog, view.is_blocked)  # type: ignore[arg-type]
+        return True
 
     def _add_batch(self, outlet: Outlet, payload: bytes, backlog: int) -> None:
         sequence = outlet.next_sequence
@@ -424,35 +409,24 @@ class ProducerExchange:
         self._schedule(outlet)
 
     def _schedule(self, outlet: Outlet) -> None:
-        """Queues a channel that can send; otherwise announces the backlog to a consumer without
-        buffers.
-        """
-        if outlet.is_ready or outlet.is_closed:
-            return
-        if outlet.can_send():
+        """Queues a channel that can send."""
+        if not outlet.is_ready and outlet.can_send():
             outlet.is_ready = True
             self._ready.append(outlet)
             self._tell()
-        elif outlet.credit.initial_credit == 0 and not outlet.is_detached and outlet.error is None:
-            # The rest of a batch counts in frames; without credit it contains no event.
-            backlog = outlet.credit.backlog_to_announce(outlet.view.backlog + len(outlet.unsent))
-            if backlog:
-                self._post(outlet.channel, BacklogAnnouncement(min(backlog, CREDIT_MAX)))
 
     def _forget(self, outlet: Outlet, taken_over: int) -> None:
         """Drops elements below `taken_over`, which will never be requested again."""
         if taken_over <= outlet.acknowledged:
             return
         outlet.acknowledged = taken_over
-        kept, permits, index = outlet.kept, outlet.permits, outlet.partition[1]
+        kept = outlet.kept
         for frames in (kept, outlet.unsent):
             while frames and frames[0].sequence < taken_over:
                 sent = frames.popleft()
                 if sent.type is _EVENT and frames is kept:
                     outlet.kept_events -= 1
                 if sent.ends_batch:
-                    if permits is not None:
-                        permits.recycle(index)
                     outlet.view.taken_over()
 
     def _fail(self, outlet: Outlet, error: BaseException) -> None:

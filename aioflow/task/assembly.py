@@ -14,7 +14,10 @@ from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
+from aioflow.network.debloat import BATCHES_PER_CHANNEL
+from aioflow.network.local_pool import BATCH_BYTES
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.chain import OperatorChain
 from aioflow.task.channel_state_restore import read_channel_state
 from aioflow.task.context import SourceTaskContext
@@ -37,14 +40,7 @@ if TYPE_CHECKING:
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.input import InputConsumer
 
-__all__ = ["PERMITS_PER_SUBPARTITION", "TaskAssembly", "create_output", "create_runtime"]
-
-PERMITS_PER_SUBPARTITION = 4
-"""Sealed batches that may wait for a consumer, or be on the way to it.
-
-They keep two processes busy while the loop of each does other work for a slice. With 2 both wait
-for one another (a quarter less throughput by wall, a tenth by CPU); 8 gain no more than 4.
-"""
+__all__ = ["TaskAssembly", "create_output", "create_runtime"]
 
 
 def create_output(descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment) -> TaskOutput:
@@ -121,7 +117,8 @@ def _add_writer(
     options = environment.options
     consumers = len(made.consumers)
     name = vertex.nodes[made.operator_index].name
-    pool = environment.pool.create_buffer_pool(consumers, PERMITS_PER_SUBPARTITION * consumers)
+    batches = BATCHES_PER_CHANNEL * consumers
+    pool = environment.pool.create_buffer_pool(SEGMENT_BYTES, batches * BATCH_BYTES, batches)
     partition = ResultPartition(
         str(made.partition), consumers, pool, options.batch_records_max, owner=name
     )
@@ -194,11 +191,12 @@ class TaskAssembly:
 
     def create_network_input(self, consumer: InputConsumer) -> NetworkInput:
         """Makes the gates of all edges."""
-        open_channel = self._environment.partitions.open_channel
         edges = []
         for gate in self._descriptor.inputs:
-            channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
-            edges.append(InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken))
+            channels, buffers = self._environment.partitions.open_gate(gate.channels)
+            edges.append(
+                InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken, buffers)
+            )
         network = NetworkInput(edges, consumer)
         first = self._descriptor.vertex.head.read_first
         if first is not None:

@@ -10,11 +10,12 @@ from aioflow.checkpoint.state_files import LOCAL_BYTES_MAX, LocalState
 from aioflow.core.elements import BATCH_RECORDS_MAX
 from aioflow.core.processing_clock import ProcessingClock
 from aioflow.core.wire.serializers import Codec
+from aioflow.network.buffers import NETWORK_MEMORY_BYTES
 from aioflow.task.chain import SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.core.errors import CancellationTimeout
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from aioflow.graph.deployment import ExecutionAttemptId, InputChannelDescriptor, PartitionId
     from aioflow.network.buffers import NetworkBufferPool
     from aioflow.network.gate import InputChannel
+    from aioflow.network.local_pool import LocalBufferPool
     from aioflow.network.partition import ResultPartition
     from aioflow.state.backend import StateBackend
     from aioflow.task.context import Resources
@@ -83,6 +85,8 @@ class TaskOptions:
     """
     local_recovery_bytes: int = LOCAL_FILE_BYTES_MAX
     """Bytes of copies that a process keeps in `local_recovery`."""
+    network_bytes: int = NETWORK_MEMORY_BYTES
+    """Bytes of data in flight that the tasks of a process may hold together."""
 
     @property
     def checkpointing(self) -> bool:
@@ -131,8 +135,13 @@ class PartitionRegistry(Protocol):
     """Registers the partitions of this worker, and opens channels to those of all workers."""
 
     def register(self, partition_id: PartitionId, partition: ResultPartition) -> None: ...
-    def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
-        """Opens channel `index` of a gate, local or remote, for the partition in `descriptor`."""
+    def open_gate(
+        self, descriptors: Sequence[InputChannelDescriptor]
+    ) -> tuple[list[InputChannel], LocalBufferPool | None]:
+        """Opens the channels of a gate, local or remote.
+
+        Returns them with the memory of the remote ones, which the gate destroys.
+        """
 
 
 @dataclass(slots=True, kw_only=True)

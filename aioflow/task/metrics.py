@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.completed import CheckpointStats
@@ -67,7 +68,8 @@ FLOW = (
 )
 """A buffer is a batch.
 
-Bytes are those of batches sent to other processes. Within one process batches pass by reference.
+`numBytesOut` counts batches sent to other processes; within one process batches pass by reference.
+The queue size includes those, estimated.
 """
 
 RECORDS = ("numRecordsIn", "numRecordsOut", "numRecordsInPerSecond", "numRecordsOutPerSecond")
@@ -92,7 +94,8 @@ TRAFFIC_IN = (
     "debloatedBufferSize",
     "estimatedTimeToConsumeBuffersMs",
 )
-"""Pool metrics are for channels from other processes. They own all their buffers, so none floats.
+"""Pool metrics are for channels from other processes. A borrowed buffer counts as used, because no
+other channel has it. Borrowed buffers are filled first.
 
 `inputCredits`, which Flink does not have, is the number of buffers that producers may still fill.
 The size of a debloated buffer is in records of the kind that came last, rows or columns. A column
@@ -276,7 +279,8 @@ class TaskMetrics:
 
         def read() -> list[float]:
             local, remote, queued, waiting = [0, 0], [0, 0], 0, 0
-            buffers = filled = credits = 0
+            granted = floating = filled = credits = 0
+            lent = 0
             slowest_ms = 0.0
             gates = task_input.gates
             for gate in gates:
@@ -287,16 +291,20 @@ class TaskMetrics:
                     side[1] += channel.batches
                     queued_here += channel.queued_batches
                     waiting += channel.queued_bytes
-                    buffers += channel.buffers
+                    granted += channel.buffers
+                    floating += channel.floating
                     filled += channel.buffers_filled
                     credits += channel.credits
                 queued += queued_here
+                if gate.buffers is not None:
+                    lent += gate.buffers.size // SEGMENT_BYTES
                 if gate.records_per_s:
                     slowest_ms = max(
                         slowest_ms, queued_here * gate.batch_records / gate.records_per_s * 1000.0
                     )
             counts = [*local, *remote]
-            used = filled / buffers if buffers else 0.0
+            exclusive = granted - floating
+            used = filled / lent if lent else 0.0
             size = min((gate.batch_records for gate in gates), default=0)
             growth = rates.read(self._now_or_end(), counts)
             both = counts[0] + counts[2], growth[0] + growth[2]
@@ -307,8 +315,8 @@ class TaskMetrics:
                 queued,
                 waiting,
                 used,
-                0.0,
-                used,
+                floating / (lent - exclusive) if lent > exclusive else 0.0,
+                max(0, filled - floating) / exclusive if exclusive else 0.0,
                 credits,
                 size,
                 slowest_ms,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from aioflow.core.availability import Availability
     from aioflow.network.gate import InputChannel
+    from aioflow.network.local_pool import LocalBufferPool
     from aioflow.task.barriers import BarrierListener
     from aioflow.task.channel_state import ChannelStateCapture, ChannelStateLog
     from aioflow.task.channel_state_restore import RestoredChannelState
@@ -58,6 +59,8 @@ class InputEdge(NamedTuple):
     edge_id: int = -1
     may_be_overtaken: bool = False
     """Whether barriers may overtake its data."""
+    buffers: LocalBufferPool | None = None
+    """Memory of the channels from other processes."""
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class NetworkInput:
         self._inputs: list[GateInput] = []
         channels = 0
         for edge in edges:
-            gate = InputGate(edge.channels, self._availability)
+            gate = InputGate(edge.channels, self._availability, edge.buffers)
             self._inputs.append(
                 GateInput(gate, edge.input_index, channels, edge.edge_id, edge.may_be_overtaken)
             )

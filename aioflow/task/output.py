@@ -26,6 +26,7 @@ from aioflow.core.elements import (
 )
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.serializers import Codec
+from aioflow.network.batch_size import record_size
 from aioflow.task.partitioners import BroadcastPartitioner
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ PIECES_MAX = 16
 One record may become a million for a consumer that wants small batches. All are queued at once, and
 each batch costs the loop ten microseconds or more.
 """
+
+MEASURED_RECORDS = 16
+"""Number of routed records, at least, for each measured one."""
+
+FALL = 1 / 16
+"""Weight of a record that is smaller than those before in the estimated size of records."""
 
 SIDES_MAX = 1_000
 """Limit of remembered side outputs without a reader, for the warning at the end.
@@ -138,6 +145,13 @@ class RecordWriter:
         self._partitioner = partitioner
         self._subpartitions = partition.subpartitions
         self._check = check
+        self._samples = 0
+        self._unmeasured = MEASURED_RECORDS
+        """Number of records since the last sample. The first batch is measured."""
+        self._record_bytes = 0.0
+        """Size of a record: rises at once and falls slowly, because few records may be large."""
+        self._fitted: tuple[int, int] = 0, 0
+        """Size of a record, and limit of a batch, that the subpartitions were last fitted to."""
 
     def emit(self, batch: RecordBatch) -> None:
         """Routes the records, and seals full batches. The lists of `batch` are not changed."""
@@ -145,6 +159,10 @@ class RecordWriter:
             if self._check is not None:
                 self._check(batch.values[0])
                 self._check = None
+            self._unmeasured += len(batch.values)
+            if self._unmeasured >= MEASURED_RECORDS:
+                self._unmeasured = 0
+                self._measure(batch.values)
             for index, part in self._partitioner.split(batch):
                 subpartition = self._subpartitions[index]
                 builder = subpartition.builder
@@ -193,6 +211,19 @@ class RecordWriter:
                 if ends:
                     subpartition.seal()  # The end of time is no step of it: MAX travels alone.
                 subpartition.builder.advance_watermark(batch.watermark)
+
+    def _measure(self, values: Sequence[Any]) -> None:
+        """Measures one record, before the records join open batches, and fits their limits."""
+        self._samples = sample = self._samples + 1
+        size: float = record_size(values, sample % len(values))
+        if size < self._record_bytes:
+            size = self._record_bytes + (size - self._record_bytes) * FALL
+        self._record_bytes = size
+        fitted, room = self._fitted
+        if size > fitted or 2 * size < fitted or room != self.partition.pool.batch_bytes_max:
+            self._fitted = int(size), self.partition.pool.batch_bytes_max
+            for subpartition in self._subpartitions:
+                subpartition.fit(int(size))
 
     @property
     def slice_records(self) -> int:
@@ -409,7 +440,7 @@ class TaskOutput:
     @property
     def is_overdrawn(self) -> bool:
         """Whether one record's own output exceeded the room."""
-        return any(writer.partition.pool.overdraft_in_use > 0 for writer in self._all)
+        return any(writer.partition.pool.is_overdrawn for writer in self._all)
 
     @property
     def queued_batches(self) -> int:
@@ -428,7 +459,7 @@ class TaskOutput:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of encoded batches that wait for the credit of their consumers."""
+        """Bytes of batches that wait for consumers, or are on the way to them."""
         return sum(writer.partition.queued_bytes for writer in self._all)
 
     @property

@@ -677,11 +677,11 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "availability is not raised when a permit returns",
+        "availability is not raised when memory returns",
         "aioflow/network/local_pool.py",
-        "        if not self.availability.is_available:\n            self._raise_availability()\n"
-        "\n    def request_buffer",
-        "\n    def request_buffer",
+        "        if self._listeners or not self.availability.is_available:\n"
+        "            self.update()\n",
+        "",
         (
             "tests/network/test_partition.py::"
             "test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget",
@@ -690,15 +690,64 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a permit leaks with each batch that is dropped",
+        "the memory of a batch that is dropped is not given back",
         "aioflow/network/subpartition.py",
-        "        for _ in range(backlog):\n            self._recycle(self.index)\n",
-        "",
+        "            if size > 0:\n                self._recycle(size)\n        if self._on_passed",
+        "            pass\n        if self._on_passed",
         (
             "tests/network/test_subpartition.py::"
-            "test_release_while_reading_wakes_the_reader_and_returns_the_permits",
+            "test_release_while_reading_wakes_the_reader_and_returns_the_memory",
             "tests/network/"
-            "test_channels.py::test_a_consumer_that_fails_at_a_batch_holds_no_permit_of_it",
+            "test_channels.py::test_a_consumer_that_fails_at_a_batch_holds_no_memory_of_it",
+        ),
+    ),
+    Mutant(
+        "the memory of a batch that another process has taken is not given back",
+        "aioflow/network/subpartition.py",
+        "        self._recycle(self._unread.popleft())\n",
+        "        self._unread.popleft()\n",
+        (
+            "tests/network/test_subpartition.py::"
+            "test_a_batch_holds_memory_until_a_remote_consumer_has_taken_it",
+            "tests/protocol/test_exchange.py::"
+            "test_a_batch_holds_its_memory_until_it_was_taken_over",
+        ),
+    ),
+    Mutant(
+        "a pool of network memory does not bind",
+        "aioflow/network/local_pool.py",
+        "        return in_use <= self.size and (not",
+        "        return True or (not",
+        ("tests/network/test_buffers.py::test_a_pool_is_available_until_its_bytes_are_in_use",),
+    ),
+    Mutant(
+        "a full process lets every pool have what its size says",
+        "aioflow/network/local_pool.py",
+        " and (not self._parent.is_full or in_use <= self.min_bytes)",
+        "",
+        (
+            "tests/network/test_buffers.py::"
+            "test_a_pool_that_is_full_keeps_each_share_to_its_minimum",
+        ),
+    ),
+    Mutant(
+        "a channel keeps the segments that it borrowed",
+        "aioflow/protocol/credit.py",
+        "            self._pool.recycle_segment()\n            return\n",
+        "            return\n",
+        (
+            "tests/protocol/test_credit.py::test_a_recycled_floating_buffer_goes_to_the_pool_alone",
+            "tests/protocol/test_credit.py::test_floating_segments_follow_the_backlog",
+        ),
+    ),
+    Mutant(
+        "the bytes of an unfinished batch are counted by no pool",
+        "aioflow/protocol/credit.py",
+        "            self._pool.take_segment()\n            self._set_aside += 1\n",
+        "            pass\n",
+        (
+            "tests/protocol/test_credit.py::"
+            "test_the_parts_of_an_unfinished_batch_stay_counted_until_it_is_taken",
         ),
     ),
     Mutant(

@@ -58,9 +58,9 @@ WIRE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what gathers for a consumer elsewhere is bounded in records alone",
-        "aioflow/network/link.py",
-        "            subpartition.fit(batch, len(content))\n",
-        "            pass\n",
+        "aioflow/task/output.py",
+        "                subpartition.fit(int(size))\n",
+        "                pass\n",
         ("tests/task/test_unaligned.py::test_data_behind_a_closed_gate_is_bounded_in_bytes_too",),
     ),
     Mutant(
@@ -122,7 +122,7 @@ WIRE_MUTANTS: list[Mutant] = [
     Mutant(
         "a batch that travels is sent as small as it comes",
         "aioflow/network/subpartition.py",
-        "        return self._unread > 0\n",
+        "        return bool(self._unread)\n",
         "        return False\n",
         (
             "tests/task/test_output.py::"
@@ -132,7 +132,7 @@ WIRE_MUTANTS: list[Mutant] = [
     Mutant(
         "a batch that travels waits until it is full",
         "aioflow/network/subpartition.py",
-        "        return self._unread > 0\n",
+        "        return bool(self._unread)\n",
         "        return True\n",
         (
             "tests/task/test_output.py::"
@@ -298,7 +298,7 @@ WIRE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what was taken over is told when half of the window is, for which the producer has no "
-        "permits",
+        "room",
         "aioflow/protocol/consumer.py",
         (
             "        if (\n"

@@ -22,6 +22,7 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel, RemoteInputChannel
 from aioflow.network.gate import InputChannel
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.testing.simulation import Simulation
 from aioflow.testing.simulation.loop import SimLoop
 from tests.network.planes import Planes
@@ -84,8 +85,8 @@ class InLoop:
 
 
 def local() -> Iterator[Wire]:
-    pool = NetworkBufferPool(16)
-    partition = ResultPartition("p", 1, pool.create_buffer_pool(2, 8))
+    pool = NetworkBufferPool()
+    partition = ResultPartition("p", 1, pool.create_buffer_pool(SEGMENT_BYTES, batches_max=8))
     yield Wire(partition, LocalInputChannel(0, lambda: partition.subpartitions[0]), pool)
 
 
@@ -110,7 +111,9 @@ def over(host: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> Iterator[
         return planes, planes.channel()
 
     planes, channel = run(open_planes())
-    partition = ResultPartition("p", 1, planes.pool.create_buffer_pool(2, 8))
+    partition = ResultPartition(
+        "p", 1, planes.pool.create_buffer_pool(SEGMENT_BYTES, batches_max=8)
+    )
     planes.registry.partitions["p"] = partition
     yield Wire(partition, InLoop(channel, run), planes.pool, lambda: run(planes.settle()))
     run(planes.__aexit__())
@@ -232,7 +235,7 @@ def test_a_failure_of_the_producer_is_told_even_to_an_idle_channel(wire: Wire) -
     assert wire.notices == [False]
 
 
-def test_release_returns_every_permit_and_leaves_the_producer_alone(wire: Wire) -> None:
+def test_release_returns_all_memory_and_leaves_the_producer_alone(wire: Wire) -> None:
     """C11.2: data that arrives after the release is dropped, and the pool is full."""
     wire.connect()
     wire.write(RecordBatch([1]), RecordBatch([2]))
@@ -241,7 +244,7 @@ def test_release_returns_every_permit_and_leaves_the_producer_alone(wire: Wire) 
     wire.settle()
     wire.write(RecordBatch([3]))
     assert wire.channel.poll() is None
-    assert wire.pool.available_segments == wire.pool.total_segments
+    assert wire.pool.used_bytes == 0
 
 
 def test_a_released_channel_is_not_resumed(wire: Wire) -> None:

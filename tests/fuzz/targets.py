@@ -91,6 +91,7 @@ from aioflow.protocol.framing import (
     CONTROL_PLANE,
     DATA_PLANE,
     NO_CHANNEL,
+    SEGMENT_BYTES,
     FrameDecoder,
     FrameEncoder,
     FrameType,
@@ -99,7 +100,6 @@ from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshak
 from aioflow.protocol.messages import (
     AckAllUserRecordsProcessed,
     AddCredit,
-    BacklogAnnouncement,
     CancelPartitionRequest,
     CloseRequest,
     NewBufferSize,
@@ -204,7 +204,6 @@ def data_frames() -> list[bytes]:
         PartitionRequest(
             partition_id="map-0",
             subpartition_index=1,
-            initial_credit=2,
             credit=2,
             resume_from=0,
             blocked=False,
@@ -215,7 +214,6 @@ def data_frames() -> list[bytes]:
         AddCredit(1, 0),
         ResumeConsumption(),
         AckAllUserRecordsProcessed(),
-        BacklogAnnouncement(3),
         NewBufferSize(4096),
     ]
     found += [
@@ -275,7 +273,7 @@ def read_data(content: bytes) -> None:
     """Reads the bytes of a peer as a connection does: four channels are read here, and four by the
     peer.
     """
-    pool = NetworkBufferPool(100).create_buffer_pool(10, 50)
+    pool = NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES)
 
     def encode(batch: RecordBatch) -> bytes:
         return encode_batch(batch, CODEC, WHERE)
@@ -285,9 +283,7 @@ def read_data(content: bytes) -> None:
     for channel in range(4):
         subpartition = PipelinedSubpartition(channel, pool)
         exchange.consumer.open_channel(channel, "map-0", channel, 2)
-        request = PartitionRequest(
-            partition_id="map-0", subpartition_index=channel, initial_credit=2, credit=2
-        )
+        request = PartitionRequest(partition_id="map-0", subpartition_index=channel, credit=2)
         exchange.producer.on_partition_request(channel, request, subpartition, encode, pool)
         subpartition.add(RecordBatch([1, 2, 3]))
     for frame in FrameDecoder(DATA_PLANE).receive(content):

@@ -35,7 +35,7 @@ async def produce(address: str, port: int, count: int) -> None:
     planes = Planes(
         SystemHost(), SecuredHost(SystemHost(), Security(allow_plaintext=True)), address
     )
-    partition = planes.partition(permits=4)
+    partition = planes.partition(batches=4)
     say(port=await planes.producer.listen(address, port))
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     for start in range(0, count, BATCH):

@@ -13,10 +13,15 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.host import Host
 from aioflow.core.wire.serializers import Codec
 from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.channels import RemoteInputChannel
+from aioflow.network.channels import (
+    EXCLUSIVE_BUFFERS,
+    FLOATING_BUFFERS,
+    RemoteInputChannel,
+)
 from aioflow.network.data_plane import DataPlane
 from aioflow.network.link import Link
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 SECRET = b"s" * 32
 ADDRESS = "127.0.0.1"
@@ -44,12 +49,14 @@ class Planes:
         self.host = host
         self.address = address
         self.registry = Registry()
-        self.pool = NetworkBufferPool(1024)
+        self.pool = NetworkBufferPool()
         self.codec = Codec()
         self.producer = DataPlane(producer_host or host, SECRET, self.codec, self.registry)
         self.consumer = DataPlane(host, SECRET, self.codec, Registry())
         self.port = 0
         self.own_port = 0
+        self.buffers = EXCLUSIVE_BUFFERS + FLOATING_BUFFERS
+        """Segments of each channel."""
 
     async def __aenter__(self) -> Self:
         self.own_port = await self.producer.listen(self.address)
@@ -61,11 +68,14 @@ class Planes:
         await self.producer.close()
 
     def partition(
-        self, name: str = "p", subpartitions: int = 1, permits: int = 8
+        self, name: str = "p", subpartitions: int = 1, batches: int = 8
     ) -> ResultPartition:
         """A registered partition with a pool of its own."""
         partition = ResultPartition(
-            name, subpartitions, self.pool.create_buffer_pool(permits, permits), owner=f"map-{name}"
+            name,
+            subpartitions,
+            self.pool.create_buffer_pool(SEGMENT_BYTES, None, batches),
+            owner=f"map-{name}",
         )
         self.registry.partitions[name] = partition
         return partition
@@ -76,7 +86,10 @@ class Planes:
         return self.consumer.link_to((self.address, self.port))
 
     def channel(self, name: str = "p", subpartition: int = 0, index: int = 0) -> RemoteInputChannel:
-        return RemoteInputChannel(index, name, subpartition, self.link, self.codec)
+        buffers = self.pool.create_buffer_pool(
+            EXCLUSIVE_BUFFERS * SEGMENT_BYTES, self.buffers * SEGMENT_BYTES
+        )
+        return RemoteInputChannel(index, name, subpartition, self.link, self.codec, buffers)
 
     @property
     def is_quiet(self) -> bool:

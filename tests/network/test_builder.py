@@ -12,6 +12,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.builder import BatchBuilder
 from aioflow.network.subpartition import PipelinedSubpartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 
 def in_force(told: int, batch: RecordBatch) -> list[int]:
@@ -21,7 +22,9 @@ def in_force(told: int, batch: RecordBatch) -> list[int]:
 
 def test_appended_records_are_invisible_until_the_batch_is_sealed() -> None:
     """C7.1"""
-    subpartition = PipelinedSubpartition(0, NetworkBufferPool(2).create_buffer_pool(1))
+    subpartition = PipelinedSubpartition(
+        0, NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=2)
+    )
     subpartition.builder.append(1)
     subpartition.builder.append(2)
     assert subpartition.poll() is None

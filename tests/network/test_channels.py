@@ -13,10 +13,13 @@ from aioflow.network.channels import LocalInputChannel
 from aioflow.network.gate import InputGate
 from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 
 def partition() -> ResultPartition:
-    return ResultPartition("p", 1, NetworkBufferPool(8).create_buffer_pool(2))
+    return ResultPartition(
+        "p", 1, NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=8)
+    )
 
 
 def test_a_batch_crosses_by_reference() -> None:
@@ -93,22 +96,22 @@ def test_the_number_of_waiting_batches_is_that_of_the_queue() -> None:
     assert channel.queued_batches == 2
 
 
-def test_a_consumer_that_fails_at_a_batch_holds_no_permit_of_it() -> None:
-    """D2.3: after any error with the batch in hand, its permit is back, and closing returns those
+def test_a_consumer_that_fails_at_a_batch_holds_no_memory_of_it() -> None:
+    """D2.3: after any error with the batch in hand, its memory is back, and closing returns those
     that still wait.
     """
-    pool = NetworkBufferPool(8).create_buffer_pool(4, 4)
+    pool = NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=4)
     output = ResultPartition("p", 1, pool)
     for number in range(3):
         output.add_batch(0, RecordBatch([number]))
     gate = InputGate([LocalInputChannel(0, lambda: output.subpartitions[0])])
-    assert pool.in_use == 3
+    assert pool.batches == 3
 
     def process(batch: object) -> None:
         raise ValueError(f"cannot use {batch}")
 
     with pytest.raises(ValueError, match="cannot use"):
         process(gate.poll())
-    assert pool.in_use == 2
+    assert pool.batches == 2
     gate.close()
-    assert pool.in_use == 0
+    assert pool.batches == 0

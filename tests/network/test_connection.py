@@ -291,7 +291,7 @@ def test_three_hundred_hostile_connections_beside_a_running_channel_leave_no_tra
     """The fixtures of every test look for descriptors and tasks that were left."""
 
     async def main(planes: Planes) -> None:
-        partition = planes.partition(permits=64)
+        partition = planes.partition(batches=64)
         reader = Reader(planes.channel())
         hello = ClientHandshake(SECRET, PeerRole.DATA, b"n" * 32).start()
         control = ClientHandshake(SECRET, PeerRole.TASKMANAGER, b"n" * 32).start()

@@ -16,6 +16,7 @@ from aioflow.network.channels import LocalInputChannel
 from aioflow.network.debloat import BATCHES_PER_CHANNEL, RECORDS_MIN, BufferDebloater
 from aioflow.network.gate import InputGate
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 
 class Task:
@@ -124,9 +125,12 @@ class World:
 
     def __init__(self, records_max: int = 1024, asks_max: int | None = None) -> None:
         self.now_s = 0.0
-        pool = NetworkBufferPool(64)
+        pool = NetworkBufferPool()
         self.partitions = [
-            ResultPartition(name, 1, pool.create_buffer_pool(2, 2), records_max) for name in "ab"
+            ResultPartition(
+                name, 1, pool.create_buffer_pool(SEGMENT_BYTES, batches_max=2), records_max
+            )
+            for name in "ab"
         ]
         self.gates = [
             InputGate([LocalInputChannel(0, lambda p=p: p.subpartitions[0])])

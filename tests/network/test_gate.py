@@ -24,6 +24,7 @@ from aioflow.network.channels import LocalInputChannel
 from aioflow.network.gate import EndOfDataStatus, InputGate, SharedAvailability
 from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 BARRIER = CheckpointBarrier(1, 0)
 MARKER = LatencyMarker(0, "source", 0)
@@ -33,9 +34,10 @@ class Inputs:
     """A gate over `count` local channels, each with its own producer."""
 
     def __init__(self, count: int, availability: SharedAvailability | None = None) -> None:
-        self.pool = NetworkBufferPool(10_000)
+        self.pool = NetworkBufferPool()
         self.producers = [
-            ResultPartition(f"p{i}", 1, self.pool.create_buffer_pool(1, 64)) for i in range(count)
+            ResultPartition(f"p{i}", 1, self.pool.create_buffer_pool(SEGMENT_BYTES, batches_max=64))
+            for i in range(count)
         ]
         self.gate = InputGate(
             [LocalInputChannel(i, self.provider(i)) for i in range(count)],
@@ -203,12 +205,12 @@ async def test_poll_after_close_is_an_error_and_waiters_are_freed() -> None:
         inputs.gate.poll()
 
 
-def test_close_drops_what_waits_and_returns_its_permits() -> None:
+def test_close_drops_what_waits_and_returns_its_memory() -> None:
     inputs = Inputs(2)
     inputs.write(0, 1, 2)
     inputs.write(1, 1)
     inputs.gate.close()
-    assert inputs.pool.available_segments == 10_000
+    assert inputs.pool.used_bytes == 0
     with pytest.raises(Closed):
         inputs.gate.poll()
 

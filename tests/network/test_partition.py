@@ -8,14 +8,14 @@ from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, 
 from aioflow.core.errors import ProducerFailed
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 BARRIER = CheckpointBarrier(1, 0)
 
 
-def partition(consumers: int, budget: int = 4, **bounds: int) -> ResultPartition:
-    return ResultPartition(
-        "p", consumers, NetworkBufferPool(64).create_buffer_pool(budget, budget, **bounds)
-    )
+def partition(consumers: int, budget: int = 4) -> ResultPartition:
+    pool = NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=budget)
+    return ResultPartition("p", consumers, pool)
 
 
 def test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget() -> None:
@@ -48,16 +48,7 @@ def test_a_records_own_output_is_accepted_past_the_budget_and_counted() -> None:
     assert output.availability.is_available
 
 
-def test_a_consumer_at_its_quota_makes_the_partition_unavailable() -> None:
-    output = partition(2, budget=8, max_per_channel=2)
-    output.add_batch(0, RecordBatch([1]))
-    output.add_batch(0, RecordBatch([2]))
-    assert not output.availability.is_available
-    output.subpartitions[0].poll()
-    assert output.availability.is_available
-
-
-def test_a_broadcast_event_reaches_every_queue_and_takes_no_permit() -> None:
+def test_a_broadcast_event_reaches_every_queue_and_takes_no_memory() -> None:
     """C6.1"""
     output = partition(4)
     output.broadcast_event(BARRIER, blocking=True)
@@ -73,7 +64,7 @@ def test_a_broadcast_event_reaches_every_queue_and_takes_no_permit() -> None:
 def test_a_broadcast_event_comes_last_behind_open_batches() -> None:
     """C6.2: half a batch, more than one, exactly one, over four consumers, then the event."""
     output = ResultPartition(
-        "p", 4, NetworkBufferPool(64).create_buffer_pool(16), batch_records_max=4
+        "p", 4, NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES), batch_records_max=4
     )
     for index, records in enumerate((2, 6, 4, 0)):
         for record in range(records):
@@ -129,26 +120,26 @@ def test_a_failure_reaches_every_consumer_at_its_next_poll() -> None:
 
 
 def test_release_returns_all_to_the_global_pool() -> None:
-    parent = NetworkBufferPool(8)
-    output = ResultPartition("p", 2, parent.create_buffer_pool(1))
+    parent = NetworkBufferPool()
+    output = ResultPartition("p", 2, parent.create_buffer_pool(SEGMENT_BYTES))
     for number in range(6):
         output.add_batch(number % 2, RecordBatch([number]))
     output.release()
     output.release()
-    assert (parent.available_segments, parent.pool_count) == (8, 0)
+    assert (parent.used_bytes, parent.required_bytes) == (0, 0)
     assert not output.add_batch(0, RecordBatch([1]))
     assert output.pool_usage == 0
 
 
 def test_a_partition_that_all_consumers_released_gives_its_pool_back() -> None:
-    parent = NetworkBufferPool(8)
-    output = ResultPartition("p", 2, parent.create_buffer_pool(1))
+    parent = NetworkBufferPool()
+    output = ResultPartition("p", 2, parent.create_buffer_pool(SEGMENT_BYTES))
     output.subpartitions[0].release()
     output.subpartitions[0].release()
     assert not output.is_released
     output.subpartitions[1].release()
     assert output.is_released
-    assert parent.pool_count == 0
+    assert parent.required_bytes == 0
 
 
 def test_all_data_is_processed_when_every_consumer_said_so() -> None:

@@ -15,8 +15,10 @@ from aioflow.core.elements import (
     Watermark,
 )
 from aioflow.core.errors import Closed, ProducerFailed
-from aioflow.network.buffers import LocalBufferPool, NetworkBufferPool
-from aioflow.network.subpartition import BATCH_BYTES, PipelinedSubpartition
+from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import LocalBufferPool
+from aioflow.network.subpartition import PipelinedSubpartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 MARKER = LatencyMarker(0, "source", 0)
 BARRIER = CheckpointBarrier(1, 0)
@@ -24,7 +26,7 @@ BARRIER = CheckpointBarrier(1, 0)
 
 @pytest.fixture
 def pool() -> LocalBufferPool:
-    return NetworkBufferPool(16).create_buffer_pool(4)
+    return NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=16)
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_the_backlog_counts_batches_only(subpartition: PipelinedSubpartition) ->
     assert backlogs == [1, 1, 0]
 
 
-def test_after_finish_everything_is_refused_and_no_permit_is_taken(
+def test_after_finish_everything_is_refused_and_no_memory_is_taken(
     subpartition: PipelinedSubpartition, pool: LocalBufferPool
 ) -> None:
     """C8.6"""
@@ -101,7 +103,7 @@ def test_after_finish_everything_is_refused_and_no_permit_is_taken(
     assert not subpartition.builder.append(1)
     subpartition.builder.advance_watermark(9)
     assert not subpartition.flush()
-    assert pool.in_use == 0
+    assert pool.batches == 0
     assert contents(subpartition) == [EndOfPartition()]
 
 
@@ -113,7 +115,7 @@ def test_a_second_reader_is_refused(
         subpartition.create_read_view(lambda priority: None)
 
 
-def test_release_while_reading_wakes_the_reader_and_returns_the_permits(
+def test_release_while_reading_wakes_the_reader_and_returns_the_memory(
     subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
 ) -> None:
     """C8.7"""
@@ -121,13 +123,13 @@ def test_release_while_reading_wakes_the_reader_and_returns_the_permits(
     subpartition.add(batch(2))
     subpartition.builder.append(3)
     subpartition.poll()
-    assert pool.in_use == 1
+    assert pool.batches == 1
     subpartition.release()
     subpartition.release()
     assert len(notices) == 2
     assert subpartition.is_released
     assert subpartition.poll() is None
-    assert pool.in_use == 0
+    assert pool.batches == 0
     assert not subpartition.add(batch(4))
     assert len(subpartition.builder) == 0
     assert not subpartition.flush()
@@ -166,7 +168,7 @@ def test_records_flushed_behind_a_sealed_batch_grow_until_the_reader_takes_them(
     for value in (2, 3, 4):
         subpartition.builder.append(value)
         assert subpartition.flush()
-    assert (len(subpartition), pool.in_use) == (1, 1)
+    assert (len(subpartition), pool.batches) == (1, 1)
     first = subpartition.poll()
     assert first is not None
     assert first[1:3] == (1, True)
@@ -180,7 +182,7 @@ def test_records_flushed_behind_a_sealed_batch_grow_until_the_reader_takes_them(
     assert subpartition.poll() is None
     assert subpartition.flush()
     assert (len(notices), contents(subpartition)) == (2, [[5]])
-    assert pool.in_use == 0
+    assert pool.batches == 0
 
 
 def test_data_in_transit_to_a_remote_consumer_lets_the_open_batch_grow_too(
@@ -246,13 +248,13 @@ def test_a_watermark_flushed_behind_a_sealed_batch_comes_after_it(
     assert contents(subpartition) == [[1], Watermark(5)]
 
 
-def test_a_watermark_without_records_goes_as_an_event_and_takes_no_permit(
+def test_a_watermark_without_records_goes_as_an_event_and_takes_no_memory(
     subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
 ) -> None:
     subpartition.builder.advance_watermark(5)
     assert subpartition.flush()
     assert not subpartition.flush()
-    assert (pool.in_use, len(notices)) == (0, 1)
+    assert (pool.batches, len(notices)) == (0, 1)
     assert contents(subpartition) == [Watermark(5)]
 
 
@@ -266,14 +268,14 @@ def test_an_event_never_overtakes_records_that_were_written_before_it(
     assert contents(subpartition) == [[1], EndOfData(), [2]]
 
 
-def test_a_batch_takes_one_permit_until_it_is_polled_and_an_event_none(
+def test_a_batch_holds_memory_until_it_is_polled_and_an_event_none(
     subpartition: PipelinedSubpartition, pool: LocalBufferPool
 ) -> None:
     subpartition.add(batch(*range(1000)))
     subpartition.add_event(MARKER)
-    assert (pool.in_use, subpartition.queued_batches) == (1, 1)
+    assert (pool.batches, subpartition.queued_batches) == (1, 1)
     subpartition.poll()
-    assert (pool.in_use, subpartition.queued_batches) == (0, 0)
+    assert (pool.batches, subpartition.queued_batches) == (0, 0)
 
 
 def test_the_batch_itself_is_handed_on(subpartition: PipelinedSubpartition) -> None:
@@ -360,7 +362,7 @@ def test_a_failure_drops_what_is_queued_and_is_raised_at_every_poll(
     cause = ValueError("first")
     subpartition.fail(cause)
     subpartition.fail(ValueError("second"))
-    assert pool.in_use == 0
+    assert pool.batches == 0
     assert len(notices) == 2
     for _ in range(2):
         with pytest.raises(ProducerFailed, match="first") as caught:
@@ -386,7 +388,7 @@ def test_a_failure_reaches_a_reader_that_was_blocked_and_one_that_comes_later(
 
 
 def test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some() -> None:
-    pool = NetworkBufferPool(64).create_buffer_pool(4, 4)
+    pool = NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=4)
     subpartition = PipelinedSubpartition(0, pool, 1024)
     subpartition.create_read_view(lambda _: None)
     subpartition.start_small()
@@ -415,25 +417,46 @@ def test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_
     assert subpartition.builder.batch_records_max == 5, "the consumer has said what it wants"
 
 
+def test_a_batch_holds_memory_until_a_remote_consumer_has_taken_it(
+    subpartition: PipelinedSubpartition, pool: LocalBufferPool
+) -> None:
+    subpartition.create_read_view(lambda _: None, acknowledges=True)
+    sealed = batch(*range(10))
+    subpartition.add(sealed)
+    subpartition.poll()
+    assert pool.batches == 1
+    subpartition.encoded(sealed, 70_000)
+    assert (pool.in_use, subpartition.queued_bytes) == (70_000, 70_000)
+    subpartition.taken_over()
+    assert (pool.in_use, pool.batches) == (0, 0)
+
+
+def test_the_backlog_is_in_buffers_of_the_size_of_the_last_batch(
+    subpartition: PipelinedSubpartition,
+) -> None:
+    subpartition.create_read_view(lambda _: None, acknowledges=True)
+    sealed = batch(*range(10))
+    for _ in range(3):
+        subpartition.add(sealed)
+    assert (polled := subpartition.poll()) is not None
+    assert polled[1] == 2
+    subpartition.encoded(sealed, 3 * SEGMENT_BYTES)
+    assert subpartition.backlog == 2 * 4, "each frame has a head"
+
+
 def test_batches_of_large_records_have_fewer_and_grow_again_when_records_are_small(
     pool: LocalBufferPool,
 ) -> None:
     subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
-    subpartition.fit(RecordBatch([0] * 64), BATCH_BYTES)
-    assert not subpartition.is_bounded_by_bytes
-    subpartition.fit(RecordBatch([0] * 64), 8 * BATCH_BYTES)
-    assert (
-        subpartition.is_bounded_by_bytes,
-        subpartition.builder.batch_records_max,
-        subpartition.batch_records_max,
-    ) == (True, 8, 8)
-    subpartition.fit(RecordBatch([0]), 1 + BATCH_BYTES)
+    room = pool.batch_bytes_max
+    subpartition.fit(room // 64)
+    assert subpartition.builder.batch_records_max == 64
+    subpartition.fit(room // 8)
+    assert (subpartition.builder.batch_records_max, subpartition.batch_records_max) == (8, 8)
+    subpartition.fit(1 + 2 * room)
     assert subpartition.builder.batch_records_max == 1, "one record is never too much"
-    sizes = []
-    while subpartition.is_bounded_by_bytes:
-        subpartition.fit(RecordBatch([0]), 100)
-        sizes.append(subpartition.builder.batch_records_max)
-    assert sizes == [2, 4, 8, 16, 32, 64]
+    subpartition.fit(100)
+    assert subpartition.builder.batch_records_max == 64
 
 
 def test_size_that_the_consumer_requests_holds_beside_the_size_that_fits(
@@ -441,12 +464,11 @@ def test_size_that_the_consumer_requests_holds_beside_the_size_that_fits(
 ) -> None:
     subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
     subpartition.resize(10)
-    subpartition.fit(RecordBatch([0] * 10), 5 * BATCH_BYTES)
+    subpartition.fit(pool.batch_bytes_max // 2)
     assert subpartition.builder.batch_records_max == 2
     subpartition.resize(50)
     assert subpartition.builder.batch_records_max == 2
-    while subpartition.is_bounded_by_bytes:
-        subpartition.fit(RecordBatch([0] * 2), 100)
+    subpartition.fit(100)
     assert subpartition.builder.batch_records_max == 50
 
 
@@ -455,8 +477,19 @@ def test_the_first_batches_of_large_records_are_no_larger_than_any_first_ones(
 ) -> None:
     subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
     subpartition.start_small()
-    subpartition.fit(RecordBatch([0] * 16), 2 * BATCH_BYTES)
+    subpartition.fit(pool.batch_bytes_max // 8)
     assert subpartition.builder.batch_records_max == 8
-    while subpartition.is_bounded_by_bytes:
-        subpartition.fit(RecordBatch([0] * 8), 100)
+    subpartition.fit(100)
     assert subpartition.builder.batch_records_max == 16, "no request for more yet"
+
+
+def test_a_batch_that_hides_its_size_until_it_is_encoded_makes_later_ones_smaller(
+    pool: LocalBufferPool,
+) -> None:
+    subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
+    subpartition.create_read_view(lambda _: None, acknowledges=True)
+    sealed = batch(*range(64))
+    subpartition.add(sealed)
+    subpartition.poll()
+    subpartition.encoded(sealed, 8 * pool.batch_bytes_max)
+    assert subpartition.builder.batch_records_max == 8

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
 from aioflow.core.wire.batch import decode_batch, encode_batch
 from aioflow.core.wire.serializers import Codec
-from aioflow.network.buffers import LocalBufferPool, NetworkBufferPool
+from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.credit import FloatingBuffers
 from aioflow.protocol.exchange import Exchange
-from aioflow.protocol.framing import DATA_PLANE, FrameDecoder, FrameEncoder
+from aioflow.protocol.framing import DATA_PLANE, SEGMENT_BYTES, FrameDecoder, FrameEncoder
 from aioflow.protocol.handshake import Side, direction_key
 from aioflow.protocol.messages import Message, PartitionRequest
 
@@ -23,7 +24,8 @@ PARTITION = "map-0"
 
 
 def pool_of(count: int) -> LocalBufferPool:
-    return NetworkBufferPool(count).create_buffer_pool(count, count, max_overdraft=0)
+    """A pool of `count` segments."""
+    return NetworkBufferPool(count * SEGMENT_BYTES).create_buffer_pool(0)
 
 
 def encode(batch: RecordBatch) -> bytes:
@@ -47,7 +49,7 @@ class Link:
     def __init__(
         self, pool_size: int = 100, record_bytes_max: int = 1 << 26, mac: bool = False
     ) -> None:
-        self.pool = pool_of(pool_size)
+        self.pool = NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=pool_size)
         self.mac = mac
         self.outputs = 0
         self.upstream = Exchange(CODEC, self._on_output)
@@ -119,7 +121,7 @@ class Link:
             producer.partition_not_found(channel, request.partition_id)
         else:
             producer.on_partition_request(
-                channel, request, self.subpartitions[request.subpartition_index], encode, self.pool
+                channel, request, self.subpartitions[request.subpartition_index], encode
             )
 
     def take(self, channel: int, count: int = 1) -> list[object]:

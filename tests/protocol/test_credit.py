@@ -9,17 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
-from aioflow.network.buffers import LocalBufferPool, NetworkBufferPool
+from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import LocalBufferPool
 from aioflow.protocol.credit import BufferKind, CreditReceiver, CreditSender, NextElement
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 
 def floating_pool(count: int) -> LocalBufferPool:
-    return NetworkBufferPool(count).create_buffer_pool(count, count, max_overdraft=0)
+    return NetworkBufferPool(count * SEGMENT_BYTES).create_buffer_pool(0)
+
+
+def free(pool: LocalBufferPool) -> int:
+    return (pool.size - pool.in_use) // SEGMENT_BYTES
 
 
 def take_out(pool: LocalBufferPool, count: int) -> None:
     for _ in range(count):
-        assert pool.try_request_permit()
+        assert pool.request_segment()
 
 
 # E1: the sender.
@@ -68,7 +74,7 @@ def test_credit_of_less_than_one_is_the_peers_fault(count: int) -> None:
 
 
 def test_a_negative_initial_credit_is_the_peers_fault() -> None:
-    with pytest.raises(RemoteProtocolError, match="initial credit -1"):
+    with pytest.raises(RemoteProtocolError, match="credit of -1"):
         CreditSender(-1)
 
 
@@ -94,35 +100,6 @@ def test_new_data_after_a_backlog_of_zero_is_sent_within_credit() -> None:
     sender.send_data(0)
     assert sender.next_element(NextElement.NONE) is NextElement.NONE
     assert sender.next_element(NextElement.DATA) is NextElement.DATA
-
-
-def test_a_receiver_without_exclusive_buffers_is_told_of_a_backlog_once() -> None:
-    sender = CreditSender(0)
-    assert sender.backlog_to_announce(0) == 0
-    assert sender.backlog_to_announce(3) == 3
-    assert sender.backlog_to_announce(3) == 0
-    assert sender.backlog_to_announce(4) == 4
-    sender.add_credit(1)
-    assert sender.backlog_to_announce(9) == 0
-    assert CreditSender(1).backlog_to_announce(9) == 0
-
-
-def test_a_backlog_that_a_frame_carried_is_not_announced_again() -> None:
-    sender = CreditSender(0)
-    sender.add_credit(1)
-    sender.send_data(3)
-    assert sender.backlog_to_announce(3) == 0
-    assert sender.backlog_to_announce(4) == 4
-
-
-def test_resume_takes_the_credit_of_a_receiver_that_gave_its_floating_buffers_back() -> None:
-    sender = CreditSender(0)
-    sender.add_credit(4)
-    sender.send_event(2, blocking=True)
-    assert sender.backlog_to_announce(2) == 0
-    sender.resume()
-    assert sender.credit == 0
-    assert sender.backlog_to_announce(2) == 2
 
 
 def test_resume_keeps_the_credit_of_exclusive_buffers() -> None:
@@ -176,7 +153,7 @@ def test_a_negative_backlog_is_the_peers_fault() -> None:
 
 
 def state(receiver: CreditReceiver, pool: LocalBufferPool) -> tuple[int, int, int, bool]:
-    return receiver.available, receiver.required, pool.idle, receiver.is_waiting
+    return receiver.available, receiver.required, free(pool), receiver.is_waiting
 
 
 def taken_out() -> tuple[CreditReceiver, LocalBufferPool, BufferKind]:
@@ -210,11 +187,11 @@ def test_recycled_buffers_reach_the_channel_that_waits_until_it_has_enough() -> 
     receiver.on_backlog(16)
     receiver.recycle(exclusive)
     assert state(receiver, pool) == (14, 18, 0, True)
-    pool.recycle()
+    pool.recycle_segment()
     assert state(receiver, pool) == (15, 18, 0, True)
     receiver.on_backlog(13)
     assert state(receiver, pool) == (15, 15, 0, True)
-    pool.recycle()
+    pool.recycle_segment()
     assert state(receiver, pool) == (15, 15, 1, False)
     receiver.on_backlog(15)
     assert state(receiver, pool) == (16, 17, 0, True)
@@ -228,7 +205,7 @@ def test_a_recycled_exclusive_buffer_above_the_target_returns_a_floating_one() -
     take_out(pool, 1)
     receiver.on_backlog(12)
     assert state(receiver, pool) == (14, 14, 0, False)
-    pool.recycle()
+    pool.recycle_segment()
     assert state(receiver, pool) == (14, 14, 1, False)
     receiver.take_credit()
     receiver.recycle(exclusive)
@@ -261,16 +238,16 @@ def test_a_recycled_floating_buffer_goes_to_the_pool_alone() -> None:
     kind = receiver.receive_data(0)
     assert kind is BufferKind.FLOATING
     receiver.recycle(kind)
-    assert (receiver.available, receiver.unannounced, pool.in_use) == (1, 0, 0)
+    assert (receiver.available, receiver.unannounced, pool.batches) == (1, 0, 0)
 
 
 def test_channels_that_wait_share_a_pool_that_grows() -> None:
     """E3: the first in line does not take what the others wait for."""
-    parent = NetworkBufferPool(6)
-    pool = parent.create_buffer_pool(1, max_overdraft=0)
-    other = parent.create_buffer_pool(4)
-    take_out(pool, pool.size)
-    receivers = [CreditReceiver(2, pool, channel) for channel in range(2)]
+    parent = NetworkBufferPool(6 * SEGMENT_BYTES)
+    pool = parent.create_buffer_pool(SEGMENT_BYTES)
+    other = parent.create_buffer_pool(5 * SEGMENT_BYTES)
+    take_out(pool, 1)
+    receivers = [CreditReceiver(2, pool) for channel in range(2)]
     for receiver in receivers:
         receiver.on_backlog(8)
     other.destroy()
@@ -282,42 +259,14 @@ def test_channels_that_wait_get_one_buffer_each_in_turn() -> None:
     """E3: fair distribution of floating buffers."""
     pool = floating_pool(3)
     take_out(pool, 3)
-    receivers = [CreditReceiver(2, pool, channel) for channel in range(3)]
+    receivers = [CreditReceiver(2, pool) for channel in range(3)]
     for receiver in receivers:
         receiver.on_backlog(8)
         assert receiver.is_waiting
     for _ in range(3):
-        pool.recycle()
+        pool.recycle_segment()
     assert [receiver.floating for receiver in receivers] == [1, 1, 1]
     assert all(receiver.is_waiting for receiver in receivers)
-
-
-def test_a_channel_without_exclusive_buffers_gives_all_back_while_it_is_blocked() -> None:
-    pool = floating_pool(4)
-    receiver = CreditReceiver(0, pool)
-    receiver.on_backlog(6)
-    assert (receiver.available, receiver.is_waiting) == (4, True)
-    receiver.on_blocked()
-    assert (receiver.available, receiver.is_waiting, receiver.take_credit()) == (0, False, 0)
-    assert (receiver.required, pool.in_use) == (0, 0)
-
-
-def test_a_channel_that_is_blocked_while_it_waits_leaves_the_line() -> None:
-    pool = floating_pool(1)
-    take_out(pool, 1)
-    receiver = CreditReceiver(0, pool)
-    receiver.on_backlog(2)
-    receiver.on_blocked()
-    assert not receiver.is_waiting
-    receiver.on_backlog(2)
-    assert receiver.is_waiting
-    assert len(pool._listeners) == 1
-
-
-def test_a_blocked_channel_keeps_its_exclusive_credit() -> None:
-    receiver = CreditReceiver(2, floating_pool(4))
-    receiver.on_blocked()
-    assert receiver.available == 2
 
 
 def test_release_returns_the_floating_buffers_and_leaves_the_line() -> None:
@@ -336,21 +285,80 @@ def test_release_returns_the_floating_buffers_and_leaves_the_line() -> None:
     assert not receiver.is_waiting
     for kind in in_hand:
         receiver.recycle(kind)
-    assert pool.in_use == 0
+    assert pool.batches == 0
     assert receiver.available == 0
 
 
-def test_a_destroyed_pool_leaves_the_exclusive_buffers() -> None:
+def test_the_parts_of_an_unfinished_batch_stay_counted_until_it_is_taken() -> None:
     pool = floating_pool(1)
     receiver = CreditReceiver(2, pool)
-    receiver.on_backlog(5)
-    assert receiver.is_waiting
-    pool.destroy()
-    assert (receiver.is_waiting, receiver.required) == (False, 2)
+    for _ in range(3):
+        receiver.set_aside(receiver.receive_data(0))
+        receiver.take_credit()
+        assert receiver.available == 2, "a batch larger than all buffers goes on"
+    assert (pool.batches, pool.overdraft) == (3, 2 * SEGMENT_BYTES)
+    receiver.finish_batch()
+    assert pool.batches == 0
+    receiver.set_aside(receiver.receive_data(0))
+    receiver.release()
+    assert pool.batches == 0
+
+
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
+def test_floating_segments_follow_the_backlog(
+    floating: int, backlogs: list[tuple[int, int]]
+) -> None:
+    """E3: channels with a backlog get them, idle ones give them back, and the sum never exceeds the
+    pool.
+    """
+    exclusive = 2
+    pool = floating_pool(floating)
+    channels = [(CreditSender(exclusive), CreditReceiver(exclusive, pool)) for _ in range(4)]
+    waiting = [0] * 4
+
+    def run(which: int) -> None:
+        """Sends what there is credit for, and takes all that arrives."""
+        sender, receiver = channels[which]
+        while True:
+            kinds = []
+            while waiting[which] and sender.next_element(NextElement.DATA) is NextElement.DATA:
+                waiting[which] -= 1
+                kinds.append(receiver.receive_data(sender.send_data(waiting[which])))
+                assert pool.in_use <= pool.size
+            for kind in kinds:
+                receiver.recycle(kind)
+            if credit := receiver.take_credit():
+                sender.add_credit(credit)
+            if not kinds:
+                break
+
+    for which, backlog in backlogs:
+        waiting[which] += backlog
+        sender, receiver = channels[which]
+        if waiting[which] and sender.next_element(NextElement.DATA) is NextElement.DATA:
+            # One frame tells of the others, which wait until the other channels have run.
+            waiting[which] -= 1
+            kind = receiver.receive_data(sender.send_data(waiting[which]))
+            wanted = min(waiting[which] + exclusive, receiver.available + free(pool))
+            assert receiver.available >= wanted, "a backlog gets what is free"
+            receiver.recycle(kind)
+            if credit := receiver.take_credit():
+                sender.add_credit(credit)
+        assert pool.in_use <= pool.size
+        held = sum(receiver.floating for _, receiver in channels)
+        assert held == pool.batches
+        if pool.batches < floating:
+            assert not any(receiver.is_waiting for _, receiver in channels)
+    for which in range(4):
+        run(which)
+    for which in range(4):
+        run(which)
+    assert waiting == [0] * 4
+    assert pool.batches == 0, "idle channels have given all back"
 
 
 @given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
     st.integers(1, 6),
     st.lists(
         st.tuples(
@@ -365,16 +373,13 @@ def test_no_buffer_leaks_and_no_frame_comes_in_vain(
     """E3.7: for any order of backlog, credit, recycling and release."""
     pool = floating_pool(floating)
     channels = [
-        (CreditSender(exclusive), CreditReceiver(exclusive, pool, i), deque[BufferKind](), [0])
+        (CreditSender(exclusive), CreditReceiver(exclusive, pool), deque[BufferKind](), [0])
         for i, exclusive in enumerate(exclusives)
     ]
     for action, which in steps:
         sender, receiver, in_hand, queued = channels[which % len(channels)]
         if action == "queue":
             queued[0] += 1
-            announced = sender.backlog_to_announce(queued[0])
-            if announced:
-                receiver.on_backlog(announced)
         elif (
             action == "send"
             and queued[0]
@@ -392,7 +397,7 @@ def test_no_buffer_leaks_and_no_frame_comes_in_vain(
         held = sum(
             r.floating + sum(kind is BufferKind.FLOATING for kind in h) for _, r, h, _ in channels
         )
-        assert held == pool.in_use <= floating
+        assert held == pool.batches <= floating
         for sender, receiver, _, _ in channels:
             if not receiver.is_released:
                 assert sender.credit + receiver.unannounced == receiver.available
@@ -400,10 +405,10 @@ def test_no_buffer_leaks_and_no_frame_comes_in_vain(
         receiver.release()
         while in_hand:
             receiver.recycle(in_hand.popleft())
-    assert pool.in_use == 0
+    assert pool.batches == 0
 
 
-@given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40))
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 40))
 def test_everything_arrives_with_any_number_of_buffers(
     exclusive: int, floating: int, count: int
 ) -> None:
@@ -413,9 +418,6 @@ def test_everything_arrives_with_any_number_of_buffers(
     queued, received = count, 0
     in_hand: deque[BufferKind] = deque()
     for _ in range(10 * count + 10):
-        announced = sender.backlog_to_announce(queued)
-        if announced:
-            receiver.on_backlog(announced)
         while queued and sender.next_element(NextElement.DATA) is NextElement.DATA:
             queued -= 1
             in_hand.append(receiver.receive_data(sender.send_data(queued)))

@@ -29,7 +29,6 @@ from aioflow.protocol.errors import BufferReordering, PartitionNotFound
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameDecoder, FrameType
 from aioflow.protocol.messages import (
     AddCredit,
-    BacklogAnnouncement,
     CloseRequest,
     ErrorResponse,
     PartitionRequest,
@@ -43,7 +42,7 @@ from aioflow.protocol.outlet import (
     PREFIX,
     UNACKNOWLEDGED_EVENTS_MAX,
 )
-from tests.protocol.link import PARTITION, Link, contents, encode, pool_of
+from tests.protocol.link import PARTITION, Link, contents, pool_of
 
 DATA, EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
@@ -158,20 +157,6 @@ def test_every_data_frame_carries_the_backlog_behind_it_and_a_blocking_event_non
     assert backlogs(received) == [4, 3, 3, 2, 0]
 
 
-def test_a_channel_without_buffers_of_its_own_is_told_of_the_backlog(link: Link) -> None:
-    """E2"""
-    pool = pool_of(4)
-    subpartition = link.open(0, exclusive=0, floating=pool)
-    link.exchange()
-    add_records(subpartition, 1, 2, 3)
-    received = sent_down(link)
-    assert [frame.type for frame in received] == [FrameType.BACKLOG_ANNOUNCEMENT]
-    assert decode_message(received[0].type, received[0].body) == BacklogAnnouncement(1)
-    link.run()
-    assert link.taken[0] == [1, 2, 3]
-    assert pool.in_use == 0
-
-
 def test_new_data_is_sent_after_a_backlog_of_nothing(link: Link) -> None:
     """E2.3"""
     subpartition = link.open(0)
@@ -188,20 +173,20 @@ def test_a_backlog_borrows_floating_buffers(link: Link) -> None:
     add_records(link.open(0, exclusive=1, floating=pool), *range(10))
     link.exchange()
     assert len(link.queues[0]) == 6
-    assert pool.in_use == 5
+    assert pool.batches == 5
 
 
 def test_a_floating_buffer_that_another_channel_gave_back_is_announced(link: Link) -> None:
     """E3: only the pool notifies the waiting channel."""
     pool = pool_of(1)
-    add_records(link.open(0, exclusive=0, floating=pool), 1)
+    add_records(link.open(0, exclusive=1, floating=pool), 1, 2)
     link.exchange()
-    add_records(link.open(1, exclusive=0, floating=pool), 2)
+    add_records(link.open(1, exclusive=1, floating=pool), 3, 4)
     link.exchange()
-    assert (len(link.queues[0]), len(link.queues[1])) == (1, 0)
-    link.take(0)
+    assert (len(link.queues[0]), len(link.queues[1])) == (2, 1)
+    link.take(0, 2)
     link.exchange()
-    assert link.take(1) == [2]
+    assert link.take(1, 2) == [3, 4]
 
 
 def test_other_channels_go_on_beside_an_unread_one(link: Link) -> None:
@@ -279,7 +264,7 @@ def test_a_batch_larger_than_the_window_arrives(link: Link, exclusive: int) -> N
     add_records(link.open(0, exclusive=exclusive), 1, record, 2)
     link.run()
     assert link.taken[0] == [1, record, 2]
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
 
 
 def test_each_segment_of_a_batch_takes_one_credit_and_counts_as_backlog(link: Link) -> None:
@@ -318,13 +303,13 @@ def test_sent_data_is_kept_until_it_was_taken_over(link: Link) -> None:
     assert link.upstream.producer.kept_frames(0) == 2
 
 
-def test_a_batch_holds_its_permit_until_it_was_taken_over(link: Link) -> None:
+def test_a_batch_holds_its_memory_until_it_was_taken_over(link: Link) -> None:
     add_records(link.open(0, exclusive=4), 1, 2, 3, 4)
     link.exchange()
-    assert link.pool.in_use == 4
+    assert link.pool.batches == 4
     link.take(0, 2)
     link.exchange()
-    assert link.pool.in_use == 2
+    assert link.pool.batches == 2
 
 
 def test_a_pool_smaller_than_half_of_the_window_does_not_stall() -> None:
@@ -348,14 +333,14 @@ def test_the_pool_never_looks_free_while_a_batch_goes_from_the_queue_to_the_wire
     link.exchange()
     subpartition = link.open(0)
     add_records(subpartition, 1)
+    assert not link.pool.availability.is_available
     seen: list[bool] = []
-    recycle = link.pool.recycle
-    subpartition._recycle = lambda index: (
-        recycle(index),
-        seen.append(link.pool.availability.is_available),
-    )[0]
+    link.pool.availability.on_available(lambda: seen.append(True))
     link.exchange()
-    assert seen == [False]
+    assert seen == []
+    link.take(0)
+    link.exchange()
+    assert seen == [True]
 
 
 def test_unread_events_are_not_sent_without_end(link: Link) -> None:
@@ -439,7 +424,7 @@ def test_an_event_that_overtakes_comes_once_wherever_the_connection_broke(
     assert taken[:place] + overtaken == produced
     assert taken[:place] + taken[place + 1 :] == [*produced, 7]
     assert not link.errors[0]
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
 
 
 def test_an_event_that_overtakes_what_is_sent_again_leaves_first() -> None:
@@ -546,7 +531,7 @@ def test_a_message_that_a_reset_swallowed_is_made_up_for(link: Link, message: st
     )
     assert link.upstream.producer.channels == []
     assert subpartition.is_released
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
 
 
 def test_a_channel_that_failed_while_there_was_no_connection_tells_it_later(link: Link) -> None:
@@ -607,13 +592,13 @@ def test_a_rewind_to_what_is_not_kept_ends_the_channel(
     link.take(0, 2)
     link.exchange()
     request = PartitionRequest(
-        partition_id=PARTITION, subpartition_index=0, initial_credit=4, credit=4, resume_from=start
+        partition_id=PARTITION, subpartition_index=0, credit=4, resume_from=start
     )
     link.upstream.receive(Frame(FrameType.PARTITION_REQUEST, 0, 0, message_body(request)))
     link.exchange()
     assert f"cannot go on at {start}: {possible} are possible" in str(link.errors[0][0])
     assert subpartition.is_released
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
 
 
 # Order.
@@ -643,9 +628,9 @@ def test_data_after_a_cancellation_is_dropped_and_floating_buffers_are_back(
     pool = pool_of(3)
     add_records(link.open(0, exclusive=1, floating=pool), *range(10))
     link.exchange()
-    assert pool.in_use == 3
+    assert pool.batches == 3
     link.downstream.consumer.cancel(0)
-    assert pool.in_use == 0
+    assert pool.batches == 0
     assert link.downstream.receive(data_frame(0, 4, b"late")) == []
     link.downstream.consumer.cancel(0)
 
@@ -738,7 +723,7 @@ def test_a_producer_that_fails_behind_a_blocking_event_is_heard_of(link: Link) -
     assert [type(error) for error in link.errors[0]] == [ProducerFailed]
 
 
-@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("exclusive", [1, 2])
 def test_a_partition_that_is_released_early_is_a_failed_producer(
     link: Link, exclusive: int
 ) -> None:
@@ -749,7 +734,7 @@ def test_a_partition_that_is_released_early_is_a_failed_producer(
     subpartition.release()
     link.exchange()
     assert [type(error) for error in link.errors[0]] == [ProducerFailed]
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
     assert link.upstream.producer.channels == []
 
 
@@ -761,7 +746,7 @@ def test_a_value_that_cannot_travel_is_an_error_at_the_consumer(link: Link) -> N
     assert isinstance(error, TypeNotSupported)
     assert "map-0" in str(error)
     assert link.taken[1] == [1]
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
 
 
 def test_an_error_with_a_channel_ends_that_one_and_without_all(link: Link) -> None:
@@ -815,9 +800,7 @@ def test_credit_that_cannot_be_ends_the_channel_and_no_other(
     assert link.upstream.producer.channels == [1]
 
 
-@pytest.mark.parametrize(
-    "kind", [FrameType.BACKLOG_ANNOUNCEMENT, FrameType.ADD_CREDIT, FrameType.PARTITION_REQUEST]
-)
+@pytest.mark.parametrize("kind", [FrameType.ADD_CREDIT, FrameType.PARTITION_REQUEST])
 def test_a_malformed_message_is_an_error_of_the_connection(link: Link, kind: FrameType) -> None:
     with pytest.raises(RemoteProtocolError):
         link.downstream.receive(Frame(kind, 0, 0, b"\xc1"))
@@ -866,9 +849,7 @@ def test_a_partition_that_is_not_there_yet_can_be_asked_for_again(link: Link) ->
 def test_a_request_for_another_partition_on_a_channel_in_use_ends_it(link: Link) -> None:
     link.open(0)
     link.exchange()
-    request = PartitionRequest(
-        partition_id="other", subpartition_index=0, initial_credit=2, credit=2
-    )
+    request = PartitionRequest(partition_id="other", subpartition_index=0, credit=2)
     link.upstream.receive(Frame(FrameType.PARTITION_REQUEST, 0, 0, message_body(request)))
     link.exchange()
     assert "another partition" in str(link.errors[0][0])
@@ -931,7 +912,7 @@ def test_a_peer_that_closes_releases_all_that_it_reads(link: Link) -> None:
     link.exchange()
     assert link.told == [(NO_CHANNEL, CloseRequest())]
     assert all(subpartition.is_released for subpartition in subpartitions)
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
 
 
 def test_a_heartbeat_is_answered(link: Link) -> None:
@@ -950,17 +931,6 @@ def test_taking_over_more_than_was_handed_out_is_our_own_bug(link: Link) -> None
         link.downstream.consumer.taken_over(0)
     with pytest.raises(LocalProtocolError, match="open already"):
         link.downstream.consumer.open_channel(0, PARTITION, 0, 2)
-
-
-def test_batches_that_are_encoded_already_are_sent_as_they_are(link: Link) -> None:
-    subpartition = link.open(0)
-    payload = encode(RecordBatch([1, 2]))
-    # A queue of encoded batches.
-    subpartition._queue.append((payload, 0))  # type: ignore[arg-type]
-    subpartition._backlog += 1
-    link.pool.take_permit(0)
-    link.exchange()
-    assert list(link.queues[0]) == [payload]
 
 
 def test_an_error_response_names_nothing_that_is_secret() -> None:

@@ -77,7 +77,6 @@ def test_the_type_numbers_are_those_of_flink() -> None:
         "ADD_CREDIT": 6,
         "RESUME_CONSUMPTION": 7,
         "ACK_ALL_USER_RECORDS_PROCESSED": 8,
-        "BACKLOG_ANNOUNCEMENT": 9,
         "NEW_BUFFER_SIZE": 10,
         "SEGMENT_ID": 11,
         "EVENT_RESPONSE": 12,

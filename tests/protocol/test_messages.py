@@ -16,7 +16,6 @@ from aioflow.protocol.framing import LENGTH_MAX, NO_CHANNEL, FrameDecoder, Frame
 from aioflow.protocol.messages import (
     AckAllUserRecordsProcessed,
     AddCredit,
-    BacklogAnnouncement,
     CancelPartitionRequest,
     CloseRequest,
     ErrorResponse,
@@ -32,7 +31,6 @@ from aioflow.protocol.messages import (
 REQUEST = PartitionRequest(
     partition_id="map-0",
     subpartition_index=3,
-    initial_credit=2,
     credit=1,
     resume_from=2**40,
     blocked=True,
@@ -53,11 +51,10 @@ MESSAGES: list[Message] = [
     AddCredit(0, 2**62),
     ResumeConsumption(),
     AckAllUserRecordsProcessed(),
-    BacklogAnnouncement(1),
     NewBufferSize(32_768),
 ]
 
-REQUEST_FIELDS: list[Any] = ["map-0", 3, 2, 1, 0, False]
+REQUEST_FIELDS: list[Any] = ["map-0", 3, 1, 0, False]
 
 
 def body(*fields: Any) -> bytes:
@@ -87,16 +84,16 @@ def test_every_message_is_among_those_tested() -> None:
         (1, -1, "PartitionRequest.subpartition_index is -1"),
         (1, 2**31, "PartitionRequest.subpartition_index is 2147483648"),
         (1, "3", "PartitionRequest.subpartition_index is a str"),
-        (2, True, "PartitionRequest.initial_credit is True, expected an int"),
-        (2, 1.0, "PartitionRequest.initial_credit is 1.0"),
-        (2, float("nan"), "PartitionRequest.initial_credit is nan"),
-        (2, -0.0, "PartitionRequest.initial_credit is -0.0"),
-        (2, 2**64 - 1, "PartitionRequest.initial_credit is 18446744073709551615"),
-        (3, 2**31, "PartitionRequest.credit is 2147483648"),
-        (3, None, "PartitionRequest.credit is None"),
-        (4, [1], "PartitionRequest.resume_from is a list of length 1"),
-        (4, 2**63, "PartitionRequest.resume_from is 9223372036854775808"),
-        (5, 1, "PartitionRequest.blocked is 1, expected a bool"),
+        (2, True, "PartitionRequest.credit is True, expected an int"),
+        (2, 1.0, "PartitionRequest.credit is 1.0"),
+        (2, float("nan"), "PartitionRequest.credit is nan"),
+        (2, -0.0, "PartitionRequest.credit is -0.0"),
+        (2, 2**64 - 1, "PartitionRequest.credit is 18446744073709551615"),
+        (2, 2**31, "PartitionRequest.credit is 2147483648"),
+        (2, None, "PartitionRequest.credit is None"),
+        (3, [1], "PartitionRequest.resume_from is a list of length 1"),
+        (3, 2**63, "PartitionRequest.resume_from is 9223372036854775808"),
+        (4, 1, "PartitionRequest.blocked is 1, expected a bool"),
     ],
 )
 def test_a_wrong_field_is_refused_by_name(index: int, value: Any, expected: str) -> None:
@@ -113,7 +110,6 @@ def test_a_wrong_field_is_refused_by_name(index: int, value: Any, expected: str)
         (FrameType.ADD_CREDIT, (-1, 0), "AddCredit.credit is -1"),
         (FrameType.ADD_CREDIT, (2**31, 0), "AddCredit.credit is 2147483648"),
         (FrameType.ADD_CREDIT, (1, -1), "AddCredit.taken_over is -1"),
-        (FrameType.BACKLOG_ANNOUNCEMENT, (0,), "BacklogAnnouncement.backlog is 0"),
         (FrameType.NEW_BUFFER_SIZE, (0,), "NewBufferSize.records is 0"),
         (FrameType.ERROR_RESPONSE, ("x", 1, "", None, []), "ErrorResponse.message is 1"),
         (FrameType.ERROR_RESPONSE, ("x", "", "", "", []), "ErrorResponse.arguments is a str"),
@@ -171,7 +167,6 @@ def test_the_largest_messages_fit_their_frames() -> None:
     longest = PartitionRequest(
         partition_id="\U0001f600" * 200,
         subpartition_index=2**31 - 1,
-        initial_credit=2**20,
         credit=2**20,
         resume_from=2**63 - 1,
     )

@@ -33,7 +33,7 @@ def test_a_record_of_three_and_a_half_frames_is_one_record_and_all_its_permits_c
     ):  # Credit is returned when half of the window is owed: then the frames are let go.
         subpartition.add(RecordBatch([number]))
     link.run()
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0
     assert link.errors[0] == []
 
 
@@ -107,4 +107,4 @@ def test_a_batch_that_cannot_be_decoded_gives_its_permit_back() -> None:
     link.downstream.consumer.taken_over(0)
     link.downstream.consumer.cancel(0)
     link.exchange()
-    assert link.pool.in_use == 0
+    assert link.pool.batches == 0

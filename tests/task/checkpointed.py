@@ -203,7 +203,7 @@ class Run:
         self.environment = TaskEnvironment(
             host=self.host,
             partitions=self.registry,
-            pool=NetworkBufferPool(100_000),
+            pool=NetworkBufferPool(),
             resources=ResourceScope(),
             metrics=MetricGroup(self.host.clock.monotonic),
             options=TaskOptions(checkpoints=CheckpointTaskOptions(store=STORE), **options),

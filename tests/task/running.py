@@ -5,7 +5,7 @@ gates, and its output.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aioflow.cluster.execution_graph import Deploy, ExecutionGraph
@@ -24,6 +24,8 @@ from aioflow.graph.stream_graph import (
 )
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
+from aioflow.network.gate import InputChannel
+from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.operators.operator import Operator
@@ -91,6 +93,11 @@ class Registry:
     def register(self, partition_id: PartitionId, partition: ResultPartition) -> None:
         self.partitions[partition_id] = partition
 
+    def open_gate(
+        self, descriptors: Sequence[InputChannelDescriptor]
+    ) -> tuple[list[InputChannel], LocalBufferPool | None]:
+        return [self.open_channel(i, one) for i, one in enumerate(descriptors)], None
+
     def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> LocalInputChannel:
         def subpartition() -> PipelinedSubpartition | None:
             found = self.partitions.get(descriptor.partition)
@@ -133,7 +140,7 @@ class Bench:
                     graph.add_edge(StreamEdge(tail, node.id, index, ship))
                 tails = [node.id]
         self.host = SystemHost()
-        self.pool = NetworkBufferPool(10_000)
+        self.pool = NetworkBufferPool()
         self.registry = Registry()
         self.environment = TaskEnvironment(
             host=self.host,

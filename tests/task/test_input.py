@@ -25,6 +25,7 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.valve import ChannelTime
+from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.channel_state_restore import RestoredChannelState
 from aioflow.task.input import InputStatus
 from aioflow.task.network_input import InputEdge, NetworkInput
@@ -44,13 +45,16 @@ class World:
     """A NetworkInput over `edges`: for each, its logical input and how many channels it has."""
 
     def __init__(self, *edges: tuple[int, int]) -> None:
-        pool = NetworkBufferPool(1000)
+        pool = NetworkBufferPool()
         self.got: list[tuple[int, Any]] = []
         self.partitions: list[list[ResultPartition]] = []
         wired = []
         for index, count in edges:
             partitions = [
-                ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(count)
+                ResultPartition(
+                    "p", 1, pool.create_buffer_pool(SEGMENT_BYTES, batches_max=64), 1024
+                )
+                for _ in range(count)
             ]
             self.partitions.append(partitions)
             channels = [

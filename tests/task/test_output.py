@@ -27,6 +27,7 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.output import PIECES_MAX, SIDES_MAX, RecordWriter, TaskOutput, TravelCheck
 from aioflow.task.partitioners import create_partitioner
 
@@ -37,10 +38,10 @@ def writer(
     strategy: ShipStrategy = ShipStrategy.REBALANCE,
     channels: int = 2,
     size: int = 4,
-    permits: int = 8,
+    batches: int = 8,
     **options: Any,
 ) -> RecordWriter:
-    pool = NetworkBufferPool(1000).create_buffer_pool(channels, permits)
+    pool = NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=batches)
     partition = ResultPartition("p", channels, pool, size)
     partitioner = create_partitioner(
         Partitioning(strategy, lambda x: x),
@@ -151,7 +152,7 @@ def test_a_channel_without_records_learns_the_watermark_as_an_event() -> None:
     assert read(one, 2) == [Watermark(4)]
 
 
-def test_an_event_goes_to_every_channel_behind_the_records_and_takes_no_permit() -> None:
+def test_an_event_goes_to_every_channel_behind_the_records_and_takes_no_memory() -> None:
     """C6.1, C6.2."""
     one = writer(channels=4)
     marker = LatencyMarker(1, "s", 0)
@@ -245,7 +246,7 @@ def test_readers_of_a_failed_task_see_their_producer_fail() -> None:
 )
 def test_a_task_of_many_channels_gathers_for_longer(edges: tuple[int, ...], age_ns: int) -> None:
     """Each flush wakes all of their readers."""
-    outputs = [writer(channels=channels, permits=channels) for channels in edges]
+    outputs = [writer(channels=channels, batches=channels) for channels in edges]
     assert task_output(*outputs).flush_age_ns(1_000) == age_ns
 
 
@@ -253,7 +254,7 @@ def test_a_task_of_many_channels_gathers_for_longer(edges: tuple[int, ...], age_
 def test_a_flush_to_many_channels_is_worth_it_from_some_records_each_on(
     channels: int, records: int
 ) -> None:
-    output = task_output(writer(channels=channels, permits=channels))
+    output = task_output(writer(channels=channels, batches=channels))
     for _ in range(2):  # Counted again after each flush.
         for _ in range(records):
             assert not output.is_worth_a_flush
@@ -271,8 +272,8 @@ def test_a_task_without_edges_always_has_room() -> None:
 
 def test_a_task_with_two_consumers_follows_the_slower_one() -> None:
     slow, quick = (
-        writer(ShipStrategy.GLOBAL, size=1, permits=2),
-        writer(ShipStrategy.GLOBAL, size=1, permits=8),
+        writer(ShipStrategy.GLOBAL, size=1, batches=2),
+        writer(ShipStrategy.GLOBAL, size=1, batches=8),
     )
     output = task_output(slow, quick)
     told: list[bool] = []
@@ -289,7 +290,7 @@ def test_a_task_with_two_consumers_follows_the_slower_one() -> None:
 
 def test_records_beyond_the_room_are_overdraft_and_never_lost() -> None:
     """Hard back pressure: one record's own output."""
-    one = writer(ShipStrategy.GLOBAL, channels=1, size=1, permits=2)
+    one = writer(ShipStrategy.GLOBAL, channels=1, size=1, batches=2)
     output = task_output(one)
     output.emit(RecordBatch([1]))
     assert not output.is_overdrawn

@@ -23,6 +23,7 @@ from aioflow.core.elements import (
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.input import InputStatus
 from aioflow.task.network_input import InputEdge, NetworkInput
 from tests.task.checkpoint_doubles import Answers, checkpointed, factories
@@ -40,9 +41,10 @@ class Overtaken:
     """
 
     def __init__(self, channels: int, kind: type[LocalInputChannel] = LocalInputChannel) -> None:
-        pool = NetworkBufferPool(1000)
+        pool = NetworkBufferPool()
         self.partitions = [
-            ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(channels)
+            ResultPartition("p", 1, pool.create_buffer_pool(SEGMENT_BYTES, batches_max=64), 1024)
+            for _ in range(channels)
         ]
         made = [
             kind(i, lambda p=p: p.subpartitions[0])  # type: ignore[misc]

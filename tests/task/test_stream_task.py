@@ -439,10 +439,10 @@ async def test_twenty_thousand_records_at_once_exceed_the_room_once_and_the_task
     await until(lambda: bench.tasks[0]._runtime.parking.reason == HARD)
     assert log.count("a took") == 1
     most = PIECES_MAX  # The number of records emitted at once on an edge that begins small.
-    assert partition.pool.size < partition.queued_batches <= most
+    assert partition.pool.batches_max < partition.queued_batches <= most
     read: list[Any] = []
     while not runner.done() or partition.queue_length(0):
-        assert partition.queued_batches <= most + partition.pool.size
+        assert partition.queued_batches <= most + partition.pool.batches_max
         polled = partition.subpartitions[0].poll()
         if polled is None:
             await asyncio.sleep(0)

@@ -22,11 +22,13 @@ from aioflow.checkpoint.plan import CheckpointedVertex
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.core.host import Host
 from aioflow.core.wire.serializers import Codec
-from aioflow.graph.deployment import InputChannelDescriptor, TaskDeploymentDescriptor
-from aioflow.network import link, subpartition
+from aioflow.graph.deployment import TaskDeploymentDescriptor
+from aioflow.network import link, local_pool
+from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import RemoteInputChannel
 from aioflow.network.data_plane import DataPlane
 from aioflow.network.partition import ResultPartition
+from aioflow.protocol.framing import SEGMENT_BYTES
 from tests.task.checkpointed import Checkpoint, Feed, Ledger, Run
 from tests.task.running import Registry
 from tests.task.test_exactly_once import Both, Reminds, strategy
@@ -78,11 +80,16 @@ class Wires(Registry):
             None,
         )
 
-    def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> Any:
+    def open_gate(self, descriptors: Any) -> Any:
         link = self._consumer.link_to(("127.0.0.1", self._port))
-        return RemoteInputChannel(
-            index, str(descriptor.partition), descriptor.subpartition_index, link, self._codec
-        )
+        buffers = NetworkBufferPool().create_buffer_pool(len(descriptors) * 2 * SEGMENT_BYTES)
+        channels = [
+            RemoteInputChannel(
+                index, str(one.partition), one.subpartition_index, link, self._codec, buffers
+            )
+            for index, one in enumerate(descriptors)
+        ]
+        return channels, buffers
 
 
 class Execution(Run):
@@ -777,8 +784,8 @@ async def test_data_behind_a_closed_gate_is_bounded_in_bytes_too(
         return encode(batch, *args)
 
     monkeypatch.setattr(link, "encode_batch", measured)
-    monkeypatch.setattr(link, "BATCH_BYTES", 10_000)
-    monkeypatch.setattr(subpartition, "BATCH_BYTES", 10_000)
+    monkeypatch.setattr(local_pool, "SEGMENT_BYTES", 0)
+    monkeypatch.setattr(local_pool, "BATCH_BYTES", 10_000)
     feed, ledger, gate = Feed([(f"k{i}", i) for i in range(count)]), Ledger(), Gate()
     flow = af.Flow("large", parallelism=1)
     large = flow.source(feed, watermarks=strategy()).map(lambda e: (e[0], "x" * 1_000), uid="large")
@@ -791,7 +798,4 @@ async def test_data_behind_a_closed_gate_is_bounded_in_bytes_too(
         gate.is_open.set()
         await run.finished()
     assert Counter(ledger.rows) == Counter(f"k{i}" for i in range(count))
-    assert max(sizes) <= subpartition.START_RECORDS, (
-        "the size was unknown before the first was encoded"
-    )
-    assert max(sizes[-20:]) <= 9
+    assert max(sizes) <= 9

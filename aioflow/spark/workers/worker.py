@@ -105,6 +105,7 @@ class WorkerTask:
         options = TaskManagerOptions(
             jobmanagers=Whereabouts(((self.host, self.port),)),
             slots=self.slots,
+            network_bytes=None,
             bind=_reached_from(self.host, self.port),
             follows=False,
             heartbeat=HeartbeatOptions(timeout_s=SILENCE_S, own_pauses=OwnPauses.COUNTED),
