@@ -30,7 +30,8 @@ from aioflow.core.errors import GraphError
 from aioflow.core.wire.kinds import kind_of
 from aioflow.core.wire.types import DEFAULT_TYPES, Registration, TypeRegistry
 from aioflow.graph.job_graph import JobGraph, JobVertex
-from aioflow.graph.stream_graph import Partitioning
+from aioflow.graph.stream_graph import Partitioning, StreamNode
+from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
     from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
@@ -173,13 +174,21 @@ def _without_what_stays(graph: JobGraph) -> JobGraph:
         else dataclasses.replace(
             vertex,
             nodes=tuple(
-                dataclasses.replace(n, factory=None, source=None, watermarks=None)
+                dataclasses.replace(n, factory=None, source=None, watermarks=_alignment_of(n))
                 for n in vertex.nodes
             ),
         )
         for vertex in graph.vertices
     ]
     return dataclasses.replace(graph, vertices=tuple(vertices))
+
+
+def _alignment_of(node: StreamNode) -> WatermarkStrategy[Any] | None:
+    """Returns a strategy with the alignment of a source, and nothing else of its own."""
+    alignment = None if node.watermarks is None else node.watermarks.alignment
+    if alignment is None:
+        return None
+    return dataclasses.replace(WatermarkStrategy[Any].ingestion_time(), alignment=alignment)
 
 
 # The types of values.

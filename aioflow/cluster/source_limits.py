@@ -132,7 +132,7 @@ class SourceLimits:
         self._graph, self._aligned, self._waits = graph, {}, {}
         for vertex in graph.vertices:
             strategy = vertex.head.watermarks
-            if vertex.head.source is not None and strategy is not None and strategy.alignment:
+            if strategy is not None and strategy.alignment is not None:
                 self._aligned[vertex.id] = strategy.alignment
             for source in graph.waiting_for(vertex.id):
                 self._waits.setdefault(source, []).append(vertex.id)

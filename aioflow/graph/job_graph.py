@@ -123,7 +123,8 @@ class JobGraph:
             if at not in found:
                 found[at] = None
                 left += [edge.source for edge in self.inputs_of(at)]
-        return [id_ for id_ in found if self.vertex(id_).head.source is not None]
+        # A JobManager does not have the source objects of the program.
+        return [id_ for id_ in found if not self.inputs_of(id_)]
 
     def vertex(self, vertex_id: int) -> JobVertex:
         return next(v for v in self.vertices if v.id == vertex_id)

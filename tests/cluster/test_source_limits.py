@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aioflow as af
+from aioflow.cluster.shipping import _without_what_stays as without_what_stays
 from aioflow.cluster.source_limits import SourceLimits
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.ids import ExecutionAttemptId
@@ -135,3 +136,19 @@ def test_after_a_restart_a_source_waits_for_the_new_attempts() -> None:
     for index in range(2):
         bench.report(operator, MAX_WATERMARK, index)
     assert bench.taken() == [(source, MAX_WATERMARK)]
+
+
+def test_a_job_manager_knows_who_waits_and_who_is_aligned_without_the_objects_of_the_program() -> (
+    None
+):
+    """C3.3, G4.5"""
+    flow = af.Flow("shipped")
+    pushed = flow.source(af.io.push(), watermarks=aligned("3s"))
+    pushed.connect(flow.source([1]), read_first="right").map(str, str).sink(print)
+    there = without_what_stays(build_job_graph(flow.graph, apart=True))
+    (source,) = (vertex for vertex in there.vertices if vertex.waits)
+    assert source.head.source is None
+    assert source.head.watermarks is not None
+    assert source.head.watermarks.alignment == aligned("3s").alignment
+    (operator,) = (vertex for vertex in there.vertices if vertex.head.read_first is not None)
+    assert there.waiting_for(operator.id) == [source.id]

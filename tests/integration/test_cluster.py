@@ -391,6 +391,34 @@ def read(n: int) -> Reading:
     return Reading("ab"[n % 2], n)
 
 
+async def test_a_source_of_the_program_waits_until_a_cluster_has_read_another_input(
+    cluster: Cluster,
+) -> None:
+    """C3.3, over the JobManager: reports of TaskManagers, and a limit for the submitter."""
+    await asyncio.to_thread(cluster.start, workers=2, slots=1)
+
+    async def rules() -> AsyncIterator[str]:
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+            yield "rule"
+
+    flow = af.Flow("first", parallelism=2)
+    first, pushed = flow.source(rules), flow.source(af.io.push())
+    both = pushed.rebalance().connect(first.broadcast(), read_first="right").map(str, str)
+    async with (
+        asyncio.timeout(60),
+        flow.run(
+            on=af.RemoteCluster(cluster.address, secret=cluster.secret), subscribe=[both]
+        ) as job,
+        job.subscribe(both, buffer=1_000) as rows,
+    ):
+        await job.input(pushed).put_many(["event"] * 10)
+        received = aiter(rows)
+        got = [await anext(received) for _ in range(110)]
+        # Each of the two subtasks has its own order.
+        assert got.index("event") >= 50
+
+
 async def test_a_program_collects_what_a_cluster_computes(cluster: Cluster) -> None:
     """Values of the program's own classes come back; functions as sinks are called here."""
     await asyncio.to_thread(cluster.start, workers=2, slots=2)
