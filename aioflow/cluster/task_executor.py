@@ -107,24 +107,21 @@ class _Partitions:
         self, descriptors: Sequence[InputChannelDescriptor]
     ) -> tuple[list[InputChannel], LocalBufferPool | None]:
         remote = sum(descriptor.location != self.location for descriptor in descriptors)
-        if not remote:
-            return [
-                LocalInputChannel(index, partial(self._find, descriptor))
-                for index, descriptor in enumerate(descriptors)
-            ], None
-        buffers = self._pool.create_buffer_pool(
-            remote * EXCLUSIVE_BUFFERS * SEGMENT_BYTES,
-            remote * (EXCLUSIVE_BUFFERS + FLOATING_BUFFERS) * SEGMENT_BYTES,
-        )
+        buffers = None
+        if remote:
+            buffers = self._pool.create_buffer_pool(
+                remote * EXCLUSIVE_BUFFERS * SEGMENT_BYTES,
+                remote * (EXCLUSIVE_BUFFERS + FLOATING_BUFFERS) * SEGMENT_BYTES,
+            )
         return [
             self._open_channel(index, descriptor, buffers)
             for index, descriptor in enumerate(descriptors)
         ], buffers
 
     def _open_channel(
-        self, index: int, descriptor: InputChannelDescriptor, buffers: LocalBufferPool
+        self, index: int, descriptor: InputChannelDescriptor, buffers: LocalBufferPool | None
     ) -> InputChannel:
-        if descriptor.location == self.location:
+        if buffers is None or descriptor.location == self.location:
             channel = LocalInputChannel(index, partial(self._find, descriptor))
             if descriptor.partition not in self._partitions:
                 self._awaiting.setdefault(descriptor.partition, []).append(channel)

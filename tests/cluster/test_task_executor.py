@@ -84,7 +84,7 @@ async def test_a_trigger_reaches_its_task_and_notices_reach_the_tasks_of_the_job
 async def test_a_consumer_that_is_deployed_before_its_producer_reads_once_that_is_there() -> None:
     partition_id = PartitionId(1, ExecutionAttemptId("0" * 32, 1, 0, 0))
     async with executor_for(Master()) as executor:
-        channel = executor.partitions.open_channel(0, InputChannelDescriptor(partition_id, 0, ""))
+        (channel,), _ = executor.partitions.open_gate([InputChannelDescriptor(partition_id, 0, "")])
         gate = InputGate([channel])
         pool = NetworkBufferPool(16).create_buffer_pool(2, 8)
         partition = ResultPartition(str(partition_id), 1, pool)
