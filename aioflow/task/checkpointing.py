@@ -104,8 +104,10 @@ class SubtaskCheckpoints:
         self._network = task_input if isinstance(task_input, NetworkInput) else None
         self.is_urgent = False
         """Whether to take a checkpoint at once, without waiting for the chain or the output."""
+        self.is_held = False
+        """Whether the task must process nothing more: the job restarts from a checkpoint."""
         self._held_by: int | None = None
-        """The checkpoint after which this task processes nothing, until it is aborted."""
+        """That checkpoint. If it is aborted, the task goes on."""
         self._checkpoints: dict[int, TaskCheckpoint] = {}
         """Checkpoints that are known here, until they are written or aborted."""
         self._due: deque[TaskCheckpoint] = deque()
@@ -137,11 +139,6 @@ class SubtaskCheckpoints:
             and self._environment.host.clock.monotonic() - first.due_s >= FIRING_S
             and self._chain.is_interruptible
         )
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the task must process nothing more: the job restarts from its last checkpoint."""
-        return self._held_by is not None
 
     @property
     def is_awaited(self) -> bool:
@@ -329,7 +326,7 @@ class SubtaskCheckpoints:
             self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
             raise
         if take.barrier.holds:
-            self._held_by = checkpoint_id
+            self._held_by, self.is_held = checkpoint_id, True
         # A stopped task continues from the final checkpoint; earlier ones may complete without it.
         if self._ended and self._first_after_end is None and (self._drained or take.barrier.final):
             self._first_after_end = checkpoint_id
@@ -470,7 +467,7 @@ class SubtaskCheckpoints:
         Its trigger may still come.
         """
         if checkpoint_id == self._held_by:
-            self._held_by = None
+            self._held_by, self.is_held = None, False
         if latest_completed is not None:
             self.completed(latest_completed)
         self._give_up(checkpoint_id)
