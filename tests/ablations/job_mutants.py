@@ -68,16 +68,6 @@ JOB_MUTANTS: list[Mutant] = [
         (WORKERS + "test_a_process_that_does_not_answer_a_deployment_counts_as_lost",),
     ),
     Mutant(
-        "a job whose tasks have finished is closed while others read their output",
-        "aioflow/cluster/taskmanager.py",
-        "            if not (session.has_run and self._table.is_connected(job_id)):\n",
-        "            if True:\n",
-        (
-            WORKERS
-            + "test_the_slot_of_finished_subtasks_is_free_while_others_still_read_their_output",
-        ),
-    ),
-    Mutant(
         "code that was closed and goes on is waited for",
         "aioflow/task/end_watch.py",
         "            self._abandon(held_by)\n",
@@ -546,10 +536,10 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a job without a store begins without the savepoint that it was told",
         "aioflow/cluster/job_master.py",
-        "            if self._begins_with is not None:\n                point = await "
-        "self._begins_with.restore_point(splits)\n",
-        "            if self._checkpoints is not None:\n                point = await "
-        "self._checkpoints.restore_point(splits)\n",
+        "            if self._begins_with is not None:\n"
+        "                graph = self.executions.graph\n",
+        "            if self._begins_with is not None and self._checkpoints is not None:\n"
+        "                graph = self.executions.graph\n",
         (
             "tests/api/"
             "test_savepoint_alone.py::test_a_job_begins_with_a_savepoint_and_writes_nothing",

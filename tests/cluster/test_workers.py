@@ -260,9 +260,11 @@ async def serve(arguments: Sequence[str], secret: bytes, child: Child) -> None:
     manager = taskmanager_of(SystemHost(), secret, arguments)
     running = asyncio.create_task(manager.run())
     ended = asyncio.create_task(child.wait())
-    await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
-    await cancel_and_wait([running, ended])
-    child.end(0)
+    try:
+        await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_and_wait([running, ended])
+        child.end(0)
 
 
 @asynccontextmanager
@@ -274,6 +276,8 @@ async def running(cluster: EmbeddedCluster, processes: Processes) -> AsyncIterat
     finally:
         cluster.job_master.cancel()
         await asyncio.wait_for(job, 60)
+        if processes.tasks:
+            await asyncio.wait(processes.tasks, timeout=60)  # Its workers have ended.
         await cancel_and_wait(processes.tasks)
 
 
