@@ -28,6 +28,7 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import RemoteInputChannel
 from aioflow.network.data_plane import DataPlane
 from aioflow.network.partition import ResultPartition
+from aioflow.operators.async_io import AsyncWaitOperator
 from aioflow.protocol.framing import SEGMENT_BYTES
 from tests.task.checkpointed import Checkpoint, Feed, Ledger, Run
 from tests.task.running import Registry
@@ -37,6 +38,14 @@ pytestmark = pytest.mark.timeout(300)
 
 WORDS = [[f"w{(i * 7 + split) % 5}" for i in range(60)] for split in range(2)]
 EVENTS = [[("abc"[i % 3], 10 * i + split) for i in range(60)] for split in range(2)]
+
+
+@pytest.fixture(autouse=True)
+def gates_keep_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed gate stands for any operator that holds records up: it takes none over into its
+    state.
+    """
+    monkeypatch.setattr(AsyncWaitOperator, "keeps_input", False)
 
 
 class Cut:
