@@ -349,9 +349,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "at the end of the input, map_batches waits for a full list",
         "aioflow/task/loop.py",
-        "            self._runtime.input_stopped()\n",
-        "            if status is InputStatus.STOPPED:\n                "
-        "self._runtime.input_stopped()\n",
+        "        self._runtime.input_stopped()\n",
+        "        if status is InputStatus.STOPPED:\n            self._runtime.input_stopped()\n",
         ("tests/api/test_stopping_sources.py::test_the_end_of_the_input_waits_for_no_full_list",),
     ),
 ]

@@ -132,8 +132,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "what waits in the chain is not kept",
         "aioflow/task/checkpoint.py",
-        "                capture.add(log, (batch,), input_index)\n",
-        "                pass\n",
+        "            capture.add(log, (batch,), input_index)\n",
+        "            pass\n",
         (CLOSED_GATE,),
     ),
     Mutant(
