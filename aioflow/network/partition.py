@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aioflow.core.availability import Availability
-from aioflow.core.elements import BATCH_RECORDS_MAX, Event, RecordBatch
+from aioflow.core.elements import BATCH_RECORDS_MAX, Event
 from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 
@@ -79,13 +79,6 @@ class ResultPartition:
         """Whether there is room for one more batch within the budget."""
         return self.pool.availability
 
-    def add_batch(self, index: int, batch: RecordBatch) -> bool:
-        """Queues a sealed batch for consumer `index`, by reference.
-
-        Returns False if the consumer is gone, or after `finish`.
-        """
-        return self.subpartitions[index].add(batch)
-
     def add_event(
         self, index: int, event: Event, blocking: bool = False, priority: bool = False
     ) -> bool:
@@ -149,10 +142,6 @@ class ResultPartition:
     def queued_bytes(self) -> int:
         """Number of bytes of batches that wait for consumers, or are on the way to them."""
         return sum(subpartition.queued_bytes for subpartition in self.subpartitions)
-
-    def queue_length(self, index: int) -> int:
-        """Returns the number of batches and events that wait for consumer `index`."""
-        return len(self.subpartitions[index])
 
     @property
     def pool_usage(self) -> float:

@@ -244,15 +244,6 @@ class FrameDecoder:
         del buffer[:used]
         return frames
 
-    def receive_eof(self) -> None:
-        """Handles that the peer closed its side. Raises RemoteProtocolError in the middle of a
-        frame.
-        """
-        if self._buffer:
-            raise RemoteProtocolError(
-                f"the connection ended in a frame: {len(self._buffer)} bytes of it arrived"
-            )
-
     @property
     def buffered_bytes(self) -> int:
         """Number of bytes that belong to an incomplete frame."""

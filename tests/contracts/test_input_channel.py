@@ -50,7 +50,7 @@ class Wire:
     def write(self, *elements: object, blocking: bool = False) -> None:
         for element in elements:
             if isinstance(element, RecordBatch):
-                self.partition.add_batch(0, element)
+                self.partition.subpartitions[0].add(element)
             else:
                 self.partition.add_event(0, element, blocking=blocking)  # type: ignore[arg-type]
         self.settle()

@@ -46,7 +46,7 @@ async def produce(address: str, port: int, count: int) -> None:
                 break
         if ended.done():
             break
-        partition.add_batch(0, RecordBatch(list(range(start, min(count, start + BATCH)))))
+        partition.subpartitions[0].add(RecordBatch(list(range(start, min(count, start + BATCH)))))
         await asyncio.sleep(0.001)
     await ended
     await planes.producer.close()

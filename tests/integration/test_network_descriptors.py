@@ -32,7 +32,7 @@ async def main():
     async with Planes(SystemHost()) as planes:
         partition = planes.partition()
         reader = Reader(planes.channel())
-        partition.add_batch(0, RecordBatch([0]))
+        partition.subpartitions[0].add(RecordBatch([0]))
         await until(lambda: reader.records == [0])
         # Sockets that will knock, made while there are descriptors for them; then the rest is used
         # up.
@@ -50,7 +50,7 @@ async def main():
         for n in range(1, 201):
             while not partition.availability.is_available:
                 await partition.availability.get_available_future()
-            partition.add_batch(0, RecordBatch([n]))
+            partition.subpartitions[0].add(RecordBatch([n]))
             await until(lambda: len(reader.records) == n + 1)
         used = resource.getrusage(resource.RUSAGE_SELF)
         idle_from = used.ru_utime + used.ru_stime
@@ -64,7 +64,7 @@ async def main():
             knock.close()
         # With descriptors again, a peer with the secret gets in.
         late = planes.partition("late")
-        late.add_batch(0, RecordBatch(["late"]))
+        late.subpartitions[0].add(RecordBatch(["late"]))
         planes.consumer_again()
         second = Reader(planes.channel("late"))
         await until(lambda: second.records == ["late"])

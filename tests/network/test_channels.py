@@ -28,7 +28,7 @@ def test_a_batch_crosses_by_reference() -> None:
     channel = LocalInputChannel(0, lambda: output.subpartitions[0])
     channel.request(lambda priority: None)
     batch = RecordBatch([object()])
-    output.add_batch(0, batch)
+    output.subpartitions[0].add(batch)
     polled = channel.poll()
     assert polled is not None
     assert polled[0] is batch
@@ -42,7 +42,7 @@ def test_a_partition_that_is_not_there_yet_can_be_requested_again() -> None:
     assert gate.request_partitions() == [0]
     assert gate.poll() is None
     known.append(output.subpartitions[0])
-    output.add_batch(0, RecordBatch([1]))
+    output.subpartitions[0].add(RecordBatch([1]))
     assert gate.request_partitions() == []
     assert gate.request_partitions() == []
     assert gate.availability.is_available
@@ -78,7 +78,7 @@ def test_a_partition_that_was_dropped_before_its_end_cancels_the_consumer() -> N
     notices: list[bool] = []
     channel = LocalInputChannel(3, lambda: output.subpartitions[0])
     channel.request(notices.append)
-    output.add_batch(0, RecordBatch([1]))
+    output.subpartitions[0].add(RecordBatch([1]))
     output.release()
     assert len(notices) == 2
     with pytest.raises(
@@ -91,8 +91,8 @@ def test_the_number_of_waiting_batches_is_that_of_the_queue() -> None:
     output = partition()
     channel = LocalInputChannel(0, lambda: output.subpartitions[0])
     channel.request(lambda priority: None)
-    output.add_batch(0, RecordBatch([1]))
-    output.add_batch(0, RecordBatch([2]))
+    output.subpartitions[0].add(RecordBatch([1]))
+    output.subpartitions[0].add(RecordBatch([2]))
     assert channel.queued_batches == 2
 
 
@@ -103,7 +103,7 @@ def test_a_consumer_that_fails_at_a_batch_holds_no_memory_of_it() -> None:
     pool = NetworkBufferPool().create_buffer_pool(SEGMENT_BYTES, batches_max=4)
     output = ResultPartition("p", 1, pool)
     for number in range(3):
-        output.add_batch(0, RecordBatch([number]))
+        output.subpartitions[0].add(RecordBatch([number]))
     gate = InputGate([LocalInputChannel(0, lambda: output.subpartitions[0])])
     assert pool.batches == 3
 

@@ -246,7 +246,7 @@ def test_oldest_of_too_many_waiting_peers_is_dropped_so_that_an_honest_one_gets_
         await until(lambda: planes.producer.waiting.rejected == 30)
         assert len(planes.producer.waiting) == WAITING_MAX
         assert all(stranger.ended.done() for stranger in strangers[:29])
-        planes.partition().add_batch(0, RecordBatch([1]))
+        planes.partition().subpartitions[0].add(RecordBatch([1]))
         reader = Reader(planes.channel())
         await until(lambda: reader.records == [1])
         assert not any(stranger.ended.done() for stranger in strangers[-WAITING_MAX + 1 :])
@@ -299,7 +299,7 @@ def test_three_hundred_hostile_connections_beside_a_running_channel_leave_no_tra
         ended: list[Stranger] = []
         for number in range(300):
             ended.append(await dial(planes, attacks[number % len(attacks)]))
-            partition.add_batch(0, RecordBatch([number]))
+            partition.subpartitions[0].add(RecordBatch([number]))
         await until(lambda: len(reader.records) == 300)
         assert reader.records == list(range(300))
         assert planes.link.resets == 0

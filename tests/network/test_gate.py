@@ -49,7 +49,7 @@ class Inputs:
 
     def write(self, index: int, *values: int) -> None:
         for value in values:
-            self.producers[index].add_batch(0, RecordBatch([value]))
+            self.producers[index].subpartitions[0].add(RecordBatch([value]))
 
     def event(
         self, index: int, event: object, blocking: bool = False, priority: bool = False

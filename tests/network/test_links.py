@@ -85,7 +85,7 @@ async def feed(partition: ResultPartition, count: int, size: int = 10, index: in
     for first in range(0, count * size, size):
         if not partition.availability.is_available:
             await partition.availability.get_available_future()
-        partition.add_batch(index, RecordBatch(list(range(first, first + size))))
+        partition.subpartitions[index].add(RecordBatch(list(range(first, first + size))))
         await asyncio.sleep(0)
     partition.subpartitions[index].finish()
 
@@ -103,7 +103,7 @@ def test_a_hundred_resets_under_load_cost_no_record_and_none_comes_twice(batch_b
         while resets < 100:
             for _ in range(4):
                 if partition.availability.is_available:
-                    partition.add_batch(0, RecordBatch([(number, payload)]))
+                    partition.subpartitions[0].add(RecordBatch([(number, payload)]))
                     number += 1
                 await asyncio.sleep(0)
             last = len(reader.records)
@@ -213,7 +213,7 @@ def test_a_connection_cut_in_the_middle_of_a_frame_goes_on() -> None:
             proxy.cut_after(number * 7)
             while proxy.connections_made == made:  # Until the cut has struck.
                 if partition.availability.is_available:
-                    partition.add_batch(0, RecordBatch([count]))
+                    partition.subpartitions[0].add(RecordBatch([count]))
                     count += 1
                 await asyncio.sleep(0)
         await until(lambda: len(reader.records) == count)
@@ -239,7 +239,7 @@ def test_changed_bytes_end_the_connection_and_the_channel_goes_on(
             await until(lambda: planes.link.connection is not None, 0.01)
             for number in range(100):
                 proxy.corrupt_next()
-                partition.add_batch(0, RecordBatch([number]))
+                partition.subpartitions[0].add(RecordBatch([number]))
                 await until(lambda: len(reader.records) == number + 1, 0.01)  # noqa: B023
                 await asyncio.sleep(0.5)
             assert reader.records == list(range(100))
@@ -259,7 +259,7 @@ def test_a_link_that_only_moves_errors_fails_instead_of_going_on_for_ever() -> N
     async def main(planes: Planes, proxy: FaultProxy) -> None:
         partition = planes.partition()
         reader = Reader(planes.channel())
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: reader.records == [1])
         far = planes.producer.links[0]
         carry_on = far.carry_on
@@ -286,14 +286,14 @@ def test_silence_is_noticed_by_heartbeats_and_the_channel_goes_on_elsewhere() ->
         planes = machines.planes
         partition = planes.partition()
         reader = Reader(planes.channel())
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: reader.records == [1], 0.01)
         first = planes.link.connection
         start = machines.loop.time()
         machines.sim.network.cut("main", "far")
         await until(lambda: planes.link.connection is not first, 0.1)
         assert machines.loop.time() - start <= HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)
-        partition.add_batch(0, RecordBatch([2]))
+        partition.subpartitions[0].add(RecordBatch([2]))
         machines.sim.network.heal("main", "far")
         await until(lambda: len(reader.records) == 2, 0.1)
         reader.channel.release()
@@ -356,7 +356,7 @@ def test_a_producer_gives_up_a_consumer_that_does_not_come_back() -> None:
         partition = planes.partition()
         reader = Reader(planes.channel())
         reader.paused = True
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: len(planes.producer.links) == 1, 0.01)
         await asyncio.sleep(1)
         machines.sim.network.cut("main", "far")
@@ -425,7 +425,7 @@ def test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails() 
         planes = machines.planes
         partition = planes.partition()
         reader = Reader(planes.channel())
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: reader.records == [1], 0.01)
         (far,) = planes.producer.links
         planes.producer._give_up(far)
@@ -476,7 +476,7 @@ def test_a_process_that_stands_still_longer_than_the_heartbeats_goes_on() -> Non
             "its machine acknowledges all the while: only the heartbeats tell"
         )
         machines.sim.resume("far")
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: reader.records == [1], 0.1)
         reader.channel.release()
 
@@ -490,7 +490,7 @@ def test_channels_to_one_process_share_a_link_which_is_closed_and_forgotten_when
             for name in (f"a{job}", f"b{job}"):
                 partition = planes.partition(name)
                 readers.append(Reader(planes.channel(name)))
-                partition.add_batch(0, RecordBatch([job]))
+                partition.subpartitions[0].add(RecordBatch([job]))
                 partition.finish()
             await until(lambda: all(reader.events for reader in readers), 0.01)  # noqa: B023
             assert len(planes.consumer.links) == len(planes.producer.links) == 1
@@ -520,7 +520,7 @@ def test_a_link_is_kept_for_a_channel_that_comes_before_its_time_is_up() -> None
             first.release()
             await asyncio.sleep(UNUSED_S - 1)
             reader = Reader(planes.channel("q"))
-            planes.partition("q").add_batch(0, RecordBatch([1]))
+            planes.partition("q").subpartitions[0].add(RecordBatch([1]))
             await asyncio.sleep(UNUSED_S + 5)
             assert reader.records == [1]
             assert planes.link is link
@@ -613,7 +613,7 @@ def test_an_older_connection_of_a_link_gives_way_to_a_newer_one() -> None:
     async def main(planes: Planes, proxy: FaultProxy) -> None:
         partition = planes.partition()
         reader = Reader(planes.channel())
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: reader.records == [1])
         far = planes.producer.links[0]
         old = far.connection
@@ -623,7 +623,7 @@ def test_an_older_connection_of_a_link_gives_way_to_a_newer_one() -> None:
         assert near is not None
         near.abort()
         proxy.resume()
-        partition.add_batch(0, RecordBatch([2]))
+        partition.subpartitions[0].add(RecordBatch([2]))
         await until(lambda: reader.records == [1, 2])
         assert far.connection is not old
         assert planes.producer.links == [far]
@@ -636,7 +636,7 @@ def test_the_producers_failure_reaches_a_consumer_whose_connection_was_down_mean
     async def main(planes: Planes, proxy: FaultProxy) -> None:
         partition = planes.partition()
         reader = Reader(planes.channel())
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: reader.records == [1])
         proxy.cut()
         partition.fail(ValueError("bad record"))

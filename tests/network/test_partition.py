@@ -22,7 +22,7 @@ def test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget(
     output = partition(2, budget=3)
     for number in range(3):
         assert output.availability.is_available
-        output.add_batch(number % 2, RecordBatch([number]))
+        output.subpartitions[number % 2].add(RecordBatch([number]))
     assert not output.availability.is_available
     output.subpartitions[1].poll()
     assert output.availability.is_available
@@ -30,7 +30,7 @@ def test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget(
 
 async def test_a_waiting_producer_is_woken_by_its_consumer_alone() -> None:
     output = partition(1, budget=1)
-    output.add_batch(0, RecordBatch([1]))
+    output.subpartitions[0].add(RecordBatch([1]))
     future = output.availability.get_available_future()
     output.subpartitions[0].poll()
     assert future.done()
@@ -39,7 +39,7 @@ async def test_a_waiting_producer_is_woken_by_its_consumer_alone() -> None:
 def test_a_records_own_output_is_accepted_past_the_budget_and_counted() -> None:
     output = partition(1, budget=2)
     for number in range(50):
-        assert output.add_batch(0, RecordBatch([number]))
+        assert output.subpartitions[0].add(RecordBatch([number]))
     assert (output.queued_batches, output.pool_usage) == (50, 25.0)
     for _ in range(48):
         output.subpartitions[0].poll()
@@ -52,7 +52,7 @@ def test_a_broadcast_event_reaches_every_queue_and_takes_no_memory() -> None:
     """C6.1"""
     output = partition(4)
     output.broadcast_event(BARRIER, blocking=True)
-    assert [output.queue_length(i) for i in range(4)] == [1, 1, 1, 1]
+    assert [len(output.subpartitions[i]) for i in range(4)] == [1, 1, 1, 1]
     assert output.pool_usage == 0
     for subpartition in output.subpartitions:
         polled = subpartition.poll()
@@ -73,7 +73,7 @@ def test_a_broadcast_event_comes_last_behind_open_batches() -> None:
                 output.subpartitions[index].flush()
                 assert builder.append(record)
     output.broadcast_event(BARRIER)
-    assert [output.queue_length(i) for i in range(4)] == [2, 3, 2, 1]
+    assert [len(output.subpartitions[i]) for i in range(4)] == [2, 3, 2, 1]
     for subpartition in output.subpartitions:
         last = None
         while (polled := subpartition.poll()) is not None:
@@ -84,7 +84,7 @@ def test_a_broadcast_event_comes_last_behind_open_batches() -> None:
 def test_an_event_for_one_consumer_reaches_only_that_one() -> None:
     output = partition(2)
     output.add_event(1, BARRIER)
-    assert [output.queue_length(i) for i in range(2)] == [0, 1]
+    assert [len(output.subpartitions[i]) for i in range(2)] == [0, 1]
 
 
 def test_flush_makes_every_open_batch_visible() -> None:
@@ -100,7 +100,7 @@ def test_finish_ends_every_subpartition_once() -> None:
     output.finish()
     output.finish()
     assert output.is_finished
-    assert not output.add_batch(0, RecordBatch([1]))
+    assert not output.subpartitions[0].add(RecordBatch([1]))
     for subpartition in output.subpartitions:
         polled = subpartition.poll()
         assert polled is not None
@@ -110,7 +110,7 @@ def test_finish_ends_every_subpartition_once() -> None:
 
 def test_a_failure_reaches_every_consumer_at_its_next_poll() -> None:
     output = partition(2)
-    output.add_batch(0, RecordBatch([1]))
+    output.subpartitions[0].add(RecordBatch([1]))
     output.fail(ValueError("broken"))
     assert output.is_finished
     for subpartition in output.subpartitions:
@@ -123,11 +123,11 @@ def test_release_returns_all_to_the_global_pool() -> None:
     parent = NetworkBufferPool()
     output = ResultPartition("p", 2, parent.create_buffer_pool(SEGMENT_BYTES))
     for number in range(6):
-        output.add_batch(number % 2, RecordBatch([number]))
+        output.subpartitions[number % 2].add(RecordBatch([number]))
     output.release()
     output.release()
     assert (parent.used_bytes, parent.required_bytes) == (0, 0)
-    assert not output.add_batch(0, RecordBatch([1]))
+    assert not output.subpartitions[0].add(RecordBatch([1]))
     assert output.pool_usage == 0
 
 

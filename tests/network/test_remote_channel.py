@@ -51,14 +51,14 @@ def test_a_value_that_cannot_travel_fails_its_consumer_and_names_the_operator() 
             Reader(planes.channel(subpartition=0)),
             Reader(planes.channel(subpartition=1)),
         )
-        partition.add_batch(0, RecordBatch([1]))
-        partition.add_batch(0, RecordBatch([CannotTravel()]))
-        partition.add_batch(0, RecordBatch([2]))
+        partition.subpartitions[0].add(RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([CannotTravel()]))
+        partition.subpartitions[0].add(RecordBatch([2]))
         await until(lambda: reader.error is not None)
         assert isinstance(reader.error, TypeNotSupported)
         assert "map-p" in str(reader.error)
         assert "CannotTravel" in str(reader.error)
-        partition.add_batch(1, RecordBatch([3]))
+        partition.subpartitions[1].add(RecordBatch([3]))
         await until(lambda: other.records == [3])
         assert partition.subpartitions[0].is_released
         assert planes.link.resets == 0
@@ -75,7 +75,7 @@ def test_a_partition_that_comes_late_is_asked_for_again() -> None:
         reader = Reader(planes.channel("late"))
         await asyncio.sleep(sum(REQUEST_BACKOFF_MS[:4]) / 1000 + 0.01)
         assert reader.told == 0
-        planes.partition("late").add_batch(0, RecordBatch([1]))
+        planes.partition("late").subpartitions[0].add(RecordBatch([1]))
         await asyncio.sleep(REQUEST_BACKOFF_MS[4] / 1000 + 0.1)
         assert reader.records == [1]
         reader.channel.release()
@@ -105,7 +105,7 @@ def test_a_channel_released_while_it_waits_to_ask_again_asks_no_more() -> None:
         await asyncio.sleep(0.2)
         reader.channel.release()
         partition = planes.partition("late")
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await asyncio.sleep(10)
         assert reader.told == 0
         assert partition.queued_batches == 1
@@ -120,12 +120,12 @@ def test_a_subpartition_is_read_once_and_a_second_reader_fails_alone() -> None:
     async def main(planes: Planes) -> None:
         partition = planes.partition()
         first = Reader(planes.channel())
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: first.records == [1])
         second = Reader(planes.channel())
         await until(lambda: second.error is not None)
         assert "has a reader already" in str(second.error)
-        partition.add_batch(0, RecordBatch([2]))
+        partition.subpartitions[0].add(RecordBatch([2]))
         await until(lambda: first.records == [1, 2])
         first.channel.release()
         second.channel.release()
@@ -140,7 +140,7 @@ def test_a_subpartition_that_does_not_exist_fails_its_channel_alone() -> None:
         await until(lambda: bad.error is not None)
         assert isinstance(bad.error, RemoteProtocolError)
         assert "p has no subpartition 7" in str(bad.error)
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: good.records == [1])
         for reader in (good, bad):
             reader.channel.release()
@@ -165,12 +165,12 @@ def test_a_gap_in_the_sequence_is_reordering_for_that_channel() -> None:
             Reader(planes.channel(subpartition=0)),
             Reader(planes.channel(subpartition=1)),
         )
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await until(lambda: reader.records == [1])
         await say(planes, FrameType.BUFFER_RESPONSE, 3, b"x")
         await until(lambda: reader.error is not None)
         assert isinstance(reader.error, BufferReordering)
-        partition.add_batch(1, RecordBatch([2]))
+        partition.subpartitions[1].add(RecordBatch([2]))
         await until(lambda: other.records == [2])
         assert planes.link.resets == 0
         for channel in (reader.channel, other.channel):
@@ -195,7 +195,7 @@ def test_an_event_of_a_newer_release_fails_its_channel_alone() -> None:
         await until(lambda: reader.error is not None)
         assert isinstance(reader.error, DecodeError)
         assert "an event of kind 99 is not known here" in str(reader.error)
-        partition.add_batch(1, RecordBatch([2]))
+        partition.subpartitions[1].add(RecordBatch([2]))
         await until(lambda: other.records == [2])
         for channel in (reader.channel, other.channel):
             channel.release()
@@ -227,12 +227,12 @@ def test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits() -> None:
         channel = planes.channel()
         reader = Reader(channel)
         reader.paused = True
-        partition.add_batch(0, RecordBatch([1]))
+        partition.subpartitions[0].add(RecordBatch([1]))
         await planes.settle()
         first, second = CheckpointBarrier(1, 0), CheckpointBarrier(2, 0)
         partition.subpartitions[0].overtake(first)
         await planes.settle()
-        partition.add_batch(0, RecordBatch([2]))
+        partition.subpartitions[0].add(RecordBatch([2]))
         await planes.settle()
         partition.subpartitions[0].overtake(second)
         await planes.settle()
@@ -264,7 +264,7 @@ def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
         reader.paused = True
         written = 0
         while partition.availability.is_available:
-            partition.add_batch(0, RecordBatch([written]))
+            partition.subpartitions[0].add(RecordBatch([written]))
             written += 1
             await planes.settle()
         assert written <= batches + 1
@@ -295,7 +295,7 @@ def test_a_consumer_that_was_stuck_and_goes_on_gets_the_producer_going_again() -
             for number in range(500):
                 while not partition.availability.is_available:
                     await partition.availability.get_available_future()
-                partition.add_batch(0, RecordBatch([number]))
+                partition.subpartitions[0].add(RecordBatch([number]))
 
         producing = asyncio.get_running_loop().create_task(produce())
         await until(lambda: not partition.availability.is_available)
@@ -322,11 +322,11 @@ def test_a_stuck_channel_does_not_hold_up_another_of_the_same_connection() -> No
         stuck.paused = True
         payload = "x" * 30_000
         for number in range(count):
-            slow.add_batch(0, RecordBatch([(number, payload)]))
+            slow.subpartitions[0].add(RecordBatch([(number, payload)]))
         for number in range(200):
             if not fast.availability.is_available:
                 await fast.availability.get_available_future()
-            fast.add_batch(0, RecordBatch([(number, payload)]))
+            fast.subpartitions[0].add(RecordBatch([(number, payload)]))
         await until(lambda: len(reader.records) == 200)
         assert stuck.channel.queued_batches == EXCLUSIVE_BUFFERS
         assert len(planes.producer.links) == 1
@@ -344,7 +344,7 @@ def test_a_batch_larger_than_the_window_arrives_whole() -> None:
         partition = planes.partition()
         reader = Reader(planes.channel())
         value = "y" * 3_000_000
-        partition.add_batch(0, RecordBatch([value, 1]))
+        partition.subpartitions[0].add(RecordBatch([value, 1]))
         partition.add_event(0, LatencyMarker(1, "s", 0))
         partition.finish()
         await until(lambda: len(reader.events) == 2)
@@ -366,7 +366,7 @@ def test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is
         reader.paused = True
         written = 0
         while partition.availability.is_available:
-            partition.add_batch(0, RecordBatch([written]))
+            partition.subpartitions[0].add(RecordBatch([written]))
             written += 1
             await planes.settle()
         assert reader.channel.queued_batches == written == 4

@@ -138,7 +138,7 @@ def test_records_cross_over_tls_without_a_mac_of_their_own(authority: Authority)
         for n in range(50):
             while not partition.availability.is_available:
                 await partition.availability.get_available_future()
-            partition.add_batch(0, RecordBatch([n, "x" * 50_000]))
+            partition.subpartitions[0].add(RecordBatch([n, "x" * 50_000]))
         await until(lambda: len(reader.records) == 100)
         assert reader.records[::2] == list(range(50))
         connection = planes.link.connection

@@ -76,7 +76,7 @@ class Behind:
             self.runner.exception()
 
     def data(self, channel: int, *values: int) -> None:
-        self.channels[channel].add_batch(0, RecordBatch(list(values)))
+        self.channels[channel].subpartitions[0].add(RecordBatch(list(values)))
 
     def event(self, channel: int, event: Any) -> None:
         self.channels[channel].add_event(0, event, blocking=isinstance(event, CheckpointBarrier))

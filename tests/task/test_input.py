@@ -69,12 +69,12 @@ class World:
         for element in elements:
             if isinstance(element, RecordBatch):
                 if element.values:
-                    partition.add_batch(0, element)
+                    partition.subpartitions[0].add(element)
                 else:
                     partition.subpartitions[0].builder.advance_watermark(element.watermark)
                     partition.flush()
             elif isinstance(element, list):
-                partition.add_batch(0, RecordBatch(element))
+                partition.subpartitions[0].add(RecordBatch(element))
             else:
                 partition.add_event(0, element)
 

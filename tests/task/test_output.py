@@ -157,7 +157,7 @@ def test_an_event_goes_to_every_channel_behind_the_records_and_takes_no_memory()
     one = writer(channels=4)
     marker = LatencyMarker(1, "s", 0)
     task_output(one).broadcast_event(marker)
-    assert [one.partition.queue_length(i) for i in range(4)] == [1, 1, 1, 1]
+    assert [len(one.partition.subpartitions[i]) for i in range(4)] == [1, 1, 1, 1]
     assert one.partition.pool_usage == 0
     one.emit(RecordBatch([1, 2, 3]))
     task_output(one).broadcast_event(marker)

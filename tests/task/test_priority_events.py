@@ -106,7 +106,7 @@ class Overtaken:
 def test_a_barrier_that_was_polled_before_its_mail_ran_leaves_the_mail_nothing_to_do() -> None:
     """F5.2: it takes effect once, and no record is taken by a mail that came for barriers."""
     world = Overtaken(1)
-    world.partitions[0].add_batch(0, RecordBatch([1]))
+    world.partitions[0].subpartitions[0].add(RecordBatch([1]))
     world.overtake(0)
     assert len(world.mail) == 1
     assert world.poll() is InputStatus.MORE_AVAILABLE
@@ -124,7 +124,7 @@ def test_a_mail_for_one_barrier_takes_those_that_came_since_and_theirs_finds_not
     """F5.2: the other way round, over two channels; records stay where they are."""
     world = Overtaken(2)
     for channel in range(2):
-        world.partitions[channel].add_batch(0, RecordBatch([channel]))
+        world.partitions[channel].subpartitions[0].add(RecordBatch([channel]))
         world.overtake(channel)
     world.run_mail()
     assert [what for what in world.heard if what == ("take", 1)] == [("take", 1)]
@@ -176,7 +176,7 @@ def test_overtaken_data_is_forgotten_with_its_checkpoint() -> None:
 def test_a_mail_that_comes_after_the_gate_was_closed_does_nothing() -> None:
     """F5.3: no error, and no checkpoint of a task that is over."""
     world = Overtaken(2)
-    world.partitions[0].add_batch(0, RecordBatch([1]))
+    world.partitions[0].subpartitions[0].add(RecordBatch([1]))
     world.overtake(0)
     world.overtake(1)
     world.input.close()

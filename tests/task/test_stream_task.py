@@ -196,7 +196,7 @@ async def test_downstream_hears_the_end_once_and_last(drain: bool) -> None:
     (partition,) = bench.registry.partitions.values()
     runner = bench.start(bench.tasks[0])
     bench.feed.give([1])
-    await until(lambda: partition.queue_length(0) > 0)
+    await until(lambda: len(partition.subpartitions[0]) > 0)
     bench.tasks[0].stop_source(drain=drain)
     await runner
     read = []
@@ -350,9 +350,9 @@ async def test_idle_is_told_behind_the_records_that_the_task_still_holds() -> No
     await until(lambda: "b took" in log)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert partition.queue_length(0) == 0, "told too early"
+    assert len(partition.subpartitions[0]) == 0, "told too early"
     Busy.go_on.set()
-    await until(lambda: partition.queue_length(0) == 2)
+    await until(lambda: len(partition.subpartitions[0]) == 2)
     elements = [partition.subpartitions[0].poll()[0] for _ in range(2)]  # type: ignore[index]
     assert elements[0].values == [1]  # type: ignore[union-attr]
     assert elements[1] == WatermarkStatus(True)
@@ -371,10 +371,10 @@ async def test_active_again_before_idle_was_told_tells_nothing() -> None:
     bench.tasks[0]._runtime.emit_status(True)
     bench.tasks[0]._runtime.emit_status(False)
     Busy.go_on.set()
-    await until(lambda: partition.queue_length(0) > 0)
+    await until(lambda: len(partition.subpartitions[0]) > 0)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert partition.queue_length(0) == 1
+    assert len(partition.subpartitions[0]) == 1
     runner.cancel()
     await asyncio.gather(runner, return_exceptions=True)
     bench.tasks[1].abandon()
@@ -390,7 +390,7 @@ async def test_a_task_that_makes_its_own_watermarks_does_not_pass_on_idleness_of
     await until(lambda: bench.tasks[0].life.is_running)
     bench.tasks[0]._loop.input._consumer.on_status(True)
     bench.feed.give([5])
-    await until(lambda: partition.queue_length(0) > 0)
+    await until(lambda: len(partition.subpartitions[0]) > 0)
     assert isinstance(partition.subpartitions[0].poll()[0], RecordBatch)  # type: ignore[index]
     runner.cancel()
     await asyncio.gather(runner, return_exceptions=True)
@@ -411,7 +411,7 @@ async def test_a_task_without_room_waits_and_goes_on_when_there_is_some() -> Non
     read: list[Any] = []
 
     async def consume() -> None:
-        while not runner.done() or partition.queue_length(0):
+        while not runner.done() or len(partition.subpartitions[0]):
             polled = partition.subpartitions[0].poll()
             if polled is None:
                 await asyncio.sleep(0)
@@ -441,7 +441,7 @@ async def test_twenty_thousand_records_at_once_exceed_the_room_once_and_the_task
     most = PIECES_MAX  # The number of records emitted at once on an edge that begins small.
     assert partition.pool.batches_max < partition.queued_batches <= most
     read: list[Any] = []
-    while not runner.done() or partition.queue_length(0):
+    while not runner.done() or len(partition.subpartitions[0]):
         assert partition.queued_batches <= most + partition.pool.batches_max
         polled = partition.subpartitions[0].poll()
         if polled is None:
