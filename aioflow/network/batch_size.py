@@ -8,9 +8,11 @@ columns, are exact. The estimate counts an object that several records share for
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import islice
 from sys import getsizeof
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn
@@ -28,10 +30,15 @@ RECORD_OVERHEAD: Final = 48
 
 DEPTH_MAX: Final = 6
 ITEMS_MAX: Final = 32
-"""Limits of what is measured of one value. The items of a longer list count like those of its
-sample."""
+VALUES_MAX: Final = 128
+"""Limits of what is measured of one value: levels, items of one list, and objects in all.
+
+The items of a longer list count like those of its sample. Objects of a graph refer to one another,
+so the limits of levels and items alone would allow millions.
+"""
 
 _FLAT: Final = frozenset([int, float, bool, str, bytes, bytearray, type(None), complex])
+_COLLECTIONS: Final = (tuple, list, set, frozenset, deque)
 
 
 def batch_bytes(batch: RecordBatch, record_bytes: int) -> int:
@@ -55,37 +62,60 @@ def record_size(values: Sequence[Any], index: int) -> int:
     return 1 + _column_size(values) // len(values)
 
 
-def value_size(value: Any, depth: int = DEPTH_MAX) -> int:
+def value_size(value: Any) -> int:
     """Returns the estimated bytes of `value` with the objects that it refers to.
 
     Keys of dicts are left out, because most records share them.
     """
+    return _value_size(value, DEPTH_MAX, [VALUES_MAX])
+
+
+def _value_size(value: Any, depth: int, left: list[int]) -> int:
     kind = type(value)
-    if kind in _FLAT or depth == 0:
+    if kind in _FLAT:
         return getsizeof(value, 64)
-    if kind is dict:
-        return getsizeof(value) + _items_size(value.values(), len(value), depth - 1)
-    if kind is tuple or kind is list or kind is set or kind is frozenset:
-        return getsizeof(value) + _items_size(value, len(value), depth - 1)
-    nbytes = getattr(value, "nbytes", None)
-    if type(nbytes) is int:  # An array, or a table of Arrow.
-        return nbytes + 128
-    size = getsizeof(value, 64)
-    if isinstance(value, tuple):
-        return size + _items_size(value, len(value), depth - 1)
-    fields = getattr(value, "__dict__", None)
-    if fields:
-        size += _items_size(fields.values(), len(fields), depth - 1)
+    left[0] -= 1
+    try:
+        if hasattr(kind, "nbytes") and type(nbytes := value.nbytes) is int and nbytes >= 0:
+            return nbytes + 128  # An array, or a table of Arrow.
+        size = getsizeof(value, 64)
+        if depth > 0 and left[0] > 0:
+            size += _content_size(kind, value, depth - 1, left)
+        return size
+    except Exception:  # noqa: BLE001 - code of the class, which must not fail the job here.
+        return 64
+
+
+def _content_size(kind: type, value: Any, depth: int, left: list[int]) -> int:
+    if kind is tuple or kind is list:
+        return _items_size(value, len(value), depth, left)
+    size = 0
+    if issubclass(kind, dict):
+        size += _items_size(dict.values(value), len(value), depth, left)
+    elif issubclass(kind, _COLLECTIONS):
+        size += _items_size(value, len(value), depth, left)
+    # Not `hasattr(value, ...)`: a class may answer any name, or raise another error.
+    if kind.__dictoffset__ and (fields := value.__dict__):
+        size += _items_size(fields.values(), len(fields), depth, left)
     for base in kind.__mro__:
-        for name in base.__dict__.get("__slots__", ()):
-            size += value_size(getattr(value, name, None), depth - 1)
+        if "__slots__" in base.__dict__:
+            for member in base.__dict__.values():
+                if type(member) is MemberDescriptorType:
+                    size += _value_size(_slot(member, value), depth, left)
     return size
 
 
-def _items_size(items: Collection[Any], count: int, depth: int) -> int:
+def _slot(member: MemberDescriptorType, value: object) -> Any:
+    try:
+        return member.__get__(value)
+    except AttributeError:
+        return None
+
+
+def _items_size(items: Collection[Any], count: int, depth: int, left: list[int]) -> int:
     size = 0
     for item in items if count <= ITEMS_MAX else islice(items, ITEMS_MAX):
-        size += getsizeof(item) if type(item) in _FLAT else value_size(item, depth)
+        size += getsizeof(item) if type(item) in _FLAT else _value_size(item, depth, left)
     return size if count <= ITEMS_MAX else size * count // ITEMS_MAX
 
 

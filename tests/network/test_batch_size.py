@@ -1,0 +1,105 @@
+"""The estimated size of values that no page can hold."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from aioflow.network.batch_size import DEPTH_MAX, value_size
+
+BIG = bytes(1_000_000)
+
+
+class AnyName(dict[str, Any]):
+    """A dict whose entries are attributes too, and which knows no AttributeError."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Loud:
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __sizeof__(self) -> int:
+        raise RuntimeError("no size")
+
+
+class Odd:
+    """A class with an attribute `nbytes` of its own meaning."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+class Debt:
+    nbytes = -1_000_000
+
+
+class OneSlot:
+    __slots__ = "data"
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class Hidden:
+    __slots__ = ("__data", "__unset")
+
+    def __init__(self, data: bytes) -> None:
+        self.__data = data
+
+
+@dataclass(slots=True)
+class Slots:
+    number: int
+    data: bytes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (1, BIG),
+        {"a": BIG},
+        defaultdict(bytes, a=BIG),
+        OrderedDict(a=BIG),
+        deque([BIG]),
+        AnyName(a=BIG),
+        Slots(1, BIG),
+        OneSlot(BIG),
+        Hidden(BIG),
+        memoryview(BIG),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_counts_with_what_it_holds(value: object) -> None:
+    assert len(BIG) < value_size(value) < len(BIG) + 4096
+
+
+@pytest.mark.parametrize("value", [Loud(), Debt(), Odd(-5)], ids=["error", "debt", "odd"])
+def test_code_of_a_class_neither_fails_the_measurement_nor_makes_it_negative(value: object) -> None:
+    assert 0 < value_size(value) < 4096
+
+
+def test_a_graph_is_not_walked_along_all_of_its_paths() -> None:
+    visits = 0
+
+    class Node:
+        def __init__(self) -> None:
+            self.near: list[Node] = []
+
+        def __sizeof__(self) -> int:
+            nonlocal visits
+            visits += 1
+            return 64
+
+    nodes = [Node() for _ in range(30)]
+    for node in nodes:
+        node.near = nodes
+    assert value_size(nodes[0]) > 0
+    assert visits <= 30 * DEPTH_MAX * 2
