@@ -82,6 +82,9 @@ class NetworkBufferPool:
         """Whether all memory is in use, so that pools keep to their minimums."""
         self.required_bytes = 0
         """Minimums of the pools: the guaranteed total."""
+        self._is_changed = False
+        """Whether `is_full` has changed since the pools were told."""
+        self._is_telling = False
         self._pools: list[LocalBufferPool] = []
 
     def create_buffer_pool(
@@ -133,14 +136,26 @@ class NetworkBufferPool:
         self.used_bytes = used = self.used_bytes + size
         if (used >= self.total_bytes) is not self.is_full:
             self.is_full = not self.is_full
-            for pool in self._pools:
-                pool.update()
+            self._is_changed = True
+            # Pools that are told take or return bytes in turn, and a call within each of these
+            # calls would be a deep recursion.
+            if not self._is_telling:
+                self._tell_pools()
 
     def pool_destroyed(self, pool: LocalBufferPool) -> None:
         """Removes a destroyed pool and its minimum."""
         self._pools.remove(pool)
         self.required_bytes -= pool.min_bytes
         self._redistribute()
+
+    def _tell_pools(self) -> None:
+        """Updates all pools until `is_full` stays as it is."""
+        self._is_telling = True
+        while self._is_changed:
+            self._is_changed = False
+            for pool in self._pools:
+                pool.update()
+        self._is_telling = False
 
     def _redistribute(self) -> None:
         sizes = redistribute(

@@ -59,6 +59,7 @@ class LocalBufferPool:
 
     __slots__ = (
         "_add_used",
+        "_is_serving",
         "_listeners",
         "_parent",
         "availability",
@@ -91,6 +92,7 @@ class LocalBufferPool:
         self.batches = 0
         """Number of batches (or segments) that hold the bytes in use."""
         self._listeners: deque[SegmentListener] = deque()
+        self._is_serving = False
         self.set_size(min_bytes)
 
     def set_size(self, size: int) -> None:
@@ -185,12 +187,16 @@ class LocalBufferPool:
         """Applies changed limits: serves listeners, first come first served, and sets
         `availability`.
         """
+        if self._is_serving:
+            return  # A listener took or left a segment, and the loop below goes on.
+        self._is_serving = True
         # Every iteration uses up room or a listener.
         while self._listeners and self._has_room(SEGMENT_BYTES):
             listener = self._listeners.popleft()
             self.take(SEGMENT_BYTES)
             if not listener.on_segment():
                 self.recycle(SEGMENT_BYTES)
+        self._is_serving = False
         if self.is_destroyed or (self.batches < self.batches_max and self._has_room(1)):
             self.availability.set_available()
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -268,6 +270,25 @@ def test_listeners_are_served_when_the_pool_grows() -> None:
     assert pool.add_listener(listener)
     other.destroy()
     assert listener.taken == 2
+
+
+def test_any_number_of_listeners_may_decline_in_turn() -> None:
+    """Each of them returns its segment within the call that offered it."""
+    count = 2 * sys.getrecursionlimit()
+    parent = NetworkBufferPool(4 * SEGMENT_BYTES)
+    pool, other = parent.create_buffer_pool(0), parent.create_buffer_pool(0)
+    pool.take_segment()
+    pool.take_segment()
+    other.take(2 * SEGMENT_BYTES)
+    assert parent.is_full
+    for _ in range(count):
+        assert pool.add_listener(Listener(pool, 0))
+    last = Listener(pool)
+    pool.add_listener(last)
+    pool.recycle_segment()
+    assert (last.taken, parent.is_full) == (1, True)
+    pool.recycle_segment()
+    assert not pool.is_waited_for
 
 
 class Bytes(RuleBasedStateMachine):
