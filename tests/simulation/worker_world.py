@@ -9,6 +9,7 @@ frames than it has given credit for.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -19,8 +20,10 @@ from aioflow.cluster.worker import FINISHED, UNREACHABLE, taskmanager_of
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken
 from aioflow.network import data_plane, link
+from aioflow.network.channels import EXCLUSIVE_BUFFERS
 from aioflow.protocol import exchange as exchange_module
 from aioflow.protocol.consumer import ConsumerExchange
+from aioflow.protocol.credit import BufferKind
 from aioflow.testing.simulation import SimulatedHost, Simulation
 from tests.simulation.oracle import Violation
 
@@ -147,15 +150,24 @@ def check_credit() -> None:
     """Checks that data that a channel has received and its task has not taken fills buffers with
     granted credit, and that no buffer is lost.
     """
+    lent: Counter[Any] = Counter()
     for exchange in _exchanges:
         for inlet in exchange._inlets.values():
             credit = inlet.credit
-            held = sum(kind is not None for kind, _ in inlet.pending)
-            if not credit.is_released and held + credit.available != credit.exclusive:
+            held = Counter(kind for kind, _ in inlet.pending if kind is not None)
+            own = held[BufferKind.EXCLUSIVE]
+            if not credit.is_released and own + credit._exclusive_ready != credit.exclusive:
                 raise Violation(
-                    f"{inlet}: {held} frames wait and {credit.available} buffers are free, of "
-                    f"{credit.exclusive} in all"
+                    f"{inlet}: {own} frames wait in own buffers and {credit._exclusive_ready} of "
+                    f"these are free, of {credit.exclusive} in all"
                 )
+            lent[credit._pool] += (
+                credit.exclusive + credit.floating + held[BufferKind.FLOATING] + credit._set_aside
+            )
+    for pool, count in lent.items():
+        # An ended channel keeps its own segments until its task releases it.
+        if pool.batches < count or (pool.batches - count) % EXCLUSIVE_BUFFERS:
+            raise Violation(f"a gate has {pool.batches} segments, and its channels use {count}")
 
 
 def _workers(sim: Simulation) -> list[str]:
