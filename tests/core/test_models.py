@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Generic, TypeVar
 
 import attrs
-import pydantic
+import pydantic.dataclasses
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, PrivateAttr, RootModel
 
@@ -132,6 +132,11 @@ def test_fields_that_were_not_set_stay_so() -> None:
     (opened,) = there_and_back([Open.model_validate({"id": 1, "x": 2})])
     assert opened.model_dump(exclude_unset=True) == {"id": 1, "x": 2}
     assert opened.model_fields_set == {"id", "x"}
+    partly = Open.model_construct(_fields_set={"x"}, id=1, x=2)
+    copied = Address(street="a").model_copy(update={"unknown": 1})
+    for value, given in ((partly, {"x"}), (copied, {"street"})):
+        (made,) = there_and_back([value])
+        assert made.model_fields_set == given
 
 
 def test_a_model_is_made_without_running_its_own_code() -> None:
@@ -191,6 +196,52 @@ def test_a_model_travels_after_its_fields_have_changed(caplog: pytest.LogCapture
     assert first.more is not second.more
     assert first._c == 9
     assert "gone" in caplog.text
+
+
+def test_private_attributes_that_were_added_have_their_defaults() -> None:
+    class Old(BaseModel):
+        a: int
+
+    class Middle(BaseModel):
+        a: int
+        _seen: int = PrivateAttr(default=0)
+
+    class New(BaseModel):
+        a: int
+        _seen: int = PrivateAttr(default=0)
+        _log: list[int] = PrivateAttr(default_factory=list)
+        _late: int = PrivateAttr()
+
+    read = TypeRegistry()
+    read.register(New, "model")
+    for old, seen in ((Old(a=1), 0), (Middle(a=1), 3)):
+        if isinstance(old, Middle):
+            old._seen = seen
+        written = TypeRegistry()
+        written.register(type(old), "model")
+        content = Codec(written).encode_batch([old, old], owner="test")
+        first, second = Codec(read).decode_batch(content)
+        assert (first._seen, first._log) == (seen, [])
+        assert first._log is not second._log
+        assert not hasattr(first, "_late")
+
+
+def test_a_dataclass_of_pydantic_travels_after_its_fields_have_changed() -> None:
+    @pydantic.dataclasses.dataclass
+    class Old:
+        a: int
+
+    @pydantic.dataclasses.dataclass
+    class New:
+        a: int
+        b: int = Field(default=5)
+        more: list[int] = Field(default_factory=list)
+
+    written, read = TypeRegistry(), TypeRegistry()
+    written.register(Old, "record")
+    read.register(New, "record")
+    content = Codec(written).encode_batch([Old(1)], owner="test")
+    assert Codec(read).decode_batch(content) == [New(1, 5, [])]
 
 
 def test_an_attrs_class_travels_after_its_fields_have_changed() -> None:

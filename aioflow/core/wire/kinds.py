@@ -145,6 +145,8 @@ def defaults_of(cls: Any, kind: Kind) -> dict[str, Callable[[], Any]]:
         return _attrs_defaults(cls)
     if kind is Kind.PYDANTIC:
         return _model_defaults(cls)
+    if hasattr(cls, "__pydantic_fields__"):  # Its defaults may be a `Field(...)`.
+        return _pydantic_defaults(cls.__pydantic_fields__)
     for field in dataclasses.fields(cls):
         if field.default_factory is not dataclasses.MISSING:
             defaults[field.name] = field.default_factory
@@ -166,16 +168,32 @@ def _attrs_defaults(cls: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _model_defaults(cls: Any) -> dict[str, Callable[[], Any]]:
-    def private() -> dict[str, Any]:
-        made = {name: one.get_default() for name, one in cls.__private_attributes__.items()}
-        undefined = sys.modules["pydantic_core"].PydanticUndefined
-        return {name: value for name, value in made.items() if value is not undefined}
+    private = _private_defaults(cls)
+    defaults: dict[str, Callable[[], Any]] = {UNSET_FIELDS: str, EXTRA: dict}
+    defaults[PRIVATE] = lambda: {name: default() for name, default in private.items()}
+    return {**defaults, **_pydantic_defaults(cls.model_fields)}
 
-    defaults: dict[str, Callable[[], Any]] = {UNSET_FIELDS: str, EXTRA: dict, PRIVATE: private}
-    for name, field in cls.model_fields.items():
-        if field.is_required() or getattr(field, "default_factory_takes_validated_data", False):
+
+def _pydantic_defaults(fields: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Returns the defaults of the fields of a model, or of a dataclass of Pydantic."""
+    return {
+        name: partial(field.get_default, call_default_factory=True)
+        for name, field in fields.items()
+        if not field.is_required()
+        and not getattr(field, "default_factory_takes_validated_data", False)
+    }
+
+
+def _private_defaults(cls: Any) -> dict[str, Callable[[], Any]]:
+    undefined = sys.modules["pydantic_core"].PydanticUndefined
+    defaults: dict[str, Callable[[], Any]] = {}
+    for name, private in cls.__private_attributes__.items():
+        if getattr(private, "default_factory_takes_validated_data", False):
             continue
-        defaults[name] = partial(field.get_default, call_default_factory=True)
+        if private.default_factory is not None:
+            defaults[name] = private.default_factory
+        elif private.default is not undefined:
+            defaults[name] = private.get_default
     return defaults
 
 
@@ -197,13 +215,13 @@ def _themselves(instances: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
 
 def _model_rows(cls: Any, fields: tuple[str, ...]) -> Rows:
     names = tuple(cls.model_fields)
-    count = len(names)
-    beside = fields[count + 1 :]
+    beside = fields[len(names) + 1 :]
 
     def row(instance: Any) -> tuple[Any, ...]:
         content = instance.__dict__
         given = instance.__pydantic_fields_set__
-        unset = "" if len(given) == count else ",".join([n for n in names if n not in given])
+        # The names that were given may include some that are no fields.
+        unset = "" if given.issuperset(names) else ",".join([n for n in names if n not in given])
         values = [content[name] for name in names]
         return (*values, unset, *[getattr(instance, name) for name in beside])
 
@@ -251,6 +269,7 @@ def _model_creator(cls: Any, fields: tuple[str, ...], added: frozenset[str]) -> 
     count = len(names)
     beside = fields[count + 1 :]
     written = set(names) - added
+    private = _private_defaults(cls)
     # As Pydantic restores a pickled model; a class may have a `__setstate__` of its own.
     restore = sys.modules["pydantic.main"].BaseModel.__setstate__
 
@@ -262,6 +281,9 @@ def _model_creator(cls: Any, fields: tuple[str, ...], added: frozenset[str]) -> 
             given.update(state[EXTRA])
         state["__dict__"] = dict(zip(names, values[:count], strict=True))
         state["__pydantic_fields_set__"] = given
+        if private and state[PRIVATE] is not None:
+            for name in private.keys() - state[PRIVATE].keys():  # They were added since.
+                state[PRIVATE][name] = private[name]()
         instance = cls.__new__(cls)
         restore(instance, state)
         return instance
