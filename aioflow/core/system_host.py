@@ -100,7 +100,10 @@ class SystemHost:
             self._pool = ThreadPoolExecutor(
                 self._max_workers, thread_name_prefix="aioflow-blocking"
             )
-        return loop.run_in_executor(self._pool, in_context, fn, *args)
+        called = name or str(getattr(fn, "__qualname__", "a blocking call"))
+        return loop.run_in_executor(
+            self._pool, lambda: _without_stop(called, lambda: in_context(fn, *args))
+        )
 
     def _start_thread(
         self, loop: asyncio.AbstractEventLoop, call: Callable[[], T], name: str
@@ -119,11 +122,7 @@ class SystemHost:
             result: T | None = None
             error: BaseException | None = None
             try:
-                result = call()
-            except StopIteration as exc:
-                # A future refuses StopIteration; say what happened instead.
-                error = RuntimeError(f"{name} raised StopIteration")
-                error.__cause__ = exc
+                result = _without_stop(name, call)
             except BaseException as exc:  # noqa: BLE001  # Carried to the loop, where it is raised.
                 error = exc
             # The loop may be closed already, if its owner gave up waiting for this thread.
@@ -377,6 +376,14 @@ class SystemProcesses:
             return None
         with open(int(number), "rb") as pipe:
             return pipe.read()
+
+
+def _without_stop(name: str, call: Callable[[], T]) -> T:
+    """Returns `call()`. Raises RuntimeError for a StopIteration, which a future refuses."""
+    try:
+        return call()
+    except StopIteration as error:
+        raise RuntimeError(f"{name} raised StopIteration") from error
 
 
 def _machine() -> str:

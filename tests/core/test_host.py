@@ -120,6 +120,19 @@ async def test_blocking_runs_off_the_loop_and_passes_arguments_results_and_error
             await host.blocking(divide, 7, 0, dedicated=dedicated)
 
 
+@pytest.mark.parametrize("dedicated", [False, True])
+async def test_a_blocking_call_that_raises_stop_iteration_does_not_hang(
+    host: SystemHost, dedicated: bool
+) -> None:
+    def exhausted() -> int:
+        return next(iter(()))
+
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="exhausted raised StopIteration") as caught:
+            await host.blocking(exhausted, dedicated=dedicated)
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 async def test_dedicated_calls_never_starve_the_pool(host: SystemHost) -> None:
     stop = threading.Event()
     long = [
