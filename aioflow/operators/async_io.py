@@ -406,10 +406,12 @@ class AsyncWaitOperator(Operator):
             except BaseException as raised:
                 task = asyncio.current_task()
                 assert task is not None
-                # The function may have turned its cancellation into another error. timeout=
-                # cancels, too.
-                if is_asked_to_end(task) or (
-                    isinstance(raised, asyncio.CancelledError) and task.cancelling()
+                # The function may have turned its cancellation into another error, also that of
+                # timeout=.
+                if (
+                    is_asked_to_end(task)
+                    or (self._deadlines is not None and self._deadlines.is_over(task))
+                    or (isinstance(raised, asyncio.CancelledError) and task.cancelling())
                 ):
                     raise
                 error = user_error(raised)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from aioflow.core.aio import is_asked_to_end
@@ -147,7 +147,7 @@ class CallPool(Generic[C]):
                 if len(ended) == 1:
                     self._on_ended()
                 if (
-                    copy_context() != context or cancelling() or task._must_cancel  # type: ignore[attr-defined]
+                    _differs(copy_context(), context) or cancelling() or task._must_cancel  # type: ignore[attr-defined]
                 ):
                     self._retire()
                     return
@@ -192,6 +192,16 @@ class CallPool(Generic[C]):
             self.start()
 
 
+def _differs(context: Context, other: Context) -> bool:
+    """Returns whether a variable has another value. A value that cannot be compared, such as an
+    array, counts as another one.
+    """
+    try:
+        return context != other
+    except Exception:  # noqa: BLE001  # Raised by `__eq__` of a value of the user.
+        return True
+
+
 async def _undisturbed(awaitable: Awaitable[Any]) -> bool:
     """Awaits between two calls. Returns False if a former call has cancelled the task.
 
@@ -228,6 +238,8 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._open: dict[_Deadline, None] = {}
         """Deadlines of the calls that run, in their order."""
+        self._over: set[asyncio.Task[Any]] = set()
+        """Tasks of the calls that have been cancelled and have not ended yet."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def limit(self, call: Awaitable[Any]) -> tuple[bool, Any]:
@@ -258,6 +270,10 @@ class Deadlines:
             task.uncancel()
         return False, None
 
+    def is_over(self, task: asyncio.Task[Any]) -> bool:
+        """Returns whether the time of the call in `task` is over."""
+        return task in self._over
+
     def close(self) -> None:
         """Cancels the timer. No call runs any more."""
         if self._timer is not None:
@@ -272,6 +288,7 @@ class Deadlines:
 
     def _end(self, deadline: _Deadline) -> None:
         self._open.pop(deadline, None)
+        self._over.discard(deadline.task)
 
     def _expire(self) -> None:
         """Cancels the calls whose time is over, and waits for the next one."""
@@ -288,4 +305,5 @@ class Deadlines:
         for deadline in due:
             del self._open[deadline]
             deadline.expired = True
+            self._over.add(deadline.task)
             deadline.task.cancel()

@@ -319,6 +319,29 @@ async def test_a_context_variable_that_a_call_sets_is_not_seen_by_the_next() -> 
     assert (context.emitted_values, set(seen)) == (list(range(6)), {"none"})
 
 
+async def test_a_context_variable_whose_values_cannot_be_compared_fails_no_call() -> None:
+    class Array:
+        def __eq__(self, other: object) -> bool:
+            raise ValueError("the truth value of an array is ambiguous")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    variable: ContextVar[Array] = ContextVar("variable")
+    given, seen = Array(), list[bool]()
+    variable.set(given)
+
+    async def marks(value: int) -> int:
+        seen.append(variable.get() is given)
+        variable.set(Array())
+        return value
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", marks, concurrency=1), context)
+    operator.process_batch(batch(range(3)))
+    await wait_until(context, lambda: not operator.busy)
+    assert (context.emitted_values, seen) == ([0, 1, 2], [True] * 3)
+
+
 @pytest.mark.parametrize("awaits", [True, False])
 async def test_a_call_that_cancels_its_task_spoils_no_other_call(awaits: bool) -> None:
     async def cancels(value: int) -> int:
@@ -570,6 +593,26 @@ async def test_a_try_that_the_timeout_cancels_is_the_last() -> None:
     await wait_until(context, lambda: context.side)
     assert context.side[0][1].error_type == "TimeoutError"
     assert calls.started == [1]
+
+
+async def test_a_try_that_hides_the_cancellation_of_the_timeout_is_the_last() -> None:
+    started, context = list[int](), Context()
+
+    async def hides(value: int) -> None:
+        started.append(value)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionError("aborted") from None
+
+    retry = Retry(5, backoff="0ms")
+    operator = await opened(
+        AsyncWaitOperator("map", hides, retry=retry, timeout_s=0.001, on_error=BAD), context
+    )
+    operator.process_batch(batch([1]))
+    await wait_until(context, lambda: context.side or len(started) > 1)
+    assert started == [1]
+    assert context.side[0][1].error_type == "ConnectionError"
 
 
 def test_pauses_between_tries_grow_up_to_their_limit() -> None:
