@@ -104,6 +104,8 @@ class RocksTable:
             start = b""
             while not space.dropped:
                 rows = list(islice(cache.stored_from(space, start), size))
+                if not rows:
+                    break
                 stored = [cache.codec.entry(space, row, content) for row, content in rows]
                 yield [(namespace, key, value) for key, value in stored if not space.is_known(key)]
                 if len(rows) < size:

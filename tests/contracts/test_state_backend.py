@@ -752,7 +752,7 @@ def test_writes_of_other_keys_remove_what_has_expired(bench: Bench) -> None:
     table = backend._tables["v"]  # type: ignore[attr-defined]
     other = backend.get_state(ValueStateDescriptor("v", ttl="10s"))
     sizes = []
-    for n in range(30):
+    for n in range(60):
         backend.set_current_key(n)
         other.update(n)
         sizes.append(len(table.peek((0, 10))))

@@ -284,7 +284,7 @@ def read_data(content: bytes) -> None:
         subpartition = PipelinedSubpartition(channel, pool)
         exchange.consumer.open_channel(channel, "map-0", channel, 2)
         request = PartitionRequest(partition_id="map-0", subpartition_index=channel, credit=2)
-        exchange.producer.on_partition_request(channel, request, subpartition, encode, pool)
+        exchange.producer.on_partition_request(channel, request, subpartition, encode)
         subpartition.add(RecordBatch([1, 2, 3]))
     for frame in FrameDecoder(DATA_PLANE).receive(content):
         if frame.type is FrameType.HELLO:  # Read by the listener, as the name of a link.
