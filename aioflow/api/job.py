@@ -419,7 +419,8 @@ class Job:
         `rescale(parallelism=4)` replaces the parallelism of the flow: operators with one of their
         own keep it. `rescale("uid", 4)` is for the task with that operator, which is named by its
         uid or by the stream that it makes. `rescale(workers=4)` is for a job with `workers=N`: the
-        parallelism of the flow changes in the same ratio, unless it is given too.
+        parallelism of the flow changes in the same ratio, up to `max_parallelism`, unless it is
+        given too.
 
         The job keeps its id, its handle and its subscriptions. It stops at a checkpoint and goes on
         from there, so no element is lost or processed twice. Sources are paused from the barrier of
@@ -435,17 +436,24 @@ class Job:
         of_operators: dict[str, int] = {}
         if operator is not None:
             if parallelism is None:
+                if isinstance(operator, int):
+                    raise TypeError(
+                        f"rescale({operator!r}) names no operator: for the parallelism of the flow "
+                        f"write rescale(parallelism={operator!r})"
+                    )
                 raise TypeError(f"rescale({operator!r}) needs the parallelism of that operator too")
             of_operators[self._uid_of(operator)], parallelism = parallelism, None
         await self._cluster.rescale(parallelism, of_operators, workers)
 
     async def _autoscale(self, options: Autoscaler) -> None:
         """Rescales the job as its load requires, until cancelled."""
-        window, workers = LoadWindow(options), options.min
+        window, before = LoadWindow(options), options.min
         while True:
             await asyncio.sleep(options.sample_s)
-            if self.status is not JobStatus.RUNNING:
+            workers = self._cluster.worker_count
+            if self.status is not JobStatus.RUNNING or workers != before:
                 window.forget()
+                before = workers
                 continue
             load = load_of(self.graph, self._cluster.metrics(), workers)
             wanted = window.observe(workers, load)
@@ -454,7 +462,7 @@ class Job:
             logger.info("job %s goes on with %d workers instead of %d", self.name, wanted, workers)
             try:
                 await self._cluster.rescale(None, {}, wanted)
-                workers = wanted
+                before = wanted
             except AioflowError as error:
                 logger.warning("job %s still has %d workers: %s", self.name, workers, error)
 

@@ -165,7 +165,7 @@ def add_commands(commands: Any) -> None:
     )
     stop.set_defaults(carry_out=partial(_in_directory, _stop_cluster))
     for command in (jobmanager, start):
-        short = "a job that gets no slots for so long fails (30s)"
+        short = "how long a job waits for all its slots before it runs with fewer (30s)"
         command.add_argument(
             "--request-timeout", type=duration, default="30s", metavar="TIME", help=short
         )

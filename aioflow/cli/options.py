@@ -243,7 +243,7 @@ def add_monitor_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enable-control",
         action="store_true",
-        help="let who knows the token stop, cancel and save jobs",
+        help="let who knows the token stop, cancel, save and rescale jobs",
     )
     parser.add_argument(
         "--show-data", action="store_true", help="show state and records to all readers"

@@ -27,6 +27,9 @@ SAMPLES = 10
 BEHIND_MS = 200.0
 """Time of a second that a source waits for room, above which the job falls behind."""
 
+PATIENCE_MAX = 64
+"""Largest number of windows that fewer workers have to be enough before any end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Autoscaler:
@@ -35,7 +38,9 @@ class Autoscaler:
     `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. When the
     workers were busier than `target` (a share of their time) over the `window`, or sources had to
     wait for room for most of it, the job is rescaled to more. It is rescaled to fewer if these
-    would stay below `target`. After a change the next one is at least a window later.
+    would stay below `target`. After a change the next one is at least a window later. If the job
+    needs more workers again soon after it was rescaled to fewer, it waits longer the next time: 2,
+    4, and up to 64 windows.
     """
 
     min: int
@@ -79,10 +84,18 @@ class LoadWindow:
     def __init__(self, options: Autoscaler) -> None:
         self._options = options
         self._samples: deque[Load] = deque(maxlen=SAMPLES)
+        self._patience = 1
+        """Number of windows that fewer workers have to be enough before any end."""
+        self._windows_with_less = 0
+        """Number of windows so far in which fewer workers would have been enough."""
+        self._since_fewer: int | None = None
+        """Number of samples since the last change, if that was to fewer workers."""
 
     def observe(self, workers: int, load: Load) -> int | None:
         """Adds a sample. Returns the number of workers to go on with; None: stay."""
         self._samples.append(load)
+        if self._since_fewer is not None:
+            self._since_fewer += 1
         if len(self._samples) < SAMPLES:
             return None
         options = self._options
@@ -95,13 +108,29 @@ class LoadWindow:
             wanted = max(wanted, workers)
         wanted = min(max(wanted, options.min), options.max)
         if wanted == workers:
+            self._windows_with_less = 0
             return None
         self._samples.clear()
+        if wanted > workers:
+            self._grows()
+            return wanted
+        self._windows_with_less += 1
+        if self._windows_with_less < self._patience:
+            return None
+        self._windows_with_less, self._since_fewer = 0, 0
         return wanted
+
+    def _grows(self) -> None:
+        """Sets how long to wait before the next change to fewer workers."""
+        if self._since_fewer is not None:
+            soon = self._since_fewer <= 2 * self._patience * SAMPLES
+            self._patience = min(2 * self._patience, PATIENCE_MAX) if soon else 1
+        self._windows_with_less, self._since_fewer = 0, None
 
     def forget(self) -> None:
         """Begins another window: the job was restarted, or changed otherwise."""
         self._samples.clear()
+        self._windows_with_less = 0
 
 
 def load_of(graph: JobGraph, metrics: Mapping[str, float], workers: int) -> Load:

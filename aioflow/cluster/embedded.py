@@ -126,8 +126,9 @@ class EmbeddedCluster(RunningJob):
         self._server = RpcServer(host, secret, Codec(), roles, self._handlers, self._on_closed)
         self._closing = False
         self._workers, self._slots = count, slots
-        self._workers_at_first = count
-        self._parallelism_at_first = parallelism_of_flow(graph)
+        self._ratio_of_workers = count
+        self._ratio_of_parallelism = parallelism_of_flow(graph)
+        """Parallelism of the flow for `_ratio_of_workers` processes, as the user last gave both."""
 
     # Life cycle.
 
@@ -216,12 +217,16 @@ class EmbeddedCluster(RunningJob):
         graph = self.job_master.executions.graph
         if workers is not None:
             check_workers(graph.name, workers)
-            if parallelism is None and not of_operators:
-                parallelism = -(-self._parallelism_at_first * workers // self._workers_at_first)
-        graph = rescaled(graph, parallelism, of_operators)
+        in_ratio = parallelism
+        if workers is not None and parallelism is None and not of_operators:
+            in_ratio = -(-self._ratio_of_parallelism * workers // self._ratio_of_workers)
+            in_ratio = min(in_ratio, max(vertex.max_parallelism for vertex in graph.vertices))
+        graph = rescaled(graph, in_ratio, of_operators)
         count = self._workers if workers is None else workers
         fits = count == self._workers and self._slots * count >= slots_needed(graph)
         await self._job.rescale_to(graph, None if fits else self._moved(graph, count))
+        if parallelism is not None:
+            self._ratio_of_parallelism, self._ratio_of_workers = parallelism, count
 
     @asynccontextmanager
     async def _moved(self, graph: JobGraph, count: int) -> AsyncIterator[None]:
@@ -264,6 +269,10 @@ class EmbeddedCluster(RunningJob):
 
     def own_metrics(self) -> dict[str, float]:
         return self._metrics.own_values()
+
+    @property
+    def worker_count(self) -> int:
+        return self._workers
 
     def workers(self) -> list[ToldWorker]:
         is_over = self.job_master.status.is_terminal

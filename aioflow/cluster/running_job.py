@@ -120,6 +120,11 @@ class RunningJob(Protocol):
         """The metrics of this process itself, without those of its tasks."""
         return {}
 
+    @property
+    def worker_count(self) -> int:
+        """Number of worker processes that the job should have; 0: it starts none."""
+        return 0
+
     def workers(self) -> Sequence[ToldWorker]:
         """The other processes, oldest first."""
         return ()

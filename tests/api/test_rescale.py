@@ -207,6 +207,8 @@ async def test_a_rescaling_that_cannot_be_done_says_why(store: str) -> None:
             await job.rescale(workers=2)
         with pytest.raises(TypeError, match="needs parallelism="):
             await job.rescale()
+        with pytest.raises(TypeError, match=r"write rescale\(parallelism=4\)"):
+            await job.rescale(4)  # type: ignore[arg-type]
         first = asyncio.create_task(job.rescale(counts, 2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)

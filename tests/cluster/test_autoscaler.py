@@ -47,6 +47,28 @@ def test_after_a_change_another_window_has_to_pass() -> None:
     assert [n for n, answer in enumerate(answers) if answer] == [SAMPLES - 1, 2 * SAMPLES - 1]
 
 
+def test_a_job_that_needs_its_workers_again_keeps_them_for_longer_each_time() -> None:
+    """One worker waits for slow calls, so it is not busy, and yet it is too few."""
+    window, workers, changes = LoadWindow(OPTIONS), 1, list[int]()
+    for n in range(40 * SAMPLES):
+        wanted = window.observe(workers, Load(0.1, is_behind=workers == 1))
+        if wanted is not None:
+            workers = wanted
+            changes.append((n + 1) // SAMPLES)
+    assert changes == [1, 2, 3, 5, 6, 10, 11, 19, 20, 36, 37]
+
+
+def test_a_job_is_patient_no_more_if_fewer_workers_were_enough_for_long() -> None:
+    window, workers, changes = LoadWindow(OPTIONS), 2, list[int]()
+    for n in range(40 * SAMPLES):
+        lots_to_do = n // SAMPLES in (1, 20)
+        wanted = window.observe(workers, Load(0.1, is_behind=lots_to_do and workers == 1))
+        if wanted is not None:
+            workers = wanted
+            changes.append((n + 1) // SAMPLES)
+    assert changes == [1, 2, 4, 20, 21]
+
+
 def test_the_load_is_that_of_all_tasks_or_of_the_busiest() -> None:
     flow = af.Flow("load", parallelism=2)
     numbers = flow.source(range(10)).rebalance()

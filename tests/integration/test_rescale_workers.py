@@ -137,6 +137,24 @@ def test_the_handle_of_a_job_on_a_cluster_rescales_it(cluster: Cluster, tmp_path
     asyncio.run(main())
 
 
+async def test_workers_take_the_parallelism_with_them_as_far_as_it_goes(tmp_path: Path) -> None:
+    flow, rows = af.Flow("ratio", parallelism=2, max_parallelism=8), list[Any]()
+    events = flow.source(af.io.push(), uid="events").rebalance().map(str, uid="named")
+    events.sink(rows.append)
+    async with flow.run(workers=1, checkpoints=tmp_path, every="1s") as job:
+
+        def width() -> int:
+            return next(v.parallelism for v in job.graph.vertices if "named" in v.uids)
+
+        await job.rescale(parallelism=3)
+        await job.rescale(workers=2)
+        assert width() == 6, "in proportion to what the user asked for last"
+        await job.rescale(workers=3)
+        assert width() == 8, "max_parallelism, not 9"
+        await job.rescale(workers=1)
+        assert width() == 3, "nothing is lost by rounding"
+
+
 def burn(n: int) -> int:
     """Keeps its process busy for some milliseconds."""
     return sum(range(40_000)) % 7 + n
