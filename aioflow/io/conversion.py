@@ -23,6 +23,8 @@ import dataclasses
 import re
 import types
 from collections.abc import Iterable
+from functools import partial
+from itertools import starmap
 
 from aioflow.core.errors import describe_record, did_you_mean
 from aioflow.core.wire.columns import is_made_by_position
@@ -72,11 +74,22 @@ def _is_attrs(type_: Any) -> bool:
 
 
 def _model_fields(model: Any) -> dict[str, Any]:
-    """Returns the fields of a Pydantic model by the names that they have in its input."""
+    """Returns the fields of a Pydantic model by the names that they have in its input; of several
+    names, by the first.
+    """
     return {
-        field.validation_alias if isinstance(field.validation_alias, str) else name: field
-        for name, field in model.model_fields.items()
+        _input_names(model, name, field)[0]: field for name, field in model.model_fields.items()
     }
+
+
+def _input_names(model: Any, name: str, field: Any) -> list[str]:
+    """Returns all names that field `name` may have in the input of a Pydantic model."""
+    alias, config = field.validation_alias, model.model_config
+    names = [one for one in getattr(alias, "choices", [alias]) if isinstance(one, str)]
+    if not config.get("validate_by_alias", True):
+        names = []
+    by_name = config.get("populate_by_name") or config.get("validate_by_name")
+    return [*names, name] if by_name or not names else names
 
 
 def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -285,6 +298,13 @@ def row_converter(
     """
     names = field_names(type_)
     hints = hints_of(type_)
+    if is_model(type_):
+        known = {
+            other: accepted[0]
+            for accepted in starmap(partial(_input_names, type_), type_.model_fields.items())
+            for other in accepted
+        }
+        columns = [known.get(column, column) for column in columns]
     missing = [name for name in names if name not in columns and name not in _with_default(type_)]
     if missing:
         raise TypeError(

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import msgspec
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 import aioflow as af
 from aioflow.io.conversion import body_decoder, body_encoder, value_maker
@@ -68,6 +68,20 @@ async def test_rows_of_csv_become_models(tmp_path: Path) -> None:
         await rows_of(af.io.csv(path, User))
     path.write_text("a,b\n1,3.5\n2,\n")
     assert await rows_of(af.io.csv(path, Point)) == [Point(1, 3.5), Point(2)]
+
+
+@pytest.mark.parametrize("header", ["id,who", "userId,Name", "userId,user"])
+async def test_columns_of_csv_may_have_any_name_that_the_model_accepts(
+    header: str, tmp_path: Path
+) -> None:
+    class Named(BaseModel):
+        model_config = ConfigDict(populate_by_name=True)
+        id: int = Field(alias="userId")
+        who: str = Field(default="x", validation_alias=AliasChoices("Name", "user"))
+
+    path = tmp_path / "named.csv"
+    path.write_text(f"{header}\n1,a\n")
+    assert await rows_of(af.io.csv(path, Named)) == [Named(userId=1, who="a")]
 
 
 @pytest.mark.parametrize(
