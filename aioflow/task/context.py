@@ -312,6 +312,10 @@ class TaskOperatorContext:
         try:
             result = action(*args)
             check_own_task()
+        except StopIteration as stop:  # A coroutine of the engine would hide it, and its place.
+            error = user_error(stop)
+            note_once(error, f"in {self.place}")
+            raise error from stop
         except BaseException as error:
             note_once(error, f"in {self.place}")
             raise

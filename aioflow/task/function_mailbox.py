@@ -141,6 +141,12 @@ class FunctionMailbox:
             raise TypeError(
                 f"{self._ctx.place}: ctx.mailbox takes a function, got {type(fn).__name__}: {fn!r}"
             )
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise TypeError(
+                f"{self._ctx.place}: ctx.mailbox got the generator function {_name(fn)!r}, but a "
+                "callback emits nothing: leave out its `yield`, and put what it found into state "
+                "or an attribute"
+            )
         runtime = self._ctx.runtime
         if key is NO_KEY:
             return (

@@ -99,6 +99,28 @@ async def test_error_of_a_callback_fails_the_job_and_names_the_operator(
     assert any("operator 'rates', subtask 1/1" in note for note in raised.value.__notes__)
 
 
+async def test_callback_that_raises_stop_iteration_names_the_operator(opened: list[Rates]) -> None:
+    flow, _, rated = rates()
+    rated.sink(af.io.blackhole())
+    with pytest.raises(RuntimeError, match="user code raised StopIteration") as raised:
+        async with flow.run() as job:
+            (await running(opened)).mailbox.execute(next, iter(()))
+            await job.wait()
+    assert any("operator 'rates', subtask 1/1" in note for note in raised.value.__notes__)
+
+
+async def test_generator_function_is_refused_as_callback(opened: list[Rates]) -> None:
+    def emits() -> Any:
+        yield 1
+
+    flow, _, rated = rates()
+    rated.sink(af.io.blackhole())
+    async with flow.run() as job:
+        with pytest.raises(TypeError, match="a callback emits nothing"):
+            (await running(opened)).mailbox.execute(emits)
+        await job.cancel()
+
+
 async def test_submitted_callback_gives_its_result_or_error_and_the_job_goes_on(
     opened: list[Rates],
 ) -> None:
