@@ -99,9 +99,9 @@ class NetworkBufferPool:
             raise InsufficientBuffers(
                 f"Insufficient network memory: required {min_bytes} bytes, but only {free} of "
                 f"{self.total_bytes} are left, because {len(self._pools)} other inputs and "
-                f"outputs require {self.required_bytes}; give the process at least "
-                f'network_memory="{-(-(self.required_bytes + min_bytes) // 1024)}KiB", and as much '
-                "again to share"
+                f"outputs require {self.required_bytes}; give the process more than "
+                f'network_memory="{-(-(self.required_bytes + min_bytes) // 1024)}KiB", because '
+                "tasks that start later require memory too"
             )
         self.required_bytes += min_bytes
         pool = LocalBufferPool(self, min_bytes, max_bytes, batches_max)
