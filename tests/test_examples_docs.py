@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import pytest
 from aiohttp import web
 
 import aioflow
+from aioflow.api.options import RunOptions
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -91,6 +93,13 @@ def test_the_page_on_expressions_names_every_operation() -> None:
     ]
     for name in names:
         assert name.startswith("_") or f"`.{name}" in page, name
+
+
+def test_the_tables_of_the_guide_have_every_option_of_a_run() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    rows = "\n".join(line for line in guide.splitlines() if line.startswith("| `"))
+    for option in fields(RunOptions):
+        assert re.search(rf"[` ]{option.name}=", rows), option.name
 
 
 def test_the_guide_names_every_example() -> None:
