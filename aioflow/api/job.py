@@ -416,11 +416,11 @@ class Job:
     ) -> None:
         """Lets the job go on at another parallelism, and returns once all new tasks run.
 
-        `rescale(parallelism=4)` replaces the parallelism of the flow: operators with one of their
-        own keep it. `rescale("uid", 4)` is for the task with that operator, which is named by its
-        uid or by the stream that it makes. `rescale(workers=4)` is for a job with `workers=N`: the
-        parallelism of the flow changes in the same ratio, up to `max_parallelism`, unless it is
-        given too.
+        `rescale(parallelism=4)` replaces the parallelism of the flow. Operators with a parallelism
+        of their own keep it. `rescale("uid", 4)` is for the task with that operator, which is named
+        by its uid or by the stream that it makes. `rescale(workers=4)` is for a job with
+        `workers=N`. The parallelism of the flow then changes in the same ratio, up to
+        `max_parallelism`, unless it is given too.
 
         The job keeps its id, its handle and its subscriptions. It stops at a checkpoint and goes on
         from there, so no element is lost or processed twice. Sources are paused from the barrier of
@@ -467,7 +467,7 @@ class Job:
                 logger.warning("job %s still has %d workers: %s", self.name, workers, error)
 
     def _uid_of(self, operator: DataStream[Any] | str) -> str:
-        """Returns the uid of an operator; a text is taken for one and checked later."""
+        """Returns the uid of an operator. A text counts as a uid, which is checked later."""
         if isinstance(operator, str):
             return operator
         node_id = self._one_node(operator, "is no single operator: name one of them")

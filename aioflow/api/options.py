@@ -87,8 +87,8 @@ class RunOptions(CheckpointOptions):
     operator. None: no markers."""
     network_memory: int | str = "64MiB"
     """Memory of each process for data between its tasks: a number of bytes, or a text like
-    `"256MiB"`. A producer waits when its share is full. The processes of a cluster have one of
-    their own for all jobs."""
+    `"256MiB"`. A producer waits when its share is full. Each process of a cluster has a limit of
+    its own for all jobs."""
     strict: bool = False
     """Whether to refuse values that cannot be sent to another process, instead of warning once
     for each edge.

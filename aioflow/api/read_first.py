@@ -1,7 +1,7 @@
 """Checks `connect(other, read_first=...)`: sources of one side wait until the other side is read.
 
-This cannot work if a source would wait for itself, directly or through other such operators, or if
-it is not known when the first side is read.
+This cannot work if a source would wait for itself, directly or through other such operators. It
+cannot work either if the end of the first side would never be known.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_read_first(
     waits = _waits(graph)
     needed = dict.fromkeys(before)
     left_over = list(before)
-    while left_over:  # What the first side waits for, through other operators, is needed too.
+    while left_over:  # The first side may wait for others.
         for one in waits.get(left_over.pop(), ()):
             if one not in needed:
                 needed[one] = None
@@ -54,7 +54,7 @@ def check_read_first(
 def _check_ends(
     graph: StreamGraph, node: StreamNode, read_first: str, *, becomes_idle: bool = True
 ) -> None:
-    """Raises GraphError if it would never be known that the stream of `node` is read.
+    """Raises GraphError if the stream of `node` would never be known to be read.
 
     `becomes_idle` is false below an operator that reports no idleness.
     """

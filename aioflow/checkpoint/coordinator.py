@@ -194,7 +194,7 @@ class CheckpointCoordinator:
     def rescaled(self, vertices: Sequence[CheckpointedVertex], now: Moment) -> list[Instruction]:
         """Replaces the vertices by the same ones at another parallelism; `restart` follows.
 
-        Unfinished checkpoints are aborted: they are those of the former tasks.
+        Unfinished checkpoints are aborted: they belong to the former tasks.
         """
         instructions = self._abort_all(
             CheckpointFailureReason.TASK_FAILURE, "the job is rescaled", now
@@ -433,7 +433,7 @@ class CheckpointCoordinator:
     def request_hold(self, number: int, now: Moment) -> list[Instruction]:
         """Requests a checkpoint that holds all tasks until they are cancelled, or it is aborted.
 
-        What the job has done then is exactly what the checkpoint contains.
+        The job has then done exactly what the checkpoint contains.
         """
         request = Request(kind=CheckpointKind.CHECKPOINT, number=number, holds=True)
         return self._request(request, now)

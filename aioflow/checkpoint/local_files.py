@@ -2,9 +2,9 @@
 store.
 
 Each process has a directory of its own for a job. Its name tells the process and the job. So a
-process that replaces a killed one finds the copies of that one. Copies need no fsync: `LocalState`
-compares each with the digest in the checkpoint, and reads the store if a copy is damaged. A copy
-that cannot be written is left out.
+process that replaces a killed one finds its copies. Copies need no fsync: `LocalState` compares
+each with the digest in the checkpoint, and reads the store if a copy is damaged. A copy that cannot
+be written is left out.
 
 The directory is removed when the job ends here. Directories of killed processes are removed once a
 checkpoint has completed: later restores do not need them.
@@ -42,7 +42,7 @@ class LocalFiles:
     """Copies in a directory below `base`, which is created at the first copy. A `CopyPlace`."""
 
     def __init__(self, host: Host, base: str, job: str) -> None:
-        """`base` is "" for the machine's directory of temporary files.
+        """Takes "" as `base` for the machine's directory of temporary files.
 
         `job` identifies the job among all that use `base`, also after a restart.
         """
@@ -53,7 +53,7 @@ class LocalFiles:
         self._own = posixpath.join(base, name)
         self._is_made = False
         self._is_broken = False
-        """Whether writing failed: reported once."""
+        """Whether a failure to write was reported, which happens once."""
         self._others: list[str] | None = None
         """Directories of other processes for this job; None: not looked up since a checkpoint."""
         self._is_sweep_due = False
@@ -80,7 +80,7 @@ class LocalFiles:
         return True
 
     async def rename(self, path: str, name: str) -> str | None:
-        """Gives the file its name. Returns the new path, None if that failed."""
+        """Gives the file its name. Returns the new path, or None if that failed."""
         target = f"{self._own}/{_plain(name)}"
         try:
             await self._host.fs.rename(path, target)

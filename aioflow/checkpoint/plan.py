@@ -118,7 +118,8 @@ class SubtaskTable:
     def rescaled(self, vertices: Sequence[CheckpointedVertex]) -> list[int]:
         """Replaces the vertices by the same ones at another parallelism.
 
-        Returns the ids of those that have changed. Their subtasks run once they say so.
+        Returns the ids of those that have changed. Their subtasks count as running once they report
+        that.
         """
         former = {vertex.vertex_id: vertex.parallelism for vertex in self.vertices}
         changed = [v.vertex_id for v in vertices if v.parallelism != former[v.vertex_id]]

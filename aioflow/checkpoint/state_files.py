@@ -5,8 +5,8 @@ its handle: a file for each of a thousand small subtasks would cost a store more
 do. In a store that other processes cannot read, all state is stored so.
 
 `LocalState` keeps copies of the state files that this process wrote, in memory or on its disk
-(`local_files`), so that a task which is restored here need not read them from the store. A process
-that survives the failure of others still has the state that its tasks wrote for the checkpoint to
+(`local_files`). A task that is restored here then need not read them from the store. A process that
+survives the failure of others still has the state that its tasks wrote for the checkpoint to
 restore. A copy belongs to the checkpoints that refer to it: it is kept as long as one of them may
 be restored. A copy is used only if its size and digest match the handle in the checkpoint;
 otherwise the store is read. Names of state files are never used twice, so any subtask, attempt or
@@ -319,7 +319,7 @@ class LocalState:
     """The copies of state files of one job in one process, up to `bytes_max` bytes."""
 
     def __init__(self, bytes_max: int = LOCAL_BYTES_MAX, place: CopyPlace | None = None) -> None:
-        """`place`: where the copies are; None: in memory."""
+        """Keeps the copies in `place`, or in memory if it is None."""
         self._max = bytes_max
         self._place: CopyPlace = _Memory() if place is None else place
         self._size = 0

@@ -122,10 +122,12 @@ def add_commands(commands: Any) -> None:
         help="where it goes (the store of the job's checkpoints)",
     )
     rescale.add_argument(
-        "parallelism", type=int, metavar="N", help="number of subtasks that its tasks have then"
+        "parallelism", type=int, metavar="N", help="new number of subtasks of each task"
     )
     rescale.add_argument(
-        "--operator", metavar="UID", help="only the task with this operator (all without their own)"
+        "--operator",
+        metavar="UID",
+        help="only the task with this operator (all without a parallelism of their own)",
     )
     for command in (submit, listing, cancel, stop_job, savepoint, rescale):
         add_tls_options(command)

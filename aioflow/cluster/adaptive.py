@@ -1,6 +1,6 @@
 """A job with too few slots runs at the parallelism that they allow, and at more when more come.
 
-    waits for slots --request timeout over, some are there--> runs at less, and still wants them all
+    waits for slots --request timeout over, some are there--> runs at less, still wants all
     runs at less --more have come, and none for `SETTLE_S`--> is rescaled to what they allow
 
 The first step restarts nothing that runs: its tasks still wait. The second one needs checkpoints; a
@@ -29,7 +29,7 @@ __all__ = ["SETTLE_S", "AdaptiveParallelism", "fitting"]
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 10.0
-"""How long no further slot must have come before a job is rescaled to those that are there.
+"""Time without a further slot after which a job is rescaled to the slots that are there.
 
 Workers that start together then cost one rescaling.
 """
@@ -38,7 +38,8 @@ _STARTED = (ExecutionState.INITIALIZING, ExecutionState.RUNNING, ExecutionState.
 
 
 def fitting(graph: JobGraph, slots: int) -> JobGraph | None:
-    """Returns `graph` at the largest parallelism that `slots` allow; None if it is never enough."""
+    """Returns `graph` at the largest parallelism that `slots` allow; None if they are too few for
+    any."""
     roaming = {v.id: v.parallelism for v in graph.vertices if not v.stays_here}
     for width in range(max(roaming.values(), default=1), 0, -1):
         smaller = with_parallelism(graph, {id_: min(n, width) for id_, n in roaming.items()})
@@ -75,12 +76,12 @@ class AdaptiveParallelism:
         return slots_needed(self._wanted) if self._wanted is not None and self._can_grow else 0
 
     def choose(self) -> None:
-        """Forgets the former wish, because the user gave the job another parallelism."""
+        """Forgets the wanted graph, because the user gave the job another parallelism."""
         self._wanted = None
         self._stop_timer()
 
     def shrink(self) -> JobGraph | None:
-        """Returns what the job can run as now, if all its tasks wait for slots, else None."""
+        """Returns the graph that fits the present slots if all tasks wait for slots, else None."""
         executions, slots = self._job_master.executions, self._slots()
         if any(execution.state in _STARTED for execution in executions.executions.values()):
             return None

@@ -1,4 +1,4 @@
-"""How many worker processes a job should have, by its load over a window of time.
+"""Decides how many worker processes a job should have, by its load over a window of time.
 
 `Autoscaler` is what users give as `workers=`. `LoadWindow` decides and does nothing itself: samples
 go in, a number of workers comes out. One sample says how busy the workers are, and whether sources
@@ -35,12 +35,12 @@ PATIENCE_MAX = 64
 class Autoscaler:
     """Worker processes of a job with checkpoints, between `min` and `max`, as its load requires.
 
-    `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. When the
-    workers were busier than `target` (a share of their time) over the `window`, or sources had to
-    wait for room for most of it, the job is rescaled to more. It is rescaled to fewer if these
-    would stay below `target`. After a change the next one is at least a window later. If the job
-    needs more workers again soon after it was rescaled to fewer, it waits longer the next time: 2,
-    4, and up to 64 windows.
+    `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. The job is
+    rescaled to more when the workers were busier than `target`, a share of their time, over the
+    `window`. The same happens when sources waited for room for most of it. The job is rescaled to
+    fewer if these would stay below `target`. The next change comes at least a window later. If
+    the job needs more workers again soon after it was rescaled to fewer, it waits longer the next
+    time: 2, 4, and up to 64 windows.
     """
 
     min: int

@@ -67,7 +67,7 @@ __all__ = ["ClusterJob", "needs_submitter"]
 logger = logging.getLogger(__name__)
 
 SUBMIT_S = 300.0
-"""How long a process may take to answer a deployment.
+"""Maximum time for a process to answer a deployment.
 
 A function may hold its event loop meanwhile: loading a large model takes minutes.
 """
@@ -309,10 +309,10 @@ class ClusterJob:
                 self._carry_out(self._scheduler.withdraw(number))
 
     def _overdue(self, worker_id: str, attempt: ExecutionAttemptId, why: str) -> None:
-        """Declares a TaskManager lost that has not ended or begun a task in time.
+        """Declares a TaskManager lost because it has not ended or begun a task in time.
 
         A provider ends its process. Otherwise its tasks, also those of other jobs, end once its
-        event loop is free again. It then registers anew.
+        event loop is free again. It then registers again.
         """
         if worker_id != SUBMITTER:
             self._lose(worker_id, f"its task {attempt} {why}")
@@ -631,7 +631,8 @@ class ClusterJob:
             self.start_failed(loss)
 
     def no_resources(self, available: int) -> bool:
-        """The job cannot get all slots in time. Returns whether anything waits for them.
+        """Handles that the job cannot get all slots in time. Returns whether anything waits for
+        them.
 
         A job whose tasks all wait begins with the slots that are there.
         """
@@ -644,7 +645,7 @@ class ClusterJob:
         if smaller is None:
             self._carry_out(self._scheduler.no_resources(available))
         else:
-            # The slots stay here although their tasks are cancelled, which never ran.
+            # The slots stay here, although their tasks, which never ran, are cancelled.
             self._carry_out(self._scheduler.reserve(self._scheduler.slots_held))
             self.job_master.adapt(smaller)
         return waits

@@ -381,7 +381,7 @@ class ExecutionGraph:
         )
 
     def has_finished(self, attempt: ExecutionAttemptId) -> bool:
-        """Whether `attempt`, and no later one of its subtask, has FINISHED."""
+        """Returns whether `attempt` is the current one of its subtask and has FINISHED."""
         execution = self._current(attempt)
         return execution is not None and execution.state is ExecutionState.FINISHED
 

@@ -145,7 +145,7 @@ class JobMasterGateway(Protocol):
         """
 
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
-        """The event time that a source has reached, if others wait for it, or have to be told.
+        """Reports the event time that a source has reached, for sources aligned with it.
 
-        For an operator that reads one input first, MAX_WATERMARK: that input is read.
+        An operator that reads one input first reports MAX_WATERMARK once that input is read.
         """

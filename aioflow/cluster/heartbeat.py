@@ -2,10 +2,10 @@
 
 Decides, sends nothing; time is an argument. Both ends of a pair hold a monitor. Each sends on its
 own interval and watches the heartbeats of the other. So a link that works one way only is found by
-the end that hears nothing. A peer is given up exactly once, for one of two reasons: silence for
-`timeout_s`, or the end of its connection without a new one within `suspicion_s`. A heartbeat that
-cannot be sent needs no count of its own, unlike in Flink: its connection has ended. Flink's
-defaults are five times slower. Shorter ones work here because sockets end with their process.
+the end that hears nothing. A peer is given up exactly once. Either it was silent for `timeout_s`,
+or its connection ended and no new one came within `suspicion_s`. A heartbeat that cannot be sent
+needs no count of its own, unlike in Flink: its connection has ended. Flink's defaults are five
+times slower. Shorter ones work here because sockets end with their process.
 
 A monitor that stood still (SIGSTOP, a user function that held the interpreter) did not listen. Its
 own pause is therefore no silence of others. For the holder of a lease the pause counts: its peer

@@ -124,9 +124,9 @@ class JobSession:
     ) -> None:
         """`end_process(why)` is called for a cancelled task that does not end.
 
-        None: the engine does not own the process, so the task is given up.
-        `report()` sends the metrics; it is called before the end of a task is reported.
-        `pool`: the network memory of a process with several jobs.
+        None: the engine does not own the process, so the task is given up. `report()` sends the
+        metrics; it is called before the end of a task is reported. `pool` is the network memory of
+        a process with several jobs.
         """
         self._host = host
         self._job_id = job_id

@@ -1,14 +1,14 @@
 """Rescales a running job: stops it at a checkpoint, and goes on from there at another parallelism.
 
-    1  what the new parallelism needs is made ready: slots, worker processes
+    1  slots and worker processes for the new parallelism are made ready
     2  a checkpoint while the job goes on, so that the next one has little to write
-    3  a checkpoint that holds every task: sources are paused from their barrier on
+    3  a checkpoint that holds every task: sources pause at their barrier
     4  the tasks end, and those of the new graph start from that checkpoint
 
-Nothing is processed after the barriers of step 3, so no result comes twice, also in a sink that
-commits nothing. If a checkpoint fails, the tasks go on as before. If a task fails
-meanwhile, the job restarts as always, and the rescaling is tried again. If the job waits for a
-restart anyway, that restart has the new parallelism.
+Nothing is processed after the barriers of step 3, so no result comes twice, even in a sink that
+commits nothing. If a checkpoint fails, the tasks go on as before. If a task fails meanwhile, the
+job restarts as always, and the rescaling is tried again. If the job waits for a restart anyway,
+that restart has the new parallelism.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Rescaling"]
 logger = logging.getLogger(__name__)
 
 TRIES = 10
-"""How often a rescaling begins again after a restart of the job."""
+"""Number of times that a rescaling begins again after a restart of the job."""
 
 
 class Rescaling:
@@ -55,7 +55,7 @@ class Rescaling:
         self._waits: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     def changed(self) -> None:
-        """Wakes the rescaling up if the job has reached what it waits for."""
+        """Wakes the rescaling if the job has reached the state that it waits for."""
         for condition, future in self._waits:
             if not future.done() and (self._executions.status.is_terminal or condition()):
                 future.set_result(None)
@@ -94,7 +94,7 @@ class Rescaling:
             self._under_way = False
 
     def check(self) -> JobCheckpoints:
-        """Returns the checkpoints of the job. Raises what `run` would raise at once."""
+        """Returns the checkpoints of the job. Raises the errors that `run` would raise at once."""
         name = self._executions.graph.name
         self._refuse_ended()
         if self._under_way:
@@ -130,7 +130,8 @@ class Rescaling:
         return ", ".join(changed) or "other workers"
 
     async def _hold(self, checkpoints: JobCheckpoints) -> None:
-        """Returns once no task processes anything more, and a checkpoint has all they did."""
+        """Returns once no task processes anything more, and a checkpoint contains all their
+        work."""
         for tries_left in reversed(range(TRIES)):
             if self._executions.is_down:
                 return

@@ -371,7 +371,7 @@ class SlotManager:
     # From JobMasters.
 
     def slots_accepted(self, worker_id: str, allocation_ids: Iterable[str]) -> None:
-        """A job has accepted slots that the worker offered, so the worker has loaded its code."""
+        """Notes that a job accepted slots of the worker, which therefore has loaded its code."""
         worker = self._workers.get(worker_id)
         accepted = set(allocation_ids)
         for slot in () if worker is None else worker.slots:

@@ -416,7 +416,7 @@ class TaskSlotTable:
         return [s for s in self._slots if s.state is not SlotState.FREE and s.job_id == job_id]
 
     def is_connected(self, job_id: str) -> bool:
-        """Whether the job has a JobMaster that this worker is connected to."""
+        """Returns whether this worker is connected to a JobMaster of the job."""
         known = self._job_masters.get(job_id)
         return known is not None and known.connected
 

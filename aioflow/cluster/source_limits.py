@@ -1,5 +1,5 @@
-"""Limits how far sources may read: sources of one alignment group wait for the slowest of them, and
-a source may have to wait until another input of an operator was read.
+"""Limits how far sources may read. Sources of one alignment group wait for the slowest of them. A
+source may also have to wait until another input of an operator was read.
 
 Tasks report their progress, and get limits in answer (`TaskExecutorGateway.limit_source`). A limit
 holds back only the reading of a source. So barriers, timers and everything downstream go on.
@@ -7,8 +7,8 @@ holds back only the reading of a source. So barriers, timers and everything down
 *Alignment*: the event time of a subtask is at most that of the slowest subtask of the group plus
 the drift. Ended and idle subtasks do not count. Nothing is limited before each has reported.
 
-*Reading first*: a source that has to wait begins with its first limit. It is sent when every
-subtask of each operator that it waits for has reported. After a restart it waits again.
+*Reading first*: a source that has to wait begins with its first limit. The limit is sent when every
+subtask of each operator that the source waits for has reported. After a restart it waits again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SourceLimits:
         if not (self._aligned or self._waits):
             return
         if state is ExecutionState.RUNNING:
-            # A limit sent before it was there is lost.
+            # A limit sent before the task was there is lost.
             self._sent.pop((attempt.vertex_id, attempt.subtask_index), None)
         if state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
             self.update()
@@ -104,7 +104,7 @@ class SourceLimits:
         return min(known, default=MAX_WATERMARK) if len(known) == len(marks) else None
 
     def _may_begin(self, vertex: int) -> bool:
-        """Whether all that a source waits for is read."""
+        """Returns whether every input that a source waits for is read."""
         return all(
             self._reached(place) == MAX_WATERMARK
             for operator in self._waits.get(vertex, ())

@@ -490,7 +490,7 @@ class TaskManager:
     def _close_unused(self) -> None:
         """Closes the jobs that need this process no more.
 
-        One whose tasks have finished here stays until it is over: other processes may still read
+        A job whose tasks have finished here stays until it is over. Other processes may still read
         their output, and shared resources are closed at its end.
         """
         for job_id, session in list(self._sessions.items()):

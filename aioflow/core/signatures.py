@@ -1,4 +1,4 @@
-"""What the signature of a user's function accepts.
+"""Finds out which calls the signature of a user's function accepts.
 
 A function is rejected, when the flow is built, only if Python would reject the call at the first
 element. A signature that cannot be read, or that a decorator has replaced, is accepted:

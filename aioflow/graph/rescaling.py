@@ -93,7 +93,7 @@ def with_parallelism(graph: JobGraph, wanted: Mapping[int, int]) -> JobGraph:
 
 
 def same_parallelism(one: JobGraph, other: JobGraph) -> bool:
-    """Whether all tasks of two forms of a graph have the same parallelism."""
+    """Returns whether all tasks of two forms of a graph have the same parallelism."""
     pairs = zip(one.vertices, other.vertices, strict=True)
     return all(a.parallelism == b.parallelism for a, b in pairs)
 

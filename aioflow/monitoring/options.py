@@ -38,7 +38,7 @@ class MonitorOptions:
     reading where other machines could call.
     """
     enable_control: bool = False
-    """Whether jobs can be stopped, cancelled and checkpointed. Needs a token."""
+    """Whether jobs can be stopped, cancelled, checkpointed and rescaled. Needs a token."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names without port that requests may use, besides those of loopback. `"*"`: any."""
     open_reads: bool = False

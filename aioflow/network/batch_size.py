@@ -1,9 +1,10 @@
 """The size of batches within a process, in bytes of memory.
 
 A batch within a process is a list of Python objects, and measuring each of them would cost more
-than the exchange. So a writer measures one record of each batch that it routes, `record_size`, and
-a sealed batch counts as that many bytes for each of its records. Batches of bytes, and numbers in
-columns, are exact. The estimate counts an object that several records share for each of them.
+than the exchange. So a writer measures one routed record in 16, or fewer, with `record_size`. A
+sealed batch counts as the estimate for each of its records. The sizes of batches of bytes, and of
+numbers in columns, are exact. The estimate counts an object that several records share for each of
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RECORD_OVERHEAD: Final = 48
 DEPTH_MAX: Final = 6
 ITEMS_MAX: Final = 32
 VALUES_MAX: Final = 128
-"""Limits of what is measured of one value: levels, items of one list, and objects in all.
+"""Limits of the measurement of one value: levels, items of one list, and objects in all.
 
 The items of a longer list count like those of its sample. Objects of a graph refer to one another,
 so the limits of levels and items alone would allow millions.

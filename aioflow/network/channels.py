@@ -156,8 +156,8 @@ before is in the task's queue.
 """
 
 FLOATING_BUFFERS = 30
-"""Number of segments for each channel that a gate may lend: enough for some columnar batches of a
-dozen each, which would otherwise wait for the credit of their first part.
+"""Number of segments for each channel that a gate may lend. They suffice for some columnar batches
+of a dozen segments each, which would otherwise wait for the credit of their first part.
 """
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
@@ -193,7 +193,7 @@ class RemoteInputChannel:
         codec: Codec,
         buffers: LocalBufferPool,
     ) -> None:
-        """`buffers`: the pool of the gate, from which the channel has its segments."""
+        """Takes the segments of the channel from `buffers`, the pool of the gate."""
         self.index = index
         self._partition_id = partition_id
         self._subpartition_index = subpartition_index

@@ -6,7 +6,8 @@ processes holds segments for the data that it lets their producers send. Invaria
 * `in_use` is the sum of all sizes taken and not recycled. Nothing in use is ever revoked: a pool
   that shrinks waits until enough was recycled.
 * The pool is available iff less than its `size` is in use, fewer than `batches_max` batches hold
-  it, and the process has memory left. A pool below its minimum needs no memory of the others.
+  it, and the process has memory left. A pool below its minimum is available even if the process has
+  none left.
 * `take` always succeeds, for the output of the record in hand. Bytes beyond the size are overdraft.
   `request_segment` succeeds only within the size.
 
@@ -80,7 +81,7 @@ class LocalBufferPool:
         max_bytes: int | None = None,
         batches_max: int = sys.maxsize,
     ) -> None:
-        """`max_bytes` None means that only the global pool limits this one."""
+        """Makes a pool that only the global pool limits if `max_bytes` is None."""
         self._parent = parent
         self._add_used = parent.add_used
         self.min_bytes = min_bytes
@@ -169,7 +170,8 @@ class LocalBufferPool:
     def add_listener(self, listener: SegmentListener) -> bool:
         """Registers `listener` for free segments, in order of registration.
 
-        Returns False, without registering, if a segment is free and nobody waits: request that one.
+        Returns False, without registering, if a segment is free and no listener waits: request that
+        one.
         """
         if not self._listeners and self._has_room(SEGMENT_BYTES):
             return False

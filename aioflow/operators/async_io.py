@@ -202,13 +202,13 @@ BLOCKING_CONCURRENCY = 8
 """Default number of calls in flight for blocking functions: each occupies a thread."""
 
 AHEAD_MAX = 1024
-"""Maximum of elements in the queue beyond `concurrency`.
+"""Maximum number of elements in the queue beyond `concurrency`.
 
 Without them, a worker would wait for the chain after each call.
 """
 
 KEPT_MAX = 65_536
-"""Number of elements up to which checkpoints pass more of them than there is room for."""
+"""Number of elements in the queue up to which a checkpoint passes more than there is room for."""
 
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
 """Operator state of the elements whose results were not emitted yet.

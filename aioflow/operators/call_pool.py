@@ -2,8 +2,8 @@
 
 A worker is a task that takes one call after the other. A call that ends without suspending costs no
 task, and one that suspends goes on in the task of its worker. User code sees a task of its own at
-all times: no two calls that have begun share one, so `asyncio.timeout`, task groups and cancel
-scopes work as usual.
+all times, because no two calls that have begun share one. So `asyncio.timeout`, task groups and
+cancel scopes work as usual.
 
 A call leaves nothing behind for the next one. A worker ends after a call that changed a context
 variable, or cancelled its task: the next call gets a new worker.

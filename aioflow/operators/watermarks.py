@@ -220,7 +220,7 @@ class WatermarkStrategy(Generic[T]):
 
         Sources of the flow with the same `group` are aligned. A subtask whose watermark is more
         than `max_drift` ahead of the slowest one reads nothing until that one has caught up. Idle
-        and ended subtasks do not count. Subtasks report their watermarks `every` so often.
+        and ended subtasks do not count. Subtasks report their watermarks at the interval `every`.
         """
         if not isinstance(group, str) or not group:
             raise ValueError(f"group is {group!r}, expected a name")

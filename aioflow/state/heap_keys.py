@@ -122,7 +122,7 @@ class Pace:
     __slots__ = ("_began_s", "_done", "_long_breaths", "_pause_at", "_resumed_s", "_runs_left")
 
     def __init__(self, before: Pace | None = None) -> None:
-        """A loop that was busy at the end of the snapshot of `before` is still so at first."""
+        """Takes the loop as busy at first if it was so at the end of the snapshot of `before`."""
         self._done = 0
         self._pause_at = KEYS_A_SLICE
         self._began_s: float | None = None

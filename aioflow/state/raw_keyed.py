@@ -1,8 +1,8 @@
 """Raw keyed state: bytes for each key group, which a function writes and reads by itself.
 
-A function that keeps its data in a form of its own (an index, a model, a sketch) writes it in
-`snapshot_state` and reads it in `initialize_state`. The engine stores the bytes, and gives each key
-group to the subtask that has it after the restore, at any parallelism.
+A function may keep its data in a form of its own, such as an index, a model or a sketch. It writes
+the data in `snapshot_state` and reads them in `initialize_state`. The engine stores the bytes, and
+gives each key group to the subtask that has it after the restore, at any parallelism.
 
 The bytes are in a table of the operator's keyed state, under one key of each group. So they are
 part of checkpoints and savepoints like any other state, and only changed groups are written again.

@@ -46,8 +46,8 @@ SWEEP_WRITES = 16
 """Number of writes between two steps of a sweep."""
 
 SWEEP_ROWS = 64
-"""Number of rows read in a step. With four rows a write, a pass of a growing table comes to its
-end, and at most a third of the rows of a full one have expired.
+"""Number of rows read in a step. With four rows a write, a pass comes to its end even if the table
+grows. At most a third of the rows of a full table have expired.
 """
 
 

@@ -17,7 +17,7 @@ An unaligned one waits for nothing: data in the chain, the output and the input 
 start. An aligned one becomes unaligned if it takes too long, here or in the output.
 
 Very many due timers do not hold up a checkpoint. An unaligned one interrupts them at once, an
-aligned one after `FIRING_S`: timers that are left are state, and the elements behind them are
+aligned one after `FIRING_S`. Timers that are left are state, and the elements behind them are
 stored like data in flight. A savepoint holds no data in flight and waits for all of them. These are
 Flink's interruptible timers.
 

@@ -1,8 +1,8 @@
 """The mailbox of a user's function, `ctx.mailbox`: its callbacks run in its task, between two
 elements.
 
-So a callback may use the state and the attributes of its function without a lock, even if the
-thread of a driver has put it. After Flink's MailboxExecutor.
+So a callback may use the state and the attributes of its function without a lock, even if another
+thread has put it. After Flink's MailboxExecutor.
 
 Invariant: a callback runs in the owner of the task, or not at all. While it runs, the current key
 of the operator is `key`, and the current key that was before is restored behind it.

@@ -2,8 +2,8 @@
 
 A source sends a marker at each interval (`latency_tracking=`). A marker keeps its place among the
 records of its channel and bypasses functions. Each task notes its age for all operators of its
-chain, and passes it on to one channel of each edge, in turn: else markers would multiply with each
-exchange. The time that a record spends inside a window or an async call is not part of it.
+chain. The task passes it on to one channel of each edge, in turn: else markers would multiply with
+each exchange. The time that a record spends inside a window or an async call is not part of it.
 
 Ages are differences of the wall clocks of two processes, and so only as right as those. After
 Flink's LatencyMarker and LatencyStats.

@@ -362,7 +362,7 @@ class SourceLoop(TaskLoop[SourceInput]):
         self._parking.resume()
 
     def _hold(self) -> None:
-        """As of any task; the source is not polled meanwhile."""
+        """Holds the task, without polling the source meanwhile."""
         self.input.pause()
         super()._hold()
 

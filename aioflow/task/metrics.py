@@ -121,7 +121,8 @@ SPLIT = (
     "idleTimeMsPerSecond",
     "pausedTimeMsPerSecond",
 )
-"""A source is idle with all its splits; no split is ever paused for another."""
+"""A source is idle with all its splits. A split that waits for its alignment group does not count
+as paused."""
 
 NAN = float("nan")
 

@@ -74,7 +74,7 @@ each batch costs the loop ten microseconds or more.
 """
 
 MEASURED_RECORDS = 16
-"""Number of routed records, at least, for each measured one."""
+"""Minimum number of routed records for each measured one."""
 
 FALL = 1 / 16
 """Weight of a record that is smaller than those before in the estimated size of records."""

@@ -1,4 +1,5 @@
-"""What the event loops of tests share: blocking calls without threads, and the end of leftovers.
+"""The common parts of the event loops of tests: blocking calls without threads, and the end of
+leftovers.
 
 The coroutines and generators that a finished run left suspended cannot affect the next run.
 """

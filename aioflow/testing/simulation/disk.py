@@ -12,7 +12,7 @@ changed.
 
 `SimFileSystem` is the disk as one process sees it: each operation takes its time, and is noted
 under the name of the process. An operation is a generator, whose steps the disk takes one after the
-other: between two of them the process may be killed, and others may look.
+other. Between two steps the process may be killed, and other processes may read the disk.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The watchdog ends a run in which one callback never returns: limits of steps and of virtual time
 count only between callbacks. The fence keeps simulated code off the real machine. While it stands,
 opening a file or a socket, starting a thread or a process, or sleeping for real raises
-`SimFenceBroken` on the spot, and ends the run even if that error is swallowed. Imports, tracebacks,
-logging and the test runner keep their access.
+`SimFenceBroken` at once. The run ends even if that error is swallowed. Imports, tracebacks, logging
+and the test runner keep their access.
 """
 
 from __future__ import annotations
