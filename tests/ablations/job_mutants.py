@@ -84,13 +84,12 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a time-out of all tries is tried again",
         "aioflow/operators/async_io.py",
+        "                    or (self._deadlines is not None and self._deadlines.is_over(task))\n",
+        "",
         (
-            "                if is_asked_to_end(task) or (\n"
-            "                    isinstance(raised, asyncio.CancelledError) and task.cancelling()\n"
-            "                ):\n"
+            "tests/operators/test_async_wait.py::"
+            "test_a_try_that_hides_the_cancellation_of_the_timeout_is_the_last",
         ),
-        "                if is_asked_to_end(task):\n",
-        ("tests/operators/test_async_wait.py::test_a_try_that_the_timeout_cancels_is_the_last",),
     ),
     Mutant(
         "a checkpoint waits until a full operator has room",
@@ -124,11 +123,10 @@ JOB_MUTANTS: list[Mutant] = [
         "a call that was cancelled is tried again",
         "aioflow/operators/async_io.py",
         (
-            "                if is_asked_to_end(task) or (\n"
-            "                    isinstance(raised, asyncio.CancelledError) and task.cancelling()\n"
-            "                ):\n"
+            "                    is_asked_to_end(task)\n"
+            "                    or (self._deadlines is not None and"
         ),
-        "                if isinstance(raised, asyncio.CancelledError) and task.cancelling():\n",
+        "                    (self._deadlines is not None and",
         (CANCELS + "test_a_call_that_makes_another_error_of_its_cancellation_is_not_tried_again",),
     ),
     Mutant(
