@@ -106,6 +106,10 @@ class MutationGuard:
     def slow_remedy(self) -> str:
         return self._operator.slow_remedy
 
+    @property
+    def keeps_input(self) -> bool:
+        return self._operator.keeps_input
+
     def room(self) -> int:
         return self._operator.room()
 
