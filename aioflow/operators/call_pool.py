@@ -5,8 +5,8 @@ task, and one that suspends goes on in the task of its worker. User code sees a 
 all times, because no two calls that have begun share one. So `asyncio.timeout`, task groups and
 cancel scopes work as usual.
 
-A call leaves nothing behind for the next one. A worker ends after a call that changed a context
-variable, or cancelled its task: the next call gets a new worker.
+A worker ends after a call that changed a context variable, or cancelled its task: the next call
+gets a new worker. Only what user code keeps by the task itself is there for the next call.
 
 Few workers start: each wakes two others if calls wait, before it begins its own. So calls that
 never suspend are all made by the first, and calls that suspend begin within a few turns of the
