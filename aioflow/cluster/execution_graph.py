@@ -31,6 +31,7 @@ from aioflow.cluster.restart import RestartPolicy, RestartStrategy
 from aioflow.core.errors import (
     Broken,
     CancellationTimeout,
+    InsufficientBuffers,
     ProcessCrashed,
     ProducerFailed,
     RemoteError,
@@ -173,6 +174,10 @@ class ExecutionGraph:
     _regions: list[_Region] = field(default_factory=list)
     _next: JobGraph | None = None
     """The graph of the tasks that are deployed next, while a rescaling is under way."""
+    refusal: InsufficientBuffers | None = None
+    """Why the job went back to its former parallelism; None after a rescaling that stands."""
+    _former: JobGraph | None = None
+    """The graph before a rescaling whose tasks have not all run yet."""
     _attempts_from: int = 0
     """Smallest number of the next attempt of a subtask that does not exist now."""
     _is_consequence: bool = False
@@ -309,10 +314,20 @@ class ExecutionGraph:
         """Restarts every region that has not finished with the parallelism of `graph`.
 
         `graph` has the same vertices and exchanges. A finished region keeps its tasks. A region
-        that waits for a restart gets the new parallelism with that restart, without more delay.
+        that waits for a restart gets the new parallelism with that restart, without more delay. If
+        the network memory does not suffice for the new tasks, the job goes back to its former
+        parallelism, and `refusal` says why.
         """
         if self.status not in (JobStatus.RUNNING, JobStatus.RESTARTING):
             return []
+        self._former, self.refusal = self.graph, None
+        return self._restart_as(graph)
+
+    def rescaled(self) -> None:
+        """Notes that all tasks of a rescaling have run, so that no failure takes it back."""
+        self._former = None
+
+    def _restart_as(self, graph: JobGraph) -> list[Instruction]:
         finished = {
             vertex.id: vertex
             for region in self._regions
@@ -442,6 +457,9 @@ class ExecutionGraph:
         if self.status is JobStatus.FAILING or region.state is not _RegionState.RUNNING:
             return [] if is_consequence else self._on_further_failure(error)
         self.failure, self._is_consequence = error, is_consequence
+        if self._former is not None and isinstance(error, InsufficientBuffers):
+            former, self._former, self.refusal = self._former, None, error
+            return self._restart_as(former)
         delay = None if self._is_final(error) else self._strategy.on_failure(now, jitter)
         if delay is None:
             self.status = JobStatus.FAILING

@@ -8,7 +8,8 @@
 Nothing is processed after the barriers of step 3, so no result comes twice, even in a sink that
 commits nothing. If a checkpoint fails, the tasks go on as before. If a task fails meanwhile, the
 job restarts as always, and the rescaling is tried again. If the job waits for a restart anyway,
-that restart has the new parallelism.
+that restart has the new parallelism. If the network memory does not suffice for the new tasks, the
+former ones start again from the same checkpoint.
 """
 
 from __future__ import annotations
@@ -90,8 +91,14 @@ class Rescaling:
                 self._carry_out(self._executions.rescale(graph))
                 await self._until(self._is_done)
                 self._refuse_ended()
+                self._executions.rescaled()
         finally:
             self._under_way = False
+        # The new processes stay, because the tasks of the former parallelism run there.
+        if (refusal := self._executions.refusal) is not None:
+            raise RescaleError(
+                f"job {self._executions.graph.name!r} goes on as it was: {refusal}"
+            ) from refusal
 
     def check(self) -> JobCheckpoints:
         """Returns the checkpoints of the job. Raises the errors that `run` would raise at once."""

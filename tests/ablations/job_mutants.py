@@ -1137,6 +1137,13 @@ JOB_MUTANTS: list[Mutant] = [
         (RESCALE + "test_rescaling_under_load_loses_and_doubles_nothing",),
     ),
     Mutant(
+        "a job stays at a parallelism that its memory does not allow",
+        "aioflow/cluster/execution_graph.py",
+        "        if self._former is not None and isinstance(error, InsufficientBuffers):\n",
+        "        if False:\n",
+        (RESCALE + "test_a_job_whose_memory_does_not_suffice_goes_on_as_it_was",),
+    ),
+    Mutant(
         "tasks stay held although their checkpoint has failed",
         "aioflow/task/checkpointing.py",
         "        if checkpoint_id == self._held_by:\n",

@@ -306,3 +306,22 @@ async def test_tasks_go_on_if_the_checkpoint_that_holds_them_fails(
         numbers.end = numbers.read_until + 100
         await job.wait()
     assert exact(rows, numbers.end)
+
+
+async def test_a_job_whose_memory_does_not_suffice_goes_on_as_it_was(store: str) -> None:
+    numbers = Numbers()
+    rows: list[Any] = []
+    flow, _ = counting(numbers.read, rows, parallelism=2, max_parallelism=64)
+    memory: dict[str, Any] = {"network_memory": "900KiB", "restart": af.no_restart()}
+    async with flow.run(checkpoints=store, every="50ms", **memory) as job:
+        await eventually(lambda: len(rows) > 500)
+        with pytest.raises(af.RescaleError, match="goes on as it was: Insufficient network memory"):
+            await job.rescale(parallelism=64)
+        assert max(parallelism(job)) == 2
+        seen = len(rows)
+        await eventually(lambda: len(rows) > seen + 500)
+        await job.rescale(parallelism=1)
+        assert max(parallelism(job)) == 1
+        numbers.end = numbers.read_until + 100
+        await job.wait()
+    assert exact(rows, numbers.end)

@@ -74,6 +74,28 @@ async def test_workers_are_added_and_removed_while_the_job_runs(tmp_path: Path, 
     counted(put, rows)
 
 
+async def test_workers_whose_memory_does_not_suffice_go_on_as_they_were(tmp_path: Path) -> None:
+    flow, rows = af.Flow("memory", parallelism=2), list[Any]()
+    events = flow.source(af.io.push(), uid="events")
+    counts = events.key_by(lambda n: n % 20).count(uid="count")
+    counts.key_by(lambda row: row[0]).map(tuple, uid="again").sink(rows.append)
+    options: dict[str, Any] = {"checkpoints": tmp_path, "every": "200ms", "workers": 2}
+    memory: dict[str, Any] = {"network_memory": "900KiB", "restart": af.no_restart()}
+    async with flow.run(**options, **memory) as job:
+        await job.input(events).put_many(range(400))
+        with pytest.raises(af.RescaleError, match="goes on as it was: Insufficient network memory"):
+            await job.rescale(parallelism=12)
+        assert max(vertex.parallelism for vertex in job.graph.vertices) == 2
+        await job.input(events).put_many(range(400, 800))
+        await eventually(lambda: len(rows) >= 800)
+        await job.rescale(parallelism=3)
+        await job.input(events).put_many(range(800, 1200))
+        await eventually(lambda: len(rows) >= 1200)
+        await eventually(lambda: len(open_pids(job)) == 2)
+    assert len(rows) == 1200
+    counted(1200, rows)
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path / "cluster")
