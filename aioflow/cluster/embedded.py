@@ -276,9 +276,11 @@ class EmbeddedCluster(RunningJob):
 
     def workers(self) -> list[ToldWorker]:
         is_over = self.job_master.status.is_terminal
+        # By number: workers register in any order.
+        known = sorted(self._resources.taskmanagers(), key=lambda one: (len(one[0]), one[0]))
         return [
             self._job.tell_worker(worker_id, slots, slots if is_over else free, silence_s)
-            for worker_id, slots, free, silence_s in self._resources.taskmanagers()
+            for worker_id, slots, free, silence_s in known
         ]
 
     def worker_at(self, location: str) -> str:

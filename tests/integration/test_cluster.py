@@ -231,6 +231,8 @@ def test_a_job_with_checkpoints_uses_slots_that_come_later(
     cluster.start(workers=1, slots=1, request_timeout="1s")
     store = str(tmp_path / "store")
     job = cluster.submit("wide_endless", "--checkpoints", store, "--every", "100ms")
+    fewer = "needs 4 slots and has got 1 in time"
+    until(lambda: fewer in cluster.log("jobmanager"), "it has waited for long enough")
     until(lambda: "waits for 3 slots" in cluster.ask("list").stdout, "it runs with one slot")
     until(lambda: cluster.job(job) == "RUNNING", "it runs")
     more = cluster.spawn(
