@@ -171,7 +171,8 @@ async def test_a_source_function_that_would_begin_again_is_named(store: str) -> 
             await job.rescale("count", 3)
         gate.set()
         tasks = job._cluster.job_master.executions.executions
-        await eventually(lambda: any(task.state.is_terminal for task in tasks.values()))
+        (source,) = [vertex.id for vertex in job.graph.vertices if vertex.head.name == "read"]
+        await eventually(lambda: tasks[source, 0].state.is_terminal)
         await job.rescale("more", 2)
         await job.cancel()
     assert len(rows) == 10
