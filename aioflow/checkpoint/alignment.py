@@ -186,6 +186,12 @@ class BarrierAlignment:
         """Whether barriers of checkpoint `checkpoint_id` no longer have any effect."""
         return checkpoint_id <= self._highest and checkpoint_id != self.pending_id
 
+    def is_void(self, checkpoint_id: int) -> bool:
+        """Whether the task will not take checkpoint `checkpoint_id`: it is over, or was aborted
+        before its first barrier.
+        """
+        return self.is_over(checkpoint_id) or checkpoint_id in self._early_aborts
+
     @property
     def blocked(self) -> tuple[int, ...]:
         """Numbers of the blocked channels, in ascending order."""

@@ -410,11 +410,7 @@ class RemoteInputChannel:
         else:
             self._received.append(what)
             self._batches += type(what) is bytes
-            if (
-                type(what) is CheckpointBarrier
-                and what.aligned_timeout_ms is not None
-                and self._on_announced is not None
-            ):
+            if type(what) is CheckpointBarrier and self._on_announced is not None:
                 self._on_announced(what)
         if was_empty and self._notify is not None:
             self._notify(False)

@@ -103,8 +103,7 @@ class InputChannel(Protocol):
         ...
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
-        """Sets the callback for checkpoint barriers that wait at the receiver and may overtake data
-        later.
+        """Sets the callback for checkpoint barriers that wait at the receiver.
 
         If such a barrier waits already, the callback is called at once.
         """

@@ -97,9 +97,20 @@ class InputBarriers:
         self._carry_out(self._alignment.barrier(channel, barrier, self._now_ms()))
 
     def announce(self, channel: int, barrier: CheckpointBarrier) -> None:
-        """Starts the aligned timeout of a barrier that has come and waits behind data."""
-        self._count()
-        self._carry_out(self._alignment.announce(channel, barrier, self._now_ms()))
+        """Handles a barrier that has come and waits behind data.
+
+        Starts its aligned timeout. The barrier of a void checkpoint goes ahead of the data.
+        """
+        if barrier.aligned_timeout_ms is not None:
+            self._count()
+            self._carry_out(self._alignment.announce(channel, barrier, self._now_ms()))
+        if self.is_void(barrier.checkpoint_id):
+            gate, index = self._places[channel]
+            gate.hurry(index, barrier.checkpoint_id)
+
+    def is_void(self, checkpoint_id: int) -> bool:
+        """Whether the task will not take this checkpoint."""
+        return self._alignment.is_void(checkpoint_id)
 
     def announced(self, checkpoint_id: int) -> None:
         """Handles the announcement of a checkpoint, ahead of its barrier."""
@@ -124,6 +135,7 @@ class InputBarriers:
     def aborted(self, checkpoint_id: int) -> None:
         """Handles a notice of the coordinator that it has aborted the checkpoint."""
         self._carry_out(self._alignment.abort(checkpoint_id))
+        self._hurry(checkpoint_id)
 
     def tick(self, timestamp_ms: int) -> None:
         """Makes an alignment unaligned that has timed out."""
@@ -166,9 +178,19 @@ class InputBarriers:
                     self._listener.due(take)
                 case Abort(checkpoint_id, reason):
                     self._listener.abort(checkpoint_id, reason)
+                    self._hurry(checkpoint_id)
                 case WaitUntil(at_ms):
                     self._listener.time_out(at_ms)
                 case Captured(checkpoint_id, channel):
                     self._listener.captured(checkpoint_id, channel)
                 case CaptureComplete() as complete:
                     self._listener.capture_complete(complete)
+
+    def _hurry(self, checkpoint_id: int) -> None:
+        """Lets the barriers of a void checkpoint that wait at the receiver go ahead of the data.
+
+        Their producers send nothing more until the barriers have been read, not even the barriers
+        of the next checkpoint. The data may wait until a call of an operator ends.
+        """
+        for gate, index in self._places:
+            gate.hurry(index, checkpoint_id)

@@ -291,6 +291,8 @@ class NetworkInput:
                 self._on_event(part, part.first_channel + polled[0], polled[1])
 
     def _on_announced(self, first_channel: int, index: int, barrier: CheckpointBarrier) -> None:
+        if barrier.aligned_timeout_ms is None and not self.barriers.is_void(barrier.checkpoint_id):
+            return
         self._urgently(partial(self._announce, first_channel + index, barrier), "announced barrier")
 
     def _announce(self, channel: int, barrier: CheckpointBarrier) -> None:

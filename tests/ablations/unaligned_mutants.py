@@ -137,6 +137,20 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         (CLOSED_GATE,),
     ),
     Mutant(
+        "barriers wait behind data although their checkpoint was aborted",
+        "aioflow/task/barriers.py",
+        "            gate.hurry(index, checkpoint_id)\n",
+        "            pass\n",
+        (f"{HERE}test_the_barriers_of_an_aborted_checkpoint_hold_up_no_other",),
+    ),
+    Mutant(
+        "a barrier waits behind data although its checkpoint was aborted before",
+        "aioflow/task/barriers.py",
+        "            gate.hurry(index, barrier.checkpoint_id)\n",
+        "            pass\n",
+        (f"{HERE}test_the_barriers_of_an_aborted_checkpoint_hold_up_no_other",),
+    ),
+    Mutant(
         "what was received in front of a barrier is not kept",
         "aioflow/network/channels.py",
         "        overtaken, self._overtaken = self._overtaken, []\n",

@@ -30,6 +30,7 @@ from aioflow.network.data_plane import DataPlane
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.async_io import AsyncWaitOperator
 from aioflow.protocol.framing import SEGMENT_BYTES
+from aioflow.task.stream_task import StreamTask
 from tests.task.checkpointed import Checkpoint, Feed, Ledger, Run
 from tests.task.running import Registry
 from tests.task.test_exactly_once import Both, Reminds, strategy
@@ -551,6 +552,52 @@ async def test_a_savepoint_never_overtakes() -> None:
             run._raise_failures()
             await asyncio.sleep(0)
         assert not Cut(waiting.result(), run.vertices).in_flight
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["behind the barrier", "before it"])
+@pytest.mark.parametrize("timeout_ms", [None, 3_600_000], ids=["aligned", "with a timeout"])
+async def test_the_barriers_of_an_aborted_checkpoint_hold_up_no_other(
+    timeout_ms: int | None, early: bool
+) -> None:
+    """F4, F6: they wait at the consumer behind data that nothing reads, and their producers send
+    nothing more until they have been read.
+    """
+    expected = await reference(counts, WORDS)
+    feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
+    async with Execution(counts(feed, ledger, gate), remote=True, batch_records_max=1) as run:
+        queues = [
+            q for partition in run.registry.partitions.values() for q in partition.subpartitions
+        ]
+        for allowed in range(60):
+            feed.allow(allowed)
+            await settled(run)
+            if any(queue.should_gather for queue in queues):
+                break
+        assert not any(queue.queued_batches for queue in queues), "all data is at its consumers"
+
+        last = [task for task in run.tasks.values() if not task.descriptor.outputs]
+        others = [task for task in run.tasks.values() if task.descriptor.outputs]
+
+        def abort(tasks: list[StreamTask]) -> None:
+            for task in tasks:
+                task.notify_checkpoint_aborted(1, None)
+
+        if early:
+            abort(last)
+        aborted = run.trigger(aligned_timeout_ms=timeout_ms)
+        await settled(run)
+        assert not aborted.done()
+        abort(others if early else [*others, *last])
+        await settled(run)
+        async with asyncio.timeout(40):
+            cut = await run.cut_here(unaligned=True)
+        assert not gate.is_open.is_set()
+    gate.is_open.set()
+    feed.bounded = True
+    async with Execution(counts(feed, ledger, gate), cut, remote=True, batch_records_max=1) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == expected
 
 
 class Marks(af.ProcessFunction[Any, Any]):
