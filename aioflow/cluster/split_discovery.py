@@ -13,10 +13,9 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from aioflow.checkpoint.source_state import SplitState, decode_source_state, encode_source_state
-from aioflow.core.timeunits import to_seconds
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.graph.deployment import ExecutionState
-from aioflow.operators.source import Split, discover_splits
+from aioflow.operators.source import Split, discover_splits, discovery_interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +69,9 @@ class SplitDiscovery:
         self._in_doubt: dict[ExecutionAttemptId, list[Split]] = {}
         """Assigned splits that may not have arrived."""
         self.vertices = {
-            vertex.id: vertex for vertex in executions.graph.vertices if _looks_again(vertex)
+            vertex.id: vertex
+            for vertex in executions.graph.vertices
+            if _interval_s(vertex) is not None
         }
         """The vertices whose sources are searched repeatedly."""
         for vertex in self.vertices.values():
@@ -96,9 +97,8 @@ class SplitDiscovery:
 
         A failed look is logged and tried again.
         """
-        # It is one of those.
-        given = vertex.head.source.discover_every  # type: ignore[union-attr]
-        every_s = to_seconds(given, "discover_every")
+        every_s = _interval_s(vertex)
+        assert every_s is not None, "it is one of those"
         while True:
             await asyncio.sleep(every_s)
             try:
@@ -178,10 +178,6 @@ def unpack_splits(content: bytes, codec: Codec) -> list[Split]:
     return [Split(split.id, split.position, split.payload, split.watermark) for split in found]
 
 
-def _looks_again(vertex: JobVertex) -> bool:
+def _interval_s(vertex: JobVertex) -> float | None:
     source = vertex.head.source
-    return (
-        source is not None
-        and not source.bounded
-        and getattr(source, "discover_every", None) is not None
-    )
+    return None if source is None else discovery_interval_s(source)

@@ -22,10 +22,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aioflow.advice.calls import explained
 from aioflow.advice.functions import check_plain
 from aioflow.core.errors import GraphError
-from aioflow.core.timeunits import to_seconds
 from aioflow.io.memory import ONLY_SPLIT, FunctionSource, as_source
 from aioflow.io.pushing import PushSource
-from aioflow.operators.source import BaseReader, Source, Split, as_reader, discover_splits
+from aioflow.operators.source import (
+    BaseReader,
+    Source,
+    Split,
+    as_reader,
+    discover_splits,
+    discovery_interval_s,
+)
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
@@ -158,7 +164,7 @@ class HybridReader(BaseReader[Any]):
         source = _own(self._second() if self._is_second else self._source.first)
         found = [Split(id_, at, payload, finished=over) for id_, at, payload, over in rows]
         finder = getattr(source, "finder", None)
-        if self._is_second and finder is not None and _looks_again(source):
+        if self._is_second and finder is not None and discovery_interval_s(source):
             names, new = finder.recognise(found, await discover_splits(source, self._ctx.host))
             found = [replace(one, id=id_) for one, id_ in zip(found, names, strict=True)]
             found += [split for split in new if split.id not in names]
@@ -277,8 +283,7 @@ class HybridReader(BaseReader[Any]):
         if second is not None:
             self._is_second = second
         self._reader, self._splits = reader, splits
-        if self._is_second and _looks_again(source):
-            every_s = to_seconds(source.discover_every, "discover_every")  # type: ignore[attr-defined]
+        if self._is_second and (every_s := discovery_interval_s(source)) is not None:
             self._looks = source, every_s
             self._look_at_s = self._ctx.host.clock.monotonic() + every_s
 
@@ -296,10 +301,6 @@ class HybridReader(BaseReader[Any]):
         if new := [split for split in found if split.id not in known]:
             await self._reader.open(new)
             self._splits = [*self._splits, *new]
-
-
-def _looks_again(source: Source[Any]) -> bool:
-    return not source.bounded and getattr(source, "discover_every", None) is not None
 
 
 def _own(source: Source[Any]) -> Source[Any]:

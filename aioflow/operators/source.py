@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import describe_record
 from aioflow.core.signatures import call_with
+from aioflow.core.timeunits import to_seconds
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,6 +34,7 @@ __all__ = [
     "Split",
     "as_reader",
     "discover_splits",
+    "discovery_interval_s",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -299,6 +301,14 @@ class Source(Protocol[T_co]):
 
     def reader(self, ctx: SourceContext) -> SourceReader[T_co]:
         """Returns a reader for one subtask."""
+
+
+def discovery_interval_s(source: Source[Any]) -> float | None:
+    """Returns how often new splits are looked for, in seconds: the `discover_every` of an unbounded
+    source. None: never.
+    """
+    every = getattr(source, "discover_every", None)
+    return None if source.bounded or every is None else to_seconds(every, "discover_every")
 
 
 async def discover_splits(source: Source[Any], host: Host) -> list[Split]:

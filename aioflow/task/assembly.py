@@ -17,6 +17,7 @@ from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
 from aioflow.network.debloat import BATCHES_PER_CHANNEL
 from aioflow.network.local_pool import BATCH_BYTES
 from aioflow.network.partition import ResultPartition
+from aioflow.operators.source import discovery_interval_s
 from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.chain import OperatorChain
 from aioflow.task.channel_state_restore import read_channel_state
@@ -231,8 +232,7 @@ class TaskAssembly:
             clock.perf_ns,
             self._options.slice_ns,
             unbounded=not node.source.bounded,
-            discovers=not node.source.bounded
-            and getattr(node.source, "discover_every", None) is not None,
+            discovers=discovery_interval_s(node.source) is not None,
             per_run=bool(getattr(node.source, "per_run", False)),
             waits=self._descriptor.vertex.waits,
             report=self._report_progress,
