@@ -142,6 +142,7 @@ def zip_members(fs: FileSystem, path: str) -> list[str]:
         with fs.open_read(path) as raw, zipfile.ZipFile(raw) as archive:
             return [info.filename for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        # NotImplementedError: a version of the format, or a kind of compression, that Python lacks.
         raise MalformedInput(f"{path} is no zip archive, or is damaged: {error}") from error
 
 

@@ -146,9 +146,8 @@ class CallPool(Generic[C]):
                 ended.append(call)
                 if len(ended) == 1:
                     self._on_ended()
-                if (
-                    _differs(copy_context(), context) or cancelling() or task._must_cancel  # type: ignore[attr-defined]
-                ):
+                must_cancel: bool = task._must_cancel  # type: ignore[attr-defined]
+                if must_cancel or cancelling() or _differs(copy_context(), context):
                     self._retire()
                     return
                 if self._last is not task:

@@ -9,8 +9,9 @@ channels. Invariants:
 * sent frames are kept until the consumer has *taken them over*, as reported by AddCredit. So kept
   frames never exceed the buffers that the consumer granted, plus few events. After a reset the
   channel continues exactly at the consumer's position;
-* the view is told when a batch was taken over, and keeps its memory until then. So queued and kept
-  batches together never exceed the pool of the partition by more than its overdraft.
+* the view keeps the memory of a batch until the consumer has taken the batch over. So the batches
+  that are queued and those that are kept never exceed the pool of the partition by more than its
+  overdraft.
 
 A channel that fails ends alone: its consumer gets the error as data. The design follows
 PartitionRequestQueue and CreditBasedSequenceNumberingViewReader of Flink, which keep no sent frames

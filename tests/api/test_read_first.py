@@ -199,4 +199,5 @@ def test_a_side_of_which_it_is_never_known_that_it_is_read_is_refused() -> None:
     with pytest.raises(af.GraphError, match="does not end"):
         flow.source([1]).connect(silent, read_first="right")
     with pytest.raises(ValueError, match="read_first is 'first', expected 'left', 'right' or None"):
-        flow.source([1]).connect(flow.source([2]), read_first="first")  # type: ignore[call-overload]
+        side: Any = "first"
+        flow.source([1]).connect(flow.source([2]), read_first=side)

@@ -620,7 +620,9 @@ class World:
         for worker in self.workers.values():
             self.send(worker.name, "rm", "register", self.rm.token, worker.table.report())
         for name, master in self.masters.items():
-            self.do_master(name, [DeclareRequirement(name, master.scheduler.slots_declared)])  # type: ignore[arg-type]
+            slots = master.scheduler.slots_declared
+            assert slots is not None
+            self.do_master(name, [DeclareRequirement(name, slots)])
 
     def submit(self, name: str, parallelism: int) -> None:
         job = JobGraph(

@@ -658,4 +658,4 @@ async def test_a_job_goes_on_elsewhere_while_a_function_holds_its_taskmanager(
         found = await rows.collect(on=where, restart=restart, cancellation_timeout="500ms")
     assert sorted(found) == [1, 2]
     (cluster.data / "over").touch()
-    await asyncio.to_thread(until, lambda: cluster.slots() == [(1, 1)] * 3, "it registers anew")
+    await asyncio.to_thread(until, lambda: cluster.slots() == [(1, 1)] * 3, "it registers again")

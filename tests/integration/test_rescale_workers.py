@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +40,10 @@ def open_pids(job: af.Job) -> list[int]:
     return [worker.pid for worker in known if worker.pid and alive(worker.pid)]
 
 
+def has_processes(job: af.Job, count: int) -> bool:
+    return len(open_pids(job)) == count
+
+
 @pytest.mark.parametrize("kill", [False, True])
 async def test_workers_are_added_and_removed_while_the_job_runs(tmp_path: Path, kill: bool) -> None:
     """The push source stays in the program. Without a kill each row comes once."""
@@ -66,7 +71,7 @@ async def test_workers_are_added_and_removed_while_the_job_runs(tmp_path: Path, 
                     os.kill(open_pids(job)[0], signal.SIGKILL)
             await rescaling
             assert [vertex.parallelism for vertex in job.graph.vertices][1] == wanted
-            await eventually(lambda wanted=wanted: len(open_pids(job)) == wanted)  # type: ignore[misc]
+            await eventually(partial(has_processes, job, wanted))
         await push(-put % 20 + 400)
         await eventually(lambda: len(set(rows)) == put)
     if not job._cluster.job_master.executions.restarts:

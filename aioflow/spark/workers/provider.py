@@ -270,7 +270,7 @@ class SparkProvider:
                 "worker %s has ended%s", worker.id, f": {error}" if error is not None else ""
             )
         elif not self._closing:
-            self._did_not_start(worker, error or self._nobody_came(worker))
+            self._did_not_start(worker, error or self._timed_out(worker))
 
     async def _hold(self, worker: _Worker) -> None:
         """Runs the Spark job of one worker. Raises SparkError if it failed, or could not serve."""
@@ -290,7 +290,7 @@ class SparkProvider:
                 "it went home"
             )
 
-    def _nobody_came(self, worker: _Worker) -> SparkError:
+    def _timed_out(self, worker: _Worker) -> SparkError:
         return SparkError(
             f"Spark at {self._bridge.master} did not start {worker.id} within {START_TIMEOUT_S:g} "
             f"s, {len(self.present)} of "
