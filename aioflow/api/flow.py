@@ -6,7 +6,6 @@ at the same time.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -38,6 +37,7 @@ from aioflow.inspection.redaction import redacted
 from aioflow.io.journal import Earlier, Journal
 from aioflow.io.memory import as_source
 from aioflow.io.pushing import PushSource
+from aioflow.operators.source import own_source
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -195,7 +195,7 @@ class Flow:
         """
         source = as_source(what)
         if any(node.source is source for node in self._graph.nodes.values()):
-            source = _own_source(source)
+            source = own_source(source)
         if watermarks is not None:
             check_watermarks(name or "source", watermarks)
         check_parallelism(name or "source", parallelism)
@@ -342,7 +342,7 @@ def _with_own_sources(graph: StreamGraph, options: RunOptions, flow: str) -> Str
             journal = _journal(node.source, uids[i], pushed, options, flow)
             own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run(journal))
         elif node.source is not None:
-            own.nodes[i] = replace(node, source=_own_source(node.source))
+            own.nodes[i] = replace(node, source=own_source(node.source))
     return own
 
 
@@ -381,18 +381,6 @@ def _journal(
     return Journal(
         f"{directory}/{encode_flow(uid)}", f"push source {uid!r}", settings.key, earlier, beside
     )
-
-
-def _own_source(source: Source[Any]) -> Source[Any]:
-    """Returns a copy of `source` for one run if it remembers the files found, otherwise
-    `source`.
-    """
-    fresh = getattr(getattr(source, "finder", None), "fresh", None)
-    if fresh is None:
-        return source
-    own: Any = copy.copy(source)
-    own.finder = fresh()
-    return own  # type: ignore[no-any-return]
 
 
 def _add_collector(

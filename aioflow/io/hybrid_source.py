@@ -13,7 +13,6 @@ between two polls or during a checkpoint. After Flink's HybridSource.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,6 +30,7 @@ from aioflow.operators.source import (
     as_reader,
     discover_splits,
     discovery_interval_s,
+    own_source,
 )
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ class HybridReader(BaseReader[Any]):
             return
         position = splits[0].position
         if position is None:
-            source = _own(self._source.first)
+            source = own_source(self._source.first)
             await self._read(source, await discover_splits(source, self._ctx.host))
             return
         self._is_second, rows, end = position
         self._end = tuple(end)
-        source = _own(self._second() if self._is_second else self._source.first)
+        source = own_source(self._second() if self._is_second else self._source.first)
         found = [Split(id_, at, payload, finished=over) for id_, at, payload, over in rows]
         finder = getattr(source, "finder", None)
         if self._is_second and finder is not None and discovery_interval_s(source):
@@ -265,7 +265,7 @@ class HybridReader(BaseReader[Any]):
         last, count, _ = self._end
         end = last, count, {id_: at for id_, at, _, _ in self.position(ONLY_SPLIT)[1]}
         self._end = end
-        source = _own(self._second())
+        source = own_source(self._second())
         splits = await discover_splits(source, self._ctx.host)
         # The position is that of the first source until the second one can be read.
         await self._read(source, splits, second=True)
@@ -301,13 +301,3 @@ class HybridReader(BaseReader[Any]):
         if new := [split for split in found if split.id not in known]:
             await self._reader.open(new)
             self._splits = [*self._splits, *new]
-
-
-def _own(source: Source[Any]) -> Source[Any]:
-    """Returns a copy of `source` for one reader if it remembers the files found."""
-    fresh = getattr(getattr(source, "finder", None), "fresh", None)
-    if fresh is None:
-        return source
-    own: Any = copy.copy(source)
-    own.finder = fresh()
-    return own  # type: ignore[no-any-return]

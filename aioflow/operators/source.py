@@ -9,6 +9,7 @@ splits, `finished` becomes True and `poll_batch` always returns None. An unbound
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ __all__ = [
     "as_reader",
     "discover_splits",
     "discovery_interval_s",
+    "own_source",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -301,6 +303,18 @@ class Source(Protocol[T_co]):
 
     def reader(self, ctx: SourceContext) -> SourceReader[T_co]:
         """Returns a reader for one subtask."""
+
+
+def own_source(source: Source[Any]) -> Source[Any]:
+    """Returns a copy of `source` for one run if it remembers the files found, otherwise
+    `source`.
+    """
+    fresh = getattr(getattr(source, "finder", None), "fresh", None)
+    if fresh is None:
+        return source
+    own: Any = copy.copy(source)
+    own.finder = fresh()
+    return own  # type: ignore[no-any-return]
 
 
 def discovery_interval_s(source: Source[Any]) -> float | None:
