@@ -268,7 +268,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a source that is read in two places remembers its files once for both",
-        "aioflow/api/flow.py",
+        "aioflow/operators/source.py",
         "    own.finder = fresh()\n",
         "",
         (
