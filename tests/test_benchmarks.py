@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from benchmarks import (
     bench_holds,
     bench_latency,
     bench_monitor,
+    bench_operators,
     bench_rocksdb,
     bench_scaling,
     bench_startup,
@@ -25,6 +27,8 @@ from benchmarks import (
     bench_throughput,
     bench_windows,
     flows,
+    operator_cases,
+    operator_loops,
     profiles,
 )
 from benchmarks.bench_throughput import Workload, compare, run_flow, stage_costs, workloads
@@ -75,6 +79,19 @@ def test_a_flow_that_gives_something_else_ends_the_benchmark() -> None:
 
     with pytest.raises(SystemExit, match="expected"):
         compare(Workload("w3", one_more, flows.w3), 100, 1, ["asyncio"])
+
+
+@pytest.mark.parametrize("case", operator_cases.CASES, ids=lambda case: case.name)
+def test_each_operator_gives_what_its_loop_gives(case: operator_cases.Case, tmp_path: Path) -> None:
+    data = operator_cases.Data(RECORDS, tmp_path)
+    assert bench_operators.check(case, case.rows(data)) > 0
+
+
+def test_a_loop_that_gives_something_else_ends_the_benchmark(tmp_path: Path) -> None:
+    case = next(case for case in operator_cases.CASES if case.name == "count")
+    data = operator_cases.Data(100, tmp_path)
+    with pytest.raises(SystemExit, match="the flow gives 100 outputs"):
+        bench_operators.check(case._replace(loop=operator_loops.summed), case.rows(data))
 
 
 def test_the_report_names_what_was_measured_and_where(capsys: pytest.CaptureFixture[str]) -> None:
