@@ -4,7 +4,8 @@ A function that blocks (loading a model, a `time.sleep`) stops everything on the
 including its heartbeats. From outside the process looks dead. So this heartbeat comes from a thread
 with its own loop and connection, and says how long the main loop has been blocked. A process that
 is silent now is dead, stopped or cut off. A loop that is blocked for longer than a second is logged
-once, with the blocking line.
+once, with the blocking line. While the process loads a program, that is logged after `LOADING_S`,
+and again after twice the time: an import may hang.
 
 Everything else in such a process still waits for its loop: nothing is deployed, cancelled or sent
 meanwhile. A function that holds the interpreter lock stops the thread as well, and the process is
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.protocol.handshake import PeerRole
 
-__all__ = ["HELD_S", "Pulse"]
+__all__ = ["HELD_S", "LOADING_S", "Pulse"]
 
 logger = logging.getLogger(__name__)
 
 HELD_S = 1.0
 """A loop that has not run for this long is blocked by code that should not be there."""
+
+LOADING_S = 5.0
+"""Time after which it is logged where the loading of a program is. Imports may take seconds."""
 
 LOOK_S = 0.25
 """How often the loop marks itself as alive, and how often the thread checks."""
@@ -73,7 +77,8 @@ class Pulse:
         """
         self.heard_at = self._seen_at
         """When the peer last answered."""
-        self._is_watched = True
+        self._loads = ""
+        """The program that is being loaded; empty if there is none."""
         self._loop_thread = threading.get_ident()
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -102,14 +107,15 @@ class Pulse:
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._show)
 
     @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Inside, a held loop is not reported: loading a program may take long."""
-        self._is_watched = False
+    def loading(self, what: str) -> Iterator[None]:
+        """Inside, a held loop is reported as the loading of `what`, which may take long."""
+        self._seen_at = self._host.clock.monotonic()
+        self._loads = what
         try:
             yield
         finally:
             self._seen_at = self._host.clock.monotonic()
-            self._is_watched = True
+            self._loads = ""
 
     # In the thread.
 
@@ -122,14 +128,19 @@ class Pulse:
         if self._is_over:
             return
         beating = asyncio.get_running_loop().create_task(self._beat(), name="heartbeat")
-        looks_held = 0
+        looks_held, told_s = 0, 0.0
         try:
             while not over.is_set():
                 # Two checks in a row: if the machine starves this process, the thread wakes late
                 # too, and the loop runs right after it.
-                looks_held = looks_held + 1 if self._is_watched and self._held_s() > HELD_S else 0
+                held_s = self._held_s()
+                looks_held = looks_held + 1 if not self._loads and held_s > HELD_S else 0
                 if looks_held == 2:
                     self._warn()
+                told_s = told_s if self._loads else 0.0
+                if self._loads and held_s > max(LOADING_S, 2 * told_s):
+                    told_s = held_s
+                    self._tell_loading(held_s)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await over.wait()
@@ -141,15 +152,25 @@ class Pulse:
     def _held_s(self) -> float:
         return self._host.clock.monotonic() - self._seen_at
 
-    def _warn(self) -> None:
+    def _tell_loading(self, held_s: float) -> None:
+        logger.warning(
+            "%s has been importing its program for %.0f s. It is at\n%s",
+            self._loads,
+            held_s,
+            self._stack(),
+        )
+
+    def _stack(self) -> str:
         frame = sys._current_frames().get(self._loop_thread)
-        stack = "" if frame is None else "".join(traceback.format_stack(frame))
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+    def _warn(self) -> None:
         logger.warning(
             "the event loop has been held for %.1f s, expected less than 0.1: everything on it "
             "waits; "
             "make this function async, or blocking=True. It is at\n%s",
             self._held_s(),
-            stack,
+            self._stack(),
         )
 
     async def _beat(self) -> None:

@@ -25,6 +25,7 @@ from aioflow.cluster.resource_manager import (
     Instruction,
     LoseWorker,
     NotEnoughResources,
+    OpensSlowly,
     ReleaseWorker,
     RequestSlot,
     SlotManager,
@@ -257,6 +258,16 @@ class ResourceManager:
                             job.worker_lost(worker_id)
                 case LoseWorker(worker_id, reason):
                     self.lose(worker_id, reason)
+                case OpensSlowly(worker_id, job_id, waited_s):
+                    logger.warning(
+                        "job %s waits for taskmanager %s, which has not opened it for %.0f s: it "
+                        "still imports the program, its own log says where; it counts as lost "
+                        "after %g s",
+                        job_id,
+                        worker_id,
+                        waited_s,
+                        self._slots.options.open_timeout_s,
+                    )
                 case SlotsLost(job_id, worker_id):
                     if job_id in self._jobs:
                         self._jobs[job_id].worker_lost(worker_id)

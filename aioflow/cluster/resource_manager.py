@@ -35,6 +35,8 @@ __all__ = [
     "Instruction",
     "LoseWorker",
     "NotEnoughResources",
+    "OPENS_SLOWLY_S",
+    "OpensSlowly",
     "ReleaseWorker",
     "RequestSlot",
     "SlotManager",
@@ -96,6 +98,10 @@ class SlotManagerOptions:
             )
 
 
+OPENS_SLOWLY_S = 10.0
+"""Time after which it is logged that a worker has not opened a job; imports are mostly shorter."""
+
+
 @dataclass(frozen=True, slots=True)
 class StartWorker:
     """Start `count` workers; each registers by itself.
@@ -138,6 +144,15 @@ class LoseWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class OpensSlowly:
+    """Log that the worker has not opened the job yet, `waited_s` after its slot was requested."""
+
+    worker_id: str
+    job_id: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NotEnoughResources:
     """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time."""
 
@@ -155,7 +170,13 @@ class SlotsLost:
 
 
 Instruction = (
-    StartWorker | RequestSlot | ReleaseWorker | LoseWorker | NotEnoughResources | SlotsLost
+    StartWorker
+    | RequestSlot
+    | ReleaseWorker
+    | LoseWorker
+    | OpensSlowly
+    | NotEnoughResources
+    | SlotsLost
 )
 
 
@@ -173,6 +194,8 @@ class _Slot:
     """
     accept_by: float | None = None
     """When the job must have accepted the slot, which was requested for it."""
+    late_at: float | None = None
+    """When to log the next time that the worker does not open the job."""
 
     @property
     def is_free(self) -> bool:
@@ -180,7 +203,7 @@ class _Slot:
 
     def set(self, job_id: str | None, allocation_id: str | None) -> None:
         if allocation_id != self.allocation_id:
-            self.accept_by = None
+            self.accept_by = self.late_at = None
         self.job_id, self.allocation_id = job_id, allocation_id
         self.pending = False
         self.retry_at = None
@@ -376,7 +399,8 @@ class SlotManager:
         accepted = set(allocation_ids)
         for slot in () if worker is None else worker.slots:
             if worker is not None and slot.allocation_id in accepted:
-                slot.accept_by, worker.has_served = None, True
+                slot.accept_by = slot.late_at = None
+                worker.has_served = True
 
     def declare(
         self, token: int, job_id: str, job_token: int, slots: int, address: str, now: float
@@ -453,10 +477,11 @@ class SlotManager:
             if slot.retry_at is not None
         ]
         due += [
-            slot.accept_by
+            at
             for worker in self._workers.values()
             for slot in worker.slots
-            if slot.accept_by is not None
+            for at in (slot.accept_by, slot.late_at)
+            if at is not None
         ]
         if self._recovered_at is not None:
             return min(due)  # Before that no worker is released and no shortage is reported.
@@ -487,6 +512,7 @@ class SlotManager:
                     slot.set(job_id, f"{self.token}-{self._allocations}")
                     slot.pending = True
                     slot.accept_by = now + self.options.open_timeout_s
+                    slot.late_at = now + OPENS_SLOWLY_S
                     slot.address = job.address
                     instructions.append(self._request(worker, slot))
                     missing -= 1
@@ -561,6 +587,7 @@ class SlotManager:
     def _lose_those_that_open_no_job(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for worker in self._workers.values():
+            instructions += self._tell_slow(worker, now)
             late = next(
                 (s for s in worker.slots if s.accept_by is not None and now >= s.accept_by), None
             )
@@ -571,6 +598,18 @@ class SlotManager:
                     LoseWorker(worker.worker_id, f"{why}: an import of its program may hang")
                 )
         return instructions
+
+    def _tell_slow(self, worker: _Worker, now: float) -> list[Instruction]:
+        """Tells once for each job, and again after twice the time."""
+        waited: dict[str, float] = {}
+        for slot in worker.slots:
+            if slot.late_at is None or now < slot.late_at or now >= (slot.accept_by or now):
+                continue
+            assert slot.job_id is not None and slot.accept_by is not None
+            waited_s = now - (slot.accept_by - self.options.open_timeout_s)
+            slot.late_at = now + waited_s
+            waited[slot.job_id] = max(waited_s, waited.get(slot.job_id, 0.0))
+        return [OpensSlowly(worker.worker_id, *one) for one in waited.items()]
 
     def _release_idle(self, now: float) -> list[Instruction]:
         timeout = self.options.idle_timeout_s

@@ -433,8 +433,11 @@ class TaskManager:
                 old = None
             try:
                 if old is None:
+                    what = f"job {job_id} on taskmanager {self.id}"
                     with (
-                        contextlib.nullcontext() if self._pulse is None else self._pulse.unwatched()
+                        contextlib.nullcontext()
+                        if self._pulse is None
+                        else self._pulse.loading(what)
                     ):
                         job = load_job(content)
                     session = JobSession(

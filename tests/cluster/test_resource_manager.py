@@ -12,9 +12,11 @@ import pytest
 
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.resource_manager import (
+    OPENS_SLOWLY_S,
     Instruction,
     LoseWorker,
     NotEnoughResources,
+    OpensSlowly,
     ReleaseWorker,
     RequestSlot,
     SlotManager,
@@ -320,11 +322,27 @@ def test_a_worker_that_does_not_open_its_job_in_time_counts_as_lost() -> None:
     rm.register_worker(1, "w", empty(), 0.0)
     (request,) = (i for i in rm.declare(1, "job", 1, 1, "jm", 10.0) if isinstance(i, RequestSlot))
     rm.slot_granted(1, "w", request.registration, request.allocation_id)
-    assert rm.tick(309.9) == []
+    rm.tick(309.9)
     assert rm.next_due() == 310.0
     (lose,) = rm.tick(310.0)
     assert lose == LoseWorker("w", lose.reason)  # type: ignore[union-attr]
     assert "it has not opened job job within 300 s" in lose.reason
+
+
+def test_a_worker_that_opens_its_job_slowly_is_named_early() -> None:
+    """Once for each job, and again after twice the time."""
+    rm = manager()
+    rm.register_worker(1, "w", empty(), 0.0)
+    for request in rm.declare(1, "job", 1, 2, "jm", 10.0):
+        assert isinstance(request, RequestSlot)
+        rm.slot_granted(1, "w", request.registration, request.allocation_id)
+    assert rm.tick(10.0 + OPENS_SLOWLY_S - 0.1) == []
+    assert rm.next_due() == 10.0 + OPENS_SLOWLY_S
+    assert rm.tick(10.0 + OPENS_SLOWLY_S) == [OpensSlowly("w", "job", OPENS_SLOWLY_S)]
+    assert rm.tick(10.0 + 2 * OPENS_SLOWLY_S - 0.1) == []
+    assert rm.tick(10.0 + 2 * OPENS_SLOWLY_S) == [OpensSlowly("w", "job", 2 * OPENS_SLOWLY_S)]
+    rm.slots_accepted("w", [allocation_id for _, _, allocation_id in rm.slots_of("job")])
+    assert rm.tick(1000.0) == []
 
 
 def test_a_worker_whose_slots_are_accepted_has_opened_its_job() -> None:
