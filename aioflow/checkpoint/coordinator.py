@@ -147,6 +147,11 @@ class CheckpointCoordinator:
         return self._retention.latest
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the final checkpoint is complete: the tasks end, and none is taken any more."""
+        return self._turns.final_is_complete
+
+    @property
     def next_id(self) -> int:
         return self._next_id
 
@@ -482,7 +487,7 @@ class CheckpointCoordinator:
         Every event ends with this call.
         """
         while not self._is_over and len(self._pending) < self.options.max_concurrent:
-            request = self._turns.take(now)
+            request = self._turns.take(now, alone=not self._pending)
             if request is None:
                 break
             instructions += self._trigger(request, now)

@@ -48,6 +48,7 @@ class CheckpointFailureReason(StrEnum):
     DECLINED_SUBSUMED = "DECLINED_SUBSUMED"
     CANCELLATION_BARRIER = "CANCELLATION_BARRIER"
     ABORT_NOTIFIED = "ABORT_NOTIFIED"
+    CALLS_GO_ON = "CALLS_GO_ON"
 
     # Found by the coordinator.
     EXPIRED = "EXPIRED"
@@ -93,6 +94,9 @@ _SENTENCES = {
     ),
     CheckpointFailureReason.CANCELLATION_BARRIER: "a task upstream cancelled it",
     CheckpointFailureReason.ABORT_NOTIFIED: "the coordinator had aborted it",
+    CheckpointFailureReason.CALLS_GO_ON: (
+        "a task could not be stopped in time, because of a call in a thread"
+    ),
     CheckpointFailureReason.EXPIRED: "it was not complete within the timeout",
     CheckpointFailureReason.IO_EXCEPTION: "it could not be stored",
     CheckpointFailureReason.SUBSUMED: "a newer one completed first",

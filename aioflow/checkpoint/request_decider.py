@@ -10,7 +10,8 @@ coordinator looks at the clock when the queue is empty.
     UNDER_WAY  --failed--> AHEAD, again after a while
     COMPLETE   --the job restarts--> AHEAD
 
-No checkpoint is taken after the final one, because the tasks are ending. `PendingCheckpoint` is an
+No checkpoint is taken after the final one, because the tasks are ending. While a checkpoint holds
+the tasks, and until those of the rescaled job run, all requests wait. `PendingCheckpoint` is an
 unfinished checkpoint: the tasks that must still acknowledge it, and the state of the others.
 """
 
@@ -110,6 +111,12 @@ class _Final(Enum):
     COMPLETE = auto()
 
 
+class _Hold(Enum):
+    NONE = "tasks process their input"
+    HELD = "tasks process nothing, because of a checkpoint"
+    RESTARTING = "the job restarts from that checkpoint"
+
+
 class CheckpointTurns:
     """Queues requests, times periodic checkpoints, and tracks the final checkpoint.
 
@@ -122,6 +129,7 @@ class CheckpointTurns:
         self._requests = RequestQueue()
         self._stop: Request | None = None
         """The request of a user's stop: the final checkpoint is made for it."""
+        self._hold = _Hold.NONE
         self._final = _Final.AHEAD
         self._final_at_s = 0.0
         """Time when the final checkpoint is retried, or its completion is notified again."""
@@ -168,6 +176,8 @@ class CheckpointTurns:
         """Notes that a checkpoint was triggered; the interval counts from here."""
         if request.final:
             self._final = _Final.UNDER_WAY
+        if request.holds:
+            self._hold = _Hold.HELD
         if self._options.interval_ms is not None and not request.kind.is_savepoint:
             self._periodic_at_s = now.s + self._options.interval_ms / 1000
 
@@ -181,19 +191,29 @@ class CheckpointTurns:
         """Notes that a checkpoint failed. A final one is retried after a while."""
         if request.final:
             self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S
+        if request.holds:
+            self._hold = _Hold.NONE
 
     def restarted(self, now: Moment) -> None:
         """Notes that ended tasks run again, so that another final checkpoint is needed."""
         if self._final is _Final.COMPLETE:
             self._final, self._final_at_s = _Final.AHEAD, now.s
+        if self._hold is _Hold.HELD:
+            self._hold = _Hold.RESTARTING
 
     # Decisions.
 
-    def take(self, now: Moment) -> Request | None:
-        """Returns the request to trigger now, None if there is none."""
-        if self._final is not _Final.AHEAD:
+    def take(self, now: Moment, *, alone: bool = True) -> Request | None:
+        """Returns the request to trigger now, None if there is none.
+
+        `alone`: no checkpoint is under way. One that holds the tasks waits for that, because the
+        job restarts after it.
+        """
+        if self._final is not _Final.AHEAD or self._waits_for_rescaling():
             return None
         first = self._requests.first
+        if first is not None and first.holds and not alone:
+            return None
         if first is not None and first.tries and self._subtasks.any_closing:
             first = None  # It failed because a task is about to end, and would fail again.
         if first is not None and first.kind.is_savepoint:
@@ -222,9 +242,17 @@ class CheckpointTurns:
         """
         if self._awaits_the_end:
             return self._final_at_s
-        if not has_slot or self._final is not _Final.AHEAD:
+        if not has_slot or self._final is not _Final.AHEAD or self._waits_for_rescaling():
+            return None
+        if (first := self._requests.first) is not None and first.holds:
             return None
         return self._final_at_s if self._subtasks.all_at_end else self._periodic_due(None)
+
+    def _waits_for_rescaling(self) -> bool:
+        """Whether tasks are held, or those that replace them do not all run yet."""
+        if self._hold is _Hold.RESTARTING and isinstance(self._subtasks.plan(), CheckpointPlan):
+            self._hold = _Hold.NONE
+        return self._hold is not _Hold.NONE
 
     @property
     def _awaits_the_end(self) -> bool:

@@ -228,6 +228,11 @@ class JobCheckpoints:
                     logger.warning("another checkpoint is left as it is: %s", error)
         return others
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the job is over, or its tasks end after the final checkpoint."""
+        return self._over or (self._coordinator is not None and self._coordinator.is_ending)
+
     def run_with(self, tasks: CheckpointedTasks) -> None:
         """Sets the tasks that checkpoint messages go to from now on."""
         self._tasks = tasks

@@ -151,6 +151,8 @@ class Rescaling:
                 return
             except CheckpointError as error:
                 self._refuse_ended()
+                if checkpoints.is_ending:
+                    raise self.ended("about to end: it has processed all of its data") from error
                 if not tries_left or self._executions.restarts == restarts:
                     raise RescaleError(
                         f"job {self._executions.graph.name!r} goes on as it was: {error}"
@@ -163,12 +165,12 @@ class Rescaling:
         if self._executions.status not in (JobStatus.RUNNING, JobStatus.RESTARTING):
             raise self.ended()
 
-    def ended(self) -> JobNotRunning:
-        """Returns the error of a job that cannot be rescaled because of its status."""
+    def ended(self, status: str = "") -> JobNotRunning:
+        """Returns the error of a job that cannot be rescaled because of its `status`."""
         executions = self._executions
         return JobNotRunning(
-            f"job {executions.graph.name!r} ({executions.job_id}) is {executions.status.value}, "
-            "only a job that runs can be rescaled"
+            f"job {executions.graph.name!r} ({executions.job_id}) is "
+            f"{status or executions.status.value}, only a job that runs can be rescaled"
         )
 
     async def _until(self, condition: Callable[[], bool]) -> None:

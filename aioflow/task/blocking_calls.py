@@ -2,7 +2,8 @@
 
 A task that is cut short waits until its calls have ended, so that no new attempt runs beside them.
 The wait is limited: see `end_watch`. A call that has not begun by then never runs. Calls whose
-caller gave up before, because of a timeout, are not waited for.
+caller gave up before, because of a timeout, are not waited for. Before a rescaling cancels the
+tasks, their calls must have ended; meanwhile no call begins.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from aioflow.core.aio import wait_all
 from aioflow.inspection.process import place_of
 
 if TYPE_CHECKING:
@@ -63,6 +65,10 @@ class BlockingCalls:
         self._running: dict[_Call, None] = {}
         self._awaited: dict[_Call, None] = {}
         """The running calls that the end of the task waits for."""
+        self._open: dict[asyncio.Future[Any], _Call] = {}
+        """The calls whose result is awaited, also those that wait for a thread."""
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
         self._is_over = False
         self._changed: asyncio.Future[None] | None = None
 
@@ -71,8 +77,30 @@ class BlockingCalls:
     ) -> Awaitable[T]:
         """Runs `function(*args)` of an operator in a thread."""
         call = _Call(self, context, function, args)
+        return self._begin(call) if self._may_begin.is_set() else self._begin_later(call)
+
+    def _begin(self, call: _Call) -> asyncio.Future[Any]:
         future = call.future = self._host.blocking(call)
+        self._open[future] = call
+        future.add_done_callback(self._open.pop)
         return future
+
+    async def _begin_later(self, call: _Call) -> Any:
+        await self._may_begin.wait()
+        return await self._begin(call)
+
+    def pause(self) -> None:
+        """Lets no call begin until `resume`."""
+        self._may_begin.clear()
+
+    def resume(self) -> None:
+        """Lets calls begin, after `pause` or without it."""
+        self._may_begin.set()
+
+    async def outlasting(self, timeout_s: float) -> OperatorContext | None:
+        """Waits until all calls have ended. Returns the operator of one that goes on for longer."""
+        await wait_all(list(self._open), timeout_s=timeout_s)
+        return next((call.context for call in self._open.values()), None)
 
     def end(self, *, wait: bool) -> None:
         """Lets no more calls begin. With `wait` the end of running ones is awaited."""

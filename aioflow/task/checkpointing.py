@@ -23,9 +23,10 @@ Flink's interruptible timers.
 
 An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
 declines the checkpoint, and the task goes on. After a checkpoint that holds, the task processes
-nothing until it is cancelled, or the checkpoint is aborted. Ids only rise: one that is not above
-the last is ignored. Notices about completed and aborted checkpoints reach every operator once, in
-order, tail to head.
+nothing until it is cancelled, or the checkpoint is aborted. It is declined if a call in a thread
+does not end in time, because no new attempt may run beside that call. Ids only rise: one that is
+not above the last is ignored. Notices about completed and aborted checkpoints reach every operator
+once, in order, tail to head.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
 from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.aio import wait_all
 from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
+from aioflow.core.errors import CancellationTimeout
+from aioflow.operators.stateless import describe_place
 from aioflow.task.blame import naming
 from aioflow.task.channel_state import ChannelStateCapture
 from aioflow.task.checkpoint import TaskCheckpoint, may_overtake_later
@@ -327,6 +330,7 @@ class SubtaskCheckpoints:
             raise
         if take.barrier.holds:
             self._held_by, self.is_held = checkpoint_id, True
+            self._runtime.calls.pause()
         # A stopped task continues from the final checkpoint; earlier ones may complete without it.
         if self._ended and self._first_after_end is None and (self._drained or take.barrier.final):
             self._first_after_end = checkpoint_id
@@ -356,6 +360,8 @@ class SubtaskCheckpoints:
         assert environment.store is not None and environment.responder is not None, (
             "checkpoints are taken only where they can be kept"
         )
+        if barrier.holds and not await self._calls_end(barrier.checkpoint_id):
+            return
         # A savepoint is the user's: the job does not go back to it.
         copies = (
             None
@@ -388,6 +394,20 @@ class SubtaskCheckpoints:
         environment.responder.acknowledge_checkpoint(
             self._attempt, barrier.checkpoint_id, state, stats
         )
+
+    async def _calls_end(self, checkpoint_id: int) -> bool:
+        """Waits for calls in threads, and declines the checkpoint if they do not end in time."""
+        timeout_s = self._environment.options.cancellation_timeout_s
+        operator = await self._runtime.calls.outlasting(timeout_s)
+        if operator is None:
+            return True
+        error = CancellationTimeout(
+            f"{describe_place(operator)} did not end its calls within {timeout_s:g} s "
+            "(cancellation_timeout=): a thread cannot be interrupted, so give its calls timeouts "
+            "of their own"
+        )
+        self._decline(checkpoint_id, CheckpointFailureReason.CALLS_GO_ON, error)
+        return False
 
     def _written(self, checkpoint: TaskCheckpoint, _writing: asyncio.Task[None]) -> None:
         """Cleans up after a write.
@@ -468,6 +488,7 @@ class SubtaskCheckpoints:
         """
         if checkpoint_id == self._held_by:
             self._held_by, self.is_held = None, False
+            self._runtime.calls.resume()
         if latest_completed is not None:
             self.completed(latest_completed)
         self._give_up(checkpoint_id)

@@ -14,6 +14,7 @@ UNITS = "tests/advice/test_time_unit.py::"
 SIGNATURES = "tests/api/test_signatures.py::"
 
 RESCALE = "tests/api/test_rescale.py::"
+COORDINATOR = "tests/checkpoint/test_coordinator.py::"
 GRAPH = "tests/cluster/test_execution_graph.py::"
 HUNG = "tests/api/test_hung_calls.py::"
 CANCELS = "tests/api/test_user_code_cancels.py::"
@@ -1149,6 +1150,36 @@ JOB_MUTANTS: list[Mutant] = [
         "        if checkpoint_id == self._held_by:\n",
         "        if False:\n",
         (RESCALE + "test_tasks_go_on_if_the_checkpoint_that_holds_them_fails",),
+    ),
+    Mutant(
+        "a savepoint is begun while a rescaling holds the tasks",
+        "aioflow/checkpoint/request_decider.py",
+        "        if self._final is not _Final.AHEAD or self._waits_for_rescaling():\n"
+        "            return None\n"
+        "        first",
+        "        if self._final is not _Final.AHEAD:\n            return None\n        first",
+        (COORDINATOR + "test_savepoint_waits_while_a_rescaling_holds_and_restarts_the_tasks",),
+    ),
+    Mutant(
+        "a rescaling aborts the checkpoints that are under way",
+        "aioflow/checkpoint/request_decider.py",
+        "        if first is not None and first.holds and not alone:\n",
+        "        if False:\n",
+        (COORDINATOR + "test_checkpoint_that_holds_the_tasks_waits_for_those_under_way",),
+    ),
+    Mutant(
+        "a rescaling cancels tasks whose calls in threads go on",
+        "aioflow/task/checkpointing.py",
+        "        if barrier.holds and not await self._calls_end(barrier.checkpoint_id):\n",
+        "        if False:\n",
+        (RESCALE + "test_a_call_in_a_thread_that_does_not_end_lets_the_job_go_on_as_it_was",),
+    ),
+    Mutant(
+        "a rescaling of a job that ends says that the job goes on",
+        "aioflow/cluster/rescaling.py",
+        "                if checkpoints.is_ending:\n",
+        "                if False:\n",
+        (RESCALE + "test_a_rescaling_while_the_final_checkpoint_is_stored_says_that_the_job_ends",),
     ),
     Mutant(
         "a subtask that was gone counts its attempts from the beginning",

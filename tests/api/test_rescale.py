@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -325,4 +327,130 @@ async def test_a_job_whose_memory_does_not_suffice_goes_on_as_it_was(store: str)
         assert max(parallelism(job)) == 1
         numbers.end = numbers.read_until + 100
         await job.wait()
+    assert exact(rows, numbers.end)
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_savepoint_amid_a_rescaling_waits_for_it(store: str, turns: int) -> None:
+    numbers, rows = Numbers(), list[Any]()
+    flow, _ = counting(numbers.read, rows)
+    async with flow.run(checkpoints=store, every="5ms", max_concurrent=2) as job:
+        await eventually(lambda: len(rows) > 100)
+        rescaling = asyncio.create_task(job.rescale(parallelism=3))
+        for _ in range(turns):
+            await asyncio.sleep(0.001)
+        savepoint, number = await asyncio.gather(job.savepoint(), job.checkpoint())
+        assert savepoint
+        assert number
+        await rescaling
+        numbers.end = numbers.read_until + 100
+        await job.wait()
+    assert exact(rows, numbers.end)
+
+
+@pytest.mark.parametrize("turns", range(0, 40, 4))
+async def test_a_rescaling_near_the_end_says_that_the_job_ends(store: str, turns: int) -> None:
+    numbers, rows = Numbers(), list[Any]()
+    flow, counts = counting(numbers.read, rows)
+    async with flow.run(checkpoints=store, every="1h") as job:
+        await eventually(lambda: len(rows) > 100)
+        numbers.end = numbers.read_until + 1
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        with contextlib.suppress(af.JobNotRunning):
+            await job.rescale(counts, 2)
+        await job.wait()
+    assert exact(rows, numbers.end)
+
+
+async def test_a_rescaling_while_the_final_checkpoint_is_stored_says_that_the_job_ends(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, rows = Numbers(), list[Any]()
+    flow, counts = counting(numbers.read, rows)
+    async with flow.run(checkpoints=store, every="1h") as job:
+        kept = job._cluster.job_master._checkpoints.store  # type: ignore[attr-defined]
+        complete, stored, go_on = kept.complete, asyncio.Event(), asyncio.Event()
+
+        async def slow(checkpoint: Any) -> Any:
+            stored.set()
+            await go_on.wait()
+            return await complete(checkpoint)
+
+        monkeypatch.setattr(kept, "complete", slow)
+        numbers.end = numbers.read_until + 100
+        await stored.wait()
+        rescaling = asyncio.create_task(job.rescale(counts, 2))
+        await asyncio.sleep(0.001)
+        go_on.set()
+        with pytest.raises(af.JobNotRunning, match="only a job that runs can be rescaled"):
+            await rescaling
+        await job.wait()
+    assert exact(rows, numbers.end)
+
+
+async def test_a_call_in_a_thread_that_does_not_end_lets_the_job_go_on_as_it_was(
+    store: str,
+) -> None:
+    numbers, rows = Numbers(), list[Any]()
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def call(n: int) -> int:
+        if n == 300:
+            hangs.set()
+            assert let_go.wait(60)
+        return n
+
+    flow, read = af.Flow("calls"), numbers.read
+    called = flow.source(read, uid="numbers").map(call, blocking=True, concurrency=4, uid="call")
+    called.key_by(lambda n: n % 50).count(uid="count").sink(rows.append)
+    options: dict[str, Any] = {"cancellation_timeout": "20ms", "restart": af.no_restart()}
+    async with flow.run(checkpoints=store, every="1h", **options) as job:
+        await asyncio.to_thread(hangs.wait, 30)
+        with pytest.raises(
+            af.RescaleError,
+            match=r"goes on as it was: .*operator .map.call.., .* did not end its calls",
+        ):
+            await job.rescale("count", 2)
+        let_go.set()
+        numbers.end = numbers.read_until + 100
+        seen = len(rows)
+        await eventually(lambda: len(rows) > seen)
+        await job.wait()
+    assert exact(rows, numbers.end)
+
+
+async def test_a_rescaling_waits_for_calls_in_threads(store: str) -> None:
+    numbers, rows = Numbers(), list[Any]()
+    running = overlaps = 0
+    lock = threading.Lock()
+    may_run = threading.Event()
+    may_run.set()
+
+    def call(n: int) -> int:
+        nonlocal running, overlaps
+        with lock:
+            running += 1
+            overlaps = max(overlaps, running)
+        assert may_run.wait(60)
+        with lock:
+            running -= 1
+        return n
+
+    flow, read = af.Flow("calls"), numbers.read
+    called = flow.source(read, uid="numbers").map(call, blocking=True, concurrency=4, uid="call")
+    called.key_by(lambda n: n % 50).count(uid="count").sink(rows.append)
+    async with flow.run(checkpoints=store, every="1h", cancellation_timeout="1h") as job:
+        for wanted in (3, 1, 2):
+            seen = len(rows)
+            await eventually(lambda seen=seen: len(rows) > seen + 100)  # type: ignore[misc]
+            may_run.clear()
+            await eventually(lambda: running == 4)
+            rescaling = asyncio.create_task(job.rescale("count", wanted))
+            await asyncio.sleep(0.01)
+            may_run.set()
+            await rescaling
+        numbers.end = numbers.read_until + 100
+        await job.wait()
+    assert overlaps == 4
     assert exact(rows, numbers.end)

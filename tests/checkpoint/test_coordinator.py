@@ -1178,3 +1178,45 @@ def test_unaligned_subtask_makes_an_unaligned_checkpoint() -> None:
     assert record.checkpoint_type == "UNALIGNED_CHECKPOINT"
     assert record.status == "IN_PROGRESS"
     assert record.num_acknowledged_subtasks == 1
+
+
+# Rescaling.
+
+
+@pytest.mark.parametrize("max_concurrent", [1, 3])
+def test_savepoint_waits_while_a_rescaling_holds_and_restarts_the_tasks(
+    max_concurrent: int,
+) -> None:
+    job = Job(interval_ms=10, max_concurrent=max_concurrent)
+    job.run()
+    held = only(Trigger, job.heard(job.coordinator.request_hold(1, job.now)))
+    assert held[0].barrier.holds
+    assert job.savepoint(2) == []
+    assert list(answered(job.complete(held[0].barrier.checkpoint_id))) == [1]
+    assert triggered(job.advance(50)) == [], "the tasks process nothing"
+    for key in KEYS:
+        assert job.lost(key) == []
+    assert job.heard(job.coordinator.restart(KEYS, job.now)) == []
+    job.attempts = dict.fromkeys(KEYS, 1)
+    assert job.run(KEYS[:-1]) == []
+    (savepoint, *_) = only(Trigger, job.run(KEYS[-1:]))
+    assert savepoint.barrier.savepoint
+    assert list(answered(job.complete(savepoint.barrier.checkpoint_id))) == [2]
+
+
+def test_requests_go_on_once_the_checkpoint_that_holds_the_tasks_has_failed() -> None:
+    job = Job()
+    job.run()
+    job.coordinator.request_hold(1, job.now)
+    assert job.checkpoint(2) == []
+    assert triggered(job.decline((COUNT, 0), 1, Reason.DECLINED)) == [2]
+
+
+def test_checkpoint_that_holds_the_tasks_waits_for_those_under_way() -> None:
+    """The restart after it would abort them."""
+    job = Job(interval_ms=10, max_concurrent=3)
+    job.run()
+    assert triggered(job.savepoint(1)) == [1]
+    assert job.heard(job.coordinator.request_hold(2, job.now)) == []
+    assert job.advance(50) == []
+    assert triggered(job.complete(1)) == [2]
