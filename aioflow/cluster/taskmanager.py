@@ -128,6 +128,8 @@ class TaskManager:
             None if options.network_bytes is None else NetworkBufferPool(options.network_bytes)
         )
         self._sessions: dict[str, JobSession] = {}
+        self._ending: dict[JobSession, None] = {}
+        """Sessions that are being closed. `run` waits for them."""
         self._opening: dict[str, asyncio.Task[None]] = {}
         """Tasks that find the JobMaster of a job and load its code, by job."""
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -195,7 +197,7 @@ class TaskManager:
             await cancel_and_wait(
                 [timers, reports, *collecting, *self._opening.values(), *self._tasks]
             )
-            for session in list(self._sessions.values()):
+            for session in [*self._ending, *self._sessions.values()]:
                 await session.close()
             if self._connection is not None:
                 await self._connection.close()
@@ -338,7 +340,7 @@ class TaskManager:
         session = self._sessions.pop(job_id, None)
         if session is not None:
             self._drop_token(job_id, session.token)
-            await session.close()
+            await self._close(session)
 
     def give_up(self, why: str) -> None:
         """Asks the JobManager to end this process."""
@@ -502,7 +504,13 @@ class TaskManager:
             if not (session.has_run and self._table.is_connected(job_id)):
                 del self._sessions[job_id]
                 self._drop_token(job_id, session.token)
-                self._begin(session.close(), f"close job {job_id[:8]}")
+                self._begin(self._close(session), f"close job {job_id[:8]}")
+
+    async def _close(self, session: JobSession) -> None:
+        """Closes a session that serves no job any more. A cancellation leaves that to `run`."""
+        self._ending[session] = None
+        await session.close()
+        del self._ending[session]
 
     def _drop_token(self, job_id: str, token: int) -> None:
         """Disconnects the JobMaster of a job whose code is closed here.

@@ -1179,7 +1179,20 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/cluster/rescaling.py",
         "                if checkpoints.is_ending:\n",
         "                if False:\n",
-        (RESCALE + "test_a_rescaling_while_the_final_checkpoint_is_stored_says_that_the_job_ends",),
+        (
+            RESCALE
+            + "test_a_rescaling_whose_checkpoint_comes_after_the_final_one_says_that_the_job_ends",
+        ),
+    ),
+    Mutant(
+        "a session that is being closed is left behind by its taskmanager",
+        "aioflow/cluster/taskmanager.py",
+        "            for session in [*self._ending, *self._sessions.values()]:\n",
+        "            for session in self._sessions.values():\n",
+        (
+            "tests/cluster/test_taskmanager.py::"
+            "test_a_session_that_is_being_closed_is_closed_before_its_taskmanager_ends",
+        ),
     ),
     Mutant(
         "a subtask that was gone counts its attempts from the beginning",

@@ -363,28 +363,38 @@ async def test_a_rescaling_near_the_end_says_that_the_job_ends(store: str, turns
     assert exact(rows, numbers.end)
 
 
-async def test_a_rescaling_while_the_final_checkpoint_is_stored_says_that_the_job_ends(
+async def test_a_rescaling_whose_checkpoint_comes_after_the_final_one_says_that_the_job_ends(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers, rows = Numbers(), list[Any]()
     flow, counts = counting(numbers.read, rows)
     async with flow.run(checkpoints=store, every="1h") as job:
         kept = job._cluster.job_master._checkpoints.store  # type: ignore[attr-defined]
-        complete, stored, go_on = kept.complete, asyncio.Event(), asyncio.Event()
+        complete, stored = kept.complete, list[asyncio.Event]()
 
         async def slow(checkpoint: Any) -> Any:
-            stored.set()
-            await go_on.wait()
+            stored.append(asyncio.Event())
+            if len(stored) <= 2:
+                await stored[-1].wait()
             return await complete(checkpoint)
 
         monkeypatch.setattr(kept, "complete", slow)
-        numbers.end = numbers.read_until + 100
-        await stored.wait()
+        await eventually(lambda: len(rows) > 100)
         rescaling = asyncio.create_task(job.rescale(counts, 2))
-        await asyncio.sleep(0.001)
-        go_on.set()
+        await eventually(lambda: len(stored) == 1)
+        savepoint = asyncio.create_task(job.savepoint())
+        await asyncio.sleep(0.01)
+        stored[0].set()  # The savepoint follows, and then the checkpoint that holds the tasks.
+        await eventually(lambda: len(stored) == 2)
+        numbers.end = numbers.read_until + 100
+        tasks = job._cluster.job_master.executions.executions.values()
+        await eventually(lambda: exact(rows, numbers.end or 0))
+        assert all(task.state.value == "RUNNING" for task in tasks)
+        await asyncio.sleep(0.01)
+        stored[1].set()
         with pytest.raises(af.JobNotRunning, match="only a job that runs can be rescaled"):
             await rescaling
+        assert await savepoint
         await job.wait()
     assert exact(rows, numbers.end)
 

@@ -22,7 +22,9 @@ SECRET = b"s" * 32
 
 
 @asynccontextmanager
-async def jobmanager(register: Callable[..., Any]) -> AsyncIterator[Whereabouts]:
+async def jobmanager(
+    register: Callable[..., Any], **handlers: Callable[..., Any]
+) -> AsyncIterator[Whereabouts]:
     """Leads, and answers registrations by `register(connection, ...)`."""
 
     def on_peer(connection: RpcConnection) -> dict[str, Callable[..., Any]]:
@@ -34,6 +36,7 @@ async def jobmanager(register: Callable[..., Any]) -> AsyncIterator[Whereabouts]
             "register": registering,
             "heartbeat": ignore,
             "alive": ignore,
+            **handlers,
         }
 
     server = RpcServer(
@@ -171,3 +174,61 @@ async def test_one_without_a_jobmanager_says_so_seldom_and_once_when_it_has_foun
         r"is registered with 3 slots at 127\.0\.0\.1:\d+, after \d+ s without a jobmanager$",
         found[0],
     )
+
+
+class _SlowSession:
+    """A session that takes a while to close."""
+
+    def __init__(self, *args: Any) -> None:
+        self.token, self.location, self.has_run = args[4], "here:1", True
+        self.closing, self.may_close = asyncio.Event(), asyncio.Event()
+        self.is_closed = False
+        sessions.append(self)
+
+    async def open(self, bind: str) -> None: ...
+
+    def tell_missed(self) -> None: ...
+
+    async def close(self) -> None:
+        self.closing.set()
+        await self.may_close.wait()
+        self.is_closed = True
+
+
+sessions: list[_SlowSession] = []
+
+
+async def test_a_session_that_is_being_closed_is_closed_before_its_taskmanager_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise its tasks go on while the event loop is closed under them."""
+    sessions.clear()
+    monkeypatch.setattr("aioflow.cluster.taskmanager.JobSession", _SlowSession)
+    monkeypatch.setattr("aioflow.cluster.taskmanager.load_job", lambda content: content)
+    host, offered = SystemHost(), asyncio.Event()
+    registered: asyncio.Queue[RpcConnection] = asyncio.Queue()
+
+    def register(connection: RpcConnection, *args: Any) -> int:
+        registered.put_nowait(connection)
+        return 1
+
+    def offer(worker_id: str, job: str, token: int, location: str, offers: Any) -> Any:
+        offered.set()
+        return [allocation_id for allocation_id, _ in offers], []
+
+    handlers = {"open_job": lambda *args: (7, b""), "offer_slots": offer, "slot_freed": ignore}
+    async with asyncio.timeout(60), jobmanager(register, **handlers) as where:
+        manager = TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where))
+        running = asyncio.ensure_future(manager.run())
+        connection = await registered.get()
+        await connection.call("request_slot", 0, "job", "allocation", "jm")
+        await offered.wait()
+        (session,) = sessions
+        closing = asyncio.ensure_future(connection.call("close_job", "job"))
+        await session.closing.wait()
+        manager.stop()
+        asyncio.get_running_loop().call_later(0.05, session.may_close.set)
+        await running
+        assert session.is_closed
+        await asyncio.gather(closing, return_exceptions=True)
+    await host.close()
