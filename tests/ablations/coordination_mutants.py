@@ -139,7 +139,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a savepoint is taken behind the final checkpoint",
         "aioflow/checkpoint/request_decider.py",
-        "        if self._final is not _Final.AHEAD:\n            return None\n        first",
+        "        if self._final is not _Final.AHEAD or self._waits_for_rescaling():\n"
+        "            return None\n        first",
         "        first",
         (
             "tests/checkpoint/test_turns.py::"
