@@ -85,7 +85,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "--on",
         type=_place,
         metavar="spark[=MASTER]",
-        help="run as a job of Spark, such as spark=spark://host:7077 (spark=local[*])",
+        help="run as a job of Spark, such as spark=spark://host:7077 (without =MASTER: that of "
+        "spark-defaults.conf, or local[*])",
     )
     add_checkpoint_options(run)
     run.set_defaults(carry_out=_run)
@@ -149,7 +150,7 @@ def _place(text: str) -> Any:
     if name != "spark":
         raise argparse.ArgumentTypeError(f"expected spark, or spark=MASTER, got {text!r}")
     try:
-        return aioflow.Spark(master or "local[*]")
+        return aioflow.Spark(master or None)
     except aioflow.AioflowError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -71,8 +71,9 @@ def translated(error: BaseException) -> BaseException:
             if origin is not None:
                 return _of_java(origin)
             text = getattr(error, "_desc", None) or getattr(error, "_message", None) or str(error)
+            condition: Any = getattr(error, "getCondition", None) or error.getErrorClass  # 3.5
             return _of_text(
-                str(text), error.getCondition() or "", str(getattr(error, "_stackTrace", "") or "")
+                str(text), condition() or "", str(getattr(error, "_stackTrace", "") or "")
             )
         if isinstance(error, Py4JError):
             return SparkError(f"Spark: {_short(str(error))}")

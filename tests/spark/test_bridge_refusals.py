@@ -109,18 +109,23 @@ async def test_a_bridge_that_is_closed_says_so() -> None:
 
 
 def test_configuration_of_the_user_overrides_our_defaults(tmp_path: object) -> None:
-    config = session_config(
-        "local[2]",
-        {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Da=b"},
+    config, options = session_config(
+        {
+            "spark.master": "local[2]",
+            "spark.ui.enabled": "true",
+            "spark.driver.extraJavaOptions": "-Da=b",
+        },
         str(tmp_path),
+        {},
     )
 
     assert (
         config["spark.ui.enabled"] == "true" and config["spark.driver.bindAddress"] == "127.0.0.1"
     )
-    options = config["spark.driver.extraJavaOptions"]
-    assert options.endswith("-Da=b") and "log4j2.configurationFile" in options
-    assert "spark.driver.host" not in session_config("spark://h:7077", {}, str(tmp_path))
+    assert config["spark.driver.extraJavaOptions"] == "-Da=b"
+    assert "log4j2.configurationFile" in options
+    config, _ = session_config({"spark.master": "spark://h:7077"}, str(tmp_path), {})
+    assert "spark.driver.host" not in config
 
 
 @pytest.fixture

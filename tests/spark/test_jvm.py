@@ -36,7 +36,8 @@ def test_the_configuration_is_in_no_command_line_but_in_a_file_of_the_user_alone
 
     monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
     with pytest.raises(SparkError, match="no Java here"):
-        jvm._launch("local[1]", "test", {"spark.authenticate.secret": " s3c\\ret\n"}, str(tmp_path))
+        settings = {"spark.master": "local[1]", "spark.authenticate.secret": " s3c\\ret\n"}
+        jvm._launch(settings, {}, str(tmp_path))
 
     assert told[-1] == "pyspark-shell" and ("mine.jar" in told) is (given is not None)
     assert not any("s3c" in argument for argument in told)

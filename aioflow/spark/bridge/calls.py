@@ -37,7 +37,9 @@ T = TypeVar("T")
 class Bridge(ABC):
     """The part of `SparkBridge` that sources and sinks use. `SparkBridge` documents it."""
 
-    master: str
+    @property
+    @abstractmethod
+    def master(self) -> str: ...
 
     @property
     @abstractmethod

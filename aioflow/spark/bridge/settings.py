@@ -1,14 +1,18 @@
 """The configuration of a Spark session that the bridge starts.
 
 By default it is quiet, listens on loopback, has no web interface, and keeps its files in one
-scratch directory. The user's settings override the defaults.
+scratch directory. A default holds only where the user set nothing: in the program, in the arguments
+of spark-submit, or in spark-defaults.conf. The first of these three wins, as in Spark itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +23,29 @@ from aioflow.spark.failures import SparkError
 if TYPE_CHECKING:
     from aioflow.network.security import TlsFiles
 
-__all__ = ["Reach", "check_master", "session_config", "standalone_masters"]
+__all__ = [
+    "DEFAULT_APP",
+    "DEFAULT_MASTER",
+    "Reach",
+    "check_master",
+    "context_config",
+    "session_config",
+    "settings_of_files",
+    "standalone_masters",
+]
+
+DEFAULT_APP = "aioflow"
+
+DEFAULT_MASTER = "local[*]"
 
 _MASTERS = re.compile(
     r"local|local\[(N|\*)\]|local\[(N|\*),\s*\d+\]|local-cluster\[N,\s*N,\s*N\]|spark://[^/,"
     r":]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace("N", r"0*[1-9]\d*")
 )
 """`N`: a number of at least 1. With none of it Spark would end, or wait for ever."""
+
+_LOG4J_KINDS = ("properties", "xml", "yaml", "yml", "json", "jsn")
+"""Suffixes of the user's own configuration of log4j, which Java finds among Spark's."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -88,17 +108,111 @@ def standalone_masters(master: str) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, port in pairs]
 
 
-def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """Returns the whole configuration, with `given` over the defaults. Writes the log4j file."""
-    log4j = Path(scratch, "log4j2.properties")
-    log4j.write_text(_LOG4J, encoding="utf-8")
-    logging = f"-Dlog4j2.configurationFile={log4j.as_uri()}"
-    here = master.startswith("local")
-    ours = {
+def settings_of_files(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings that a Java process of PySpark finds outside the program: in
+    spark-defaults.conf, and in the arguments of `PYSPARK_SUBMIT_ARGS`, which win.
+    """
+    named: dict[str, str] = {}
+    files = [os.path.join(_conf_dir(environ), "spark-defaults.conf")]
+    given = shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    arguments = iter(given)
+    for argument in arguments:
+        option, _, value = argument.partition("=")
+        if option not in ("--conf", "-c", "--master", "--name", "--properties-file"):
+            continue
+        value = value or next(arguments, "")
+        if option in ("--conf", "-c"):
+            name, _, value = value.partition("=")
+            named[name] = value
+        elif option == "--properties-file":
+            files = [*files[:1], value] if "--load-spark-defaults" in given else [value]
+        else:
+            named["spark.master" if option == "--master" else "spark.app.name"] = value
+    found = {"spark.master": environ["MASTER"]} if environ.get("MASTER") else {}
+    for file in files:
+        with contextlib.suppress(OSError):
+            found |= dict(_properties(Path(file).read_text(encoding="utf-8")))
+    return {name: value for name, value in (found | named).items() if name.startswith("spark.")}
+
+
+def _conf_dir(environ: Mapping[str, str]) -> str:
+    """Returns the directory of Spark's configuration, empty if PySpark is not installed."""
+    if directory := environ.get("SPARK_CONF_DIR"):
+        return directory
+    home = environ.get("SPARK_HOME")
+    if not home:
+        found = importlib.util.find_spec("pyspark")
+        home = "" if found is None or found.origin is None else os.path.dirname(found.origin)
+    return os.path.join(home, "conf") if home else ""
+
+
+_PROPERTY = re.compile(
+    r"(?P<name>(?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL
+)
+_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
+
+
+def _properties(text: str) -> Iterator[tuple[str, str]]:
+    """Yields names and values of a file of Java properties. Spark trims the values."""
+
+    def plain(part: str) -> str:
+        return _ESCAPED.sub(
+            lambda found: chr(int(found[1], 16)) if found[1] else _LETTERS.get(found[2], found[2]),
+            part,
+        )
+
+    lines = (line.lstrip(" \t\f") for line in text.splitlines())
+    for line in lines:
+        if not line or line[0] in "#!":
+            continue
+        while (len(line) - len(line.rstrip("\\"))) % 2:  # The next line continues this one.
+            line = line[:-1] + next(lines, "")
+        match = _PROPERTY.fullmatch(line)
+        assert match is not None, "it matches any text"
+        yield plain(match["name"]), plain(match["value"]).strip()
+
+
+def session_config(
+    given: Mapping[str, str], scratch: str, environ: Mapping[str, str]
+) -> tuple[dict[str, str], str]:
+    """Returns the configuration of a Java process that the bridge starts, and options for Java.
+
+    `given` has the master, and is over the defaults. Java reads its options before those of the
+    user, which win.
+    """
+    master = given["spark.master"]
+    ours = _of_rows(master) | {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
         "spark.local.dir": os.path.join(scratch, "local"),
+    }
+    conf = Path(_conf_dir(environ) or scratch)
+    options = [f"-Dderby.system.home={scratch}"]
+    if not (conf / "hive-site.xml").exists():  # It names a warehouse, which a setting replaces.
+        ours["spark.sql.warehouse.dir"] = os.path.join(scratch, "warehouse")
+    log4j = Path(scratch, "log4j2.properties")
+    log4j.write_text(_LOG4J, encoding="utf-8")
+    if not any(Path(conf, f"log4j2.{kind}").exists() for kind in _LOG4J_KINDS):
+        options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        if master.startswith("local"):
+            ours["spark.executor.extraJavaOptions"] = options[-1]
+    if master.startswith("local"):
+        ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return ours | dict(given), " ".join(options)
+
+
+def context_config(master: str) -> dict[str, str]:
+    """Returns the defaults for a context in a Java process that others started.
+
+    The process has its place, its logs and its web interface already.
+    """
+    return _of_rows(master)
+
+
+def _of_rows(master: str) -> dict[str, str]:
+    """Returns the defaults that rows and queries need."""
+    ours = {
         "spark.sql.session.timeZone": "UTC",
         # No limit. Otherwise Spark adds up the size of the batch at each row, which takes as long
         # as everything else that it does for the row. Rows are limited by number, as they are for
@@ -110,21 +224,11 @@ def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[
         # A Python worker that is asked to trace its own end prints into the user's log.
         "spark.sql.pyspark.jvmStacktrace.enabled": "false",
     }
-    if here:
-        ours |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            # On one machine a shuffle makes as many partitions as there are cores. Spark's own
-            # default of 200 is for clusters.
-            "spark.sql.shuffle.partitions": str(max(2, min(_cores(master), 16))),
-            "spark.executor.extraJavaOptions": logging,
-        }
-    config = ours | dict(given)
-    extra = config.get("spark.driver.extraJavaOptions", "")
-    config["spark.driver.extraJavaOptions"] = (
-        f"{logging} -Dderby.system.home={scratch} {extra}".rstrip()
-    )
-    return config
+    if master.startswith("local"):
+        # On one machine a shuffle makes as many partitions as there are cores. Spark's own default
+        # of 200 is for clusters.
+        ours["spark.sql.shuffle.partitions"] = str(max(2, min(_cores(master), 16)))
+    return ours
 
 
 def _cores(master: str) -> int:

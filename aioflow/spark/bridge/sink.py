@@ -40,6 +40,7 @@ from aioflow.spark.bridge.channels import ChannelListener
 from aioflow.spark.bridge.executor import PullRows
 from aioflow.spark.bridge.transfers import OutboundStream
 from aioflow.spark.failures import SparkError
+from aioflow.spark.versions import arrow_schema, struct_of
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -297,14 +298,11 @@ class FrameSink:
         session = await self.bridge.session()
 
         def parse() -> tuple[Any, pa.Schema]:
-            from pyspark.sql.pandas.types import to_arrow_schema
-            from pyspark.sql.types import StructType
-
             pa.array(
                 [0]
             )  # Imports pandas if it is installed. That takes a second, so not on the loop.
-            struct: Any = StructType.fromDDL(text)
-            return struct, to_arrow_schema(struct, timezone="UTC")
+            struct = struct_of(text)
+            return struct, arrow_schema(struct)
 
         try:
             struct, schema = await self.bridge.call(parse)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from aioflow.core.errors import with_article
 from aioflow.spark.failures import SparkError, translated
+from aioflow.spark.versions import Feature, check_feature
 
 __all__ = ["FileTarget", "FunctionTarget", "TableTarget", "Target"]
 
@@ -81,6 +82,7 @@ class TableTarget:
         return f"table {self.name!r}"
 
     def check(self, session: Any, schema: Any) -> None:
+        check_feature(Feature.TABLES)
         forgets = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
         table = self._described(session)
         if table is None:

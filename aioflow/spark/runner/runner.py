@@ -49,6 +49,7 @@ from aioflow.spark.streaming.plan import is_stream, plan_stream
 from aioflow.spark.streaming.rows import stream_program
 from aioflow.spark.streaming.run import StreamRun
 from aioflow.spark.streaming.source import StreamSource
+from aioflow.spark.versions import Feature, check_feature
 
 if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
@@ -71,11 +72,12 @@ logger = logging.getLogger(__name__)
 class Spark:
     """An option for `on=`: the flow runs as a job of the Spark at `master`.
 
-    `config` are settings of the Spark session that is started for the run. Alternatively, `bridge`
-    is a session of the service, which remains open after the run.
+    Without `master`, that of the bridge, of spark-submit or of spark-defaults.conf holds, otherwise
+    "local[*]". `config` are settings of the Spark session that is started for the run.
+    Alternatively, `bridge` is a session of the service, which remains open after the run.
     """
 
-    master: str = "local[*]"
+    master: str | None = None
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     streaming: Literal["experimental"] | None = None
     """Whether a flow over a streaming query of Spark runs as a query: state is exact, and event
@@ -85,7 +87,8 @@ class Spark:
     def __post_init__(self) -> None:
         if self.streaming not in (None, STREAMING):
             raise ValueError(f"streaming is {self.streaming!r}, expected {STREAMING!r} or None")
-        check_master(self.master)
+        if self.master is not None:
+            check_master(self.master)
         if self.bridge is not None:
             check_bridge(self.bridge, "bridge")
 
@@ -131,6 +134,8 @@ class Spark:
                     "on=af.SparkWorkers(...)"
                 )
         planner = plan_stream if is_stream(graph) else plan_flow
+        if planner is plan_stream:
+            check_feature(Feature.QUERIES)
         return SparkRun(host, planner(graph), options, spark, sources, planner)
 
     def _with_bridge_of(self, source: FrameSource[Any] | StreamSource[Any], spark: Spark) -> Spark:
@@ -141,7 +146,7 @@ class Spark:
         sessions.
         """
         bridge = source.bridge
-        if spark.bridge is None and bridge.master == self.master:
+        if spark.bridge is None and self.master in (None, bridge.master):
             return replace(self, bridge=bridge)
         if bridge is not spark.bridge:
             raise GraphError(
@@ -210,11 +215,20 @@ class SparkRun(RunningJob):
         return master.status
 
     async def _work(self) -> None:
+        if self._spark.bridge is not None:
+            await self._work_on(self._spark.bridge)
+            return
+        alone = SparkBridge(self._spark.master, config=self._spark.config)
+        alone.defaults["spark.app.name"] = f"aioflow {self._plan.graph.name}"
+        async with alone:
+            await self._work_on(alone)
+
+    async def _work_on(self, bridge: Bridge) -> None:
         logger.info(
             "job %s (%s) on Spark at %s:\n%s",
             self._plan.graph.name,
             self.job_id,
-            self._spark.master,
+            bridge.master,
             self._plan.describe(),
         )
         home = [
@@ -228,19 +242,9 @@ class SparkRun(RunningJob):
             if isinstance(source, StreamSource)
         }
         if streams:
-            assert self._spark.bridge is not None, "a streaming query belongs to a session"
-            await self._flow_on(self._spark.bridge, streams, home)
-            return
-        splits = await self._discover()
-        if self._spark.bridge is not None:
-            await self._on(self._spark.bridge, splits, home)
+            await self._flow_on(bridge, streams, home)
         else:
-            async with SparkBridge(
-                self._spark.master,
-                app=f"aioflow {self._plan.graph.name}",
-                config=self._spark.config,
-            ) as bridge:
-                await self._on(bridge, splits, home)
+            await self._on(bridge, await self._discover(), home)
 
     async def _flow_on(
         self,

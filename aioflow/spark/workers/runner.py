@@ -64,16 +64,15 @@ tasks that do not end.
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 
 
-def worker_config(given: Mapping[str, str], workers: int) -> dict[str, str]:
-    """Returns the settings of a session only for workers, with `given` over the defaults."""
-    ours = {
+def worker_config(settings: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Returns the defaults of a session only for workers. `settings` are those that are set."""
+    return {
         # A worker that ends is replaced by a new one, in a process of its own.
         "spark.task.maxFailures": "1",
         "spark.python.worker.reuse": "false",
         # A standalone master gives an application all cores that it has, unless told otherwise.
-        "spark.cores.max": str(workers * int(given.get("spark.task.cpus", "1"))),
+        "spark.cores.max": str(workers * int(settings.get("spark.task.cpus", "1"))),
     }
-    return ours | dict(given)
 
 
 def check_cores(
@@ -165,14 +164,15 @@ class SparkWorkers:
     """An option for `on=`: the flow runs in `workers` tasks of the Spark at `master`, each with
     `slots` slots.
 
-    `slots` None means as many as the flow needs. `config` are settings of the Spark session that is
-    started for the run. Alternatively, `bridge` is a session of the service, which remains open
-    after the run. With executors on other machines `config` contains the address of this machine
-    for them (`spark.driver.host`). `tls` are the files of a certificate, at the same paths on all
-    machines; `allow_plaintext` states that the network may be trusted.
+    Without `master`, that of the bridge, of spark-submit or of spark-defaults.conf holds, otherwise
+    "local[*]". `slots` None means as many as the flow needs. `config` are settings of the Spark
+    session that is started for the run. Alternatively, `bridge` is a session of the service, which
+    remains open after the run. With executors on other machines `config` contains the address of
+    this machine for them (`spark.driver.host`). `tls` are the files of a certificate, at the same
+    paths on all machines; `allow_plaintext` states that the network may be trusted.
     """
 
-    master: str = "local[*]"
+    master: str | None = None
     workers: int = 1
     slots: int | None = None
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -181,14 +181,15 @@ class SparkWorkers:
     allow_plaintext: bool = False
 
     def __post_init__(self) -> None:
-        check_master(self.master)
+        if self.master is not None:
+            check_master(self.master)
         for name in ("workers", "slots"):
             number = getattr(self, name)
             if not (number is None and name == "slots") and (type(number) is not int or number < 1):
                 raise ValueError(f"{name} is {number!r}, expected a number of at least 1")
         if self.bridge is not None:
             check_bridge(self.bridge, "bridge")
-            if self.bridge.master != self.master:
+            if self.master not in (None, self.bridge.master):
                 raise ValueError(
                     f"bridge= is a session on {self.bridge.master!r}, and master= is "
                     f"{self.master!r}: give that of the bridge"
@@ -209,20 +210,17 @@ class SparkWorkers:
         """
         graph = with_printing_apart(graph)  # The output of executors would not be visible.
         bridge, owned = self.bridge or self._bridge_of(graph), False
-        config = worker_config(self.config, self.workers)
         if bridge is None:
-            bridge, owned = (
-                SparkBridge(self.master, app=f"aioflow {graph.name}", config=config),
-                True,
-            )
-        if owned:
+            bridge, owned = SparkBridge(self.master, config=self.config), True
+            bridge.defaults |= {"spark.app.name": f"aioflow {graph.name}"}
+            bridge.defaults |= worker_config(bridge.settings, self.workers)
             check_secrecy(
                 bridge.address,
-                config,
+                bridge.settings,
                 has_tls=self.tls is not None,
                 allow_plaintext=self.allow_plaintext,
             )
-        check_cores(self.master, config if owned else {}, self.workers, shared=not owned)
+        check_cores(bridge.master, bridge.settings if owned else {}, self.workers, shared=not owned)
         security = Security.of(self.tls, allow_plaintext=self.allow_plaintext)
         return SparkWorkersRun(
             SecuredHost(host, security),
@@ -268,7 +266,7 @@ class SparkWorkers:
                     bridge = getattr(holder, "bridge", None)
                     if not isinstance(bridge, SparkBridge):
                         continue
-                    if bridge.master != self.master:
+                    if self.master not in (None, bridge.master):
                         raise GraphError(
                             f"operator {node.name!r} uses a Spark session on {bridge.master!r}, "
                             "and the workers would be on "
@@ -382,7 +380,7 @@ class SparkWorkersRun(RemoteRun):
             "%d workers with %d slots each are there, from Spark at %s",
             self._place.workers,
             self._slots,
-            self._place.master,
+            self._bridge.master,
         )
         return provider
 
@@ -397,7 +395,7 @@ class SparkWorkersRun(RemoteRun):
             has_tls=place.tls is not None,
             allow_plaintext=place.allow_plaintext,
         )
-        check_cores(place.master, config, place.workers, shared=not is_alone, cores=cores)
+        check_cores(self._bridge.master, config, place.workers, shared=not is_alone, cores=cores)
 
     def _task_of(self, worker_id: str) -> WorkerTask:
         host, _, port = self._where.rpartition(":")

@@ -1,0 +1,113 @@
+"""Differences between the versions of Spark, from 3.5 on.
+
+A feature that the installed version lacks is refused by name, with the first version that has it.
+`docs/spark.md` has the same table; the tests of Spark run on each version.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+from enum import Enum
+from typing import Any
+
+from aioflow.spark.failures import SparkError
+
+__all__ = [
+    "OLDEST",
+    "Feature",
+    "arrow_schema",
+    "check_feature",
+    "check_version",
+    "installed_version",
+    "java_min",
+    "struct_of",
+]
+
+Version = tuple[int, int]
+
+OLDEST: Version = (3, 5)
+
+
+class Feature(Enum):
+    """A part of aioflow that not every version of Spark can carry, with the first that can."""
+
+    TABLES = "a table as a sink (table=)", (4, 0)
+    """`DESCRIBE TABLE ... AS JSON` tells what a table is."""
+    CONNECT = "a session of Spark Connect", (4, 0)
+    """Python functions find their task (`TaskContext`) on a Connect server, too."""
+    QUERIES = 'a flow as a streaming query (af.Spark(..., streaming="experimental"))', (4, 1)
+    """`transformWithState` has rows in Python; in 4.0 only frames of pandas."""
+
+    def __init__(self, what: str, first: Version) -> None:
+        self.what = what
+        self.first = first
+
+
+def installed_version() -> Version:
+    """Returns the version of the installed PySpark, without loading PySpark.
+
+    Raises ModuleNotFoundError naming the extra if there is none.
+    """
+    for package in ("pyspark", "pyspark-client", "pyspark-connect"):
+        try:
+            return _parsed(importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:  # A distribution of Spark has PySpark beside it, as no package of Python.
+        import pyspark
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("Spark needs PySpark: pip install 'aioflow[spark]'") from None
+    return _parsed(pyspark.__version__)
+
+
+def _parsed(text: str) -> Version:
+    major, minor, *_ = text.split(".")
+    return int(major), int(minor)
+
+
+def check_version() -> None:
+    """Raises SparkError if the installed PySpark is too old for aioflow."""
+    found = installed_version()
+    if found < OLDEST:
+        raise SparkError(
+            f"PySpark is {_shown(found)}, expected {_shown(OLDEST)} or later: pip install "
+            "'aioflow[spark]'"
+        )
+
+
+def check_feature(feature: Feature) -> None:
+    """Raises SparkError, which names the first version that will do, if Spark lacks `feature`."""
+    found = installed_version()
+    if found < feature.first:
+        raise SparkError(
+            f"{feature.what} needs Spark {_shown(feature.first)} or later, and PySpark is "
+            f"{_shown(found)}: pip install 'pyspark>={_shown(feature.first)}', for a cluster of "
+            "that version"
+        )
+
+
+def _shown(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def java_min() -> int:
+    """Returns the lowest version of Java on which the installed Spark runs."""
+    return 17 if installed_version() >= (4, 0) else 8
+
+
+def struct_of(schema: str) -> Any:
+    """Returns the StructType of a schema in Spark's notation. Must run in a call of the bridge."""
+    from pyspark.sql import types
+
+    parse: Any = getattr(types.StructType, "fromDDL", None)  # From 4.0 on.
+    return types._parse_datatype_string(schema) if parse is None else parse(schema)
+
+
+def arrow_schema(struct: Any) -> Any:
+    """Returns the Arrow schema of a StructType, with times in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    named = "timezone" in inspect.signature(to_arrow_schema).parameters  # UTC anyway before 4.2.
+    make: Any = to_arrow_schema
+    return make(struct, timezone="UTC") if named else make(struct)
