@@ -101,6 +101,12 @@ class StateTable(Protocol):
     def of_key(self, namespace: Any, key: Any) -> MutableMapping[Any, Any]:
         """Returns the same as `of(namespace, [key])`, at a lower cost."""
 
+    def of_replaced(self, namespace: Any, key: Any) -> MutableMapping[Any, Any]:
+        """Returns the same as `of_key`, for a caller that replaces or removes the value.
+
+        The former value never changes in place again, so no snapshot needs a copy of it.
+        """
+
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
         """Returns a read-only mapping of `namespace`. Does not create a missing namespace.
 

@@ -54,6 +54,8 @@ __all__ = [
     "TimerNotes",
     "missing_in",
     "registered_before",
+    "save_values",
+    "saved_values",
     "values_of",
 ]
 
@@ -148,21 +150,13 @@ class Space:
 
         Valid only while a snapshot of that moment is unfinished.
         """
-        held = self.lookup(keys)
         since: list[dict[Any, Any]] = []
         while later is not None:
             saved = later.saved.get(self)
-            if saved is not None and not saved.keys().isdisjoint(keys):
+            if saved is not None:
                 since.append(saved)
             later = later.next
-        for saved in reversed(since):  # The oldest last: it overrules the others.
-            held = list(map(saved.get, keys, held))
-        if since and Kept in map(type, held):
-            held = [
-                now.of(key) if type(now) is Kept else now
-                for key, now in zip(keys, held, strict=True)
-            ]
-        return held
+        return saved_values(self.lookup(keys), keys, since)
 
     def release(self) -> None:
         """Releases the contents, because no snapshot reads them any more."""
@@ -295,11 +289,7 @@ class ChangeLog:
             saved = self.saved_of(space)
             fresh = list(dict.fromkeys(filterfalse(saved.__contains__, keys)))
             if fresh:
-                held = space.lookup(fresh)
-                if _SHARED.issuperset(map(type, held)):
-                    saved.update(zip(fresh, held, strict=True))
-                else:
-                    _save(saved, fresh, held)
+                save_values(saved, fresh, space.lookup(fresh))
             return
         dirty = self.dirty_of(space)
         if space.notes_births:
@@ -533,8 +523,31 @@ class GuardMarks:
         return True
 
 
-def _save(saved: dict[Any, Any], keys: list[Any], held: list[Any]) -> None:
-    """Saves the former values `held` of `keys`, of which some are mutable."""
+def saved_values(
+    held: list[Any], keys: Sequence[Any], since: Sequence[dict[Any, Any]]
+) -> list[Any]:
+    """Returns the values of `keys` that were saved first, or their present values `held`.
+
+    `since` contains saved values, the oldest first.
+    """
+    used = [saved for saved in since if not saved.keys().isdisjoint(keys)]
+    for saved in reversed(used):  # The oldest last: it overrules the others.
+        held = list(map(saved.get, keys, held))
+    if used and Kept in map(type, held):
+        held = [
+            now.of(key) if type(now) is Kept else now for key, now in zip(keys, held, strict=True)
+        ]
+    return held
+
+
+def save_values(saved: dict[Any, Any], keys: list[Any], held: list[Any]) -> None:
+    """Adds the former values `held` of `keys` to `saved`, and copies those that may change."""
+    if _SHARED.issuperset(map(type, held)):
+        saved.update(zip(keys, held, strict=True))
+        return
+    if len(keys) == 1:
+        saved[keys[0]] = _saved(held[0])
+        return
     if missing_in(held):
         saved.update((key, MISSING) for key, now in zip(keys, held, strict=True) if now is MISSING)
         keys = [key for key, now in zip(keys, held, strict=True) if now is not MISSING]

@@ -103,6 +103,20 @@ class HeapStateTable:
             log.touch_one(space, key)
         return space.entries
 
+    def of_replaced(self, namespace: Any, key: Any) -> dict[Any, Any]:
+        """Returns the same as `of_key`, for a caller that replaces or removes the value.
+
+        The former value never changes in place again, so no snapshot needs a copy of it.
+        """
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self.space(namespace)
+        log = self._log
+        if log.guarded and space.born < log.since:
+            log.saved_of(space).setdefault(key, space.held(key))
+            return space.entries
+        return self.of_key(namespace, key)
+
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
         """Returns the dict of `namespace` for reading, empty if the namespace does not exist."""
         space = self._spaces.get(namespace)

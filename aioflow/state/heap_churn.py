@@ -9,12 +9,11 @@ contains all keys too. From time to time a generation is noted, to count the cha
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, filterfalse
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 from aioflow.core.wire.serializers import Codec
 from aioflow.state.changes import MISSING, Generation, Space, missing_in
@@ -23,7 +22,7 @@ from aioflow.state.heap_keys import KEYS_A_SLICE, Pace
 from aioflow.state.heap_timers import TimerSpace
 from aioflow.state.timers import Entry
 
-__all__ = ["Churn", "PlainFile"]
+__all__ = ["Churn", "HeapMoment", "Moment", "PlainFile"]
 
 UNNOTED_MIN, UNNOTED_MAX = 4, 16
 """Number of generations without notes after one that noted more changes than there are rows.
@@ -31,11 +30,17 @@ UNNOTED_MIN, UNNOTED_MAX = 4, 16
 The number doubles each time. Then the changes are noted and counted again.
 """
 
-UNNOTED_ROWS_MIN, UNNOTED_ROWS_MAX = 1 << 10, 1 << 16
-UNNOTED_BYTES_MAX = 8 << 20
+UNNOTED_ROWS_MIN, UNNOTED_ROWS_MAX = 1 << 10, 1 << 18
+UNNOTED_BYTES_MAX = 32 << 20
 """Size of state without notes: for less state, notes cost nothing.
 
 If no more keys come and go, some checkpoints are as large as the state.
+"""
+
+UNNOTED_ROWS_SUM = 1 << 20
+"""Number of rows that the files without notes may contain together.
+
+So larger state has fewer generations without notes.
 """
 
 ROWS_A_FRAME = 256
@@ -44,6 +49,8 @@ BYTES_A_FRAME = 1 << 15
 
 FIRST_FRAME_ROWS = 32
 
+_TIMESTAMP: Callable[[Entry], int] = itemgetter(0)
+_TIMER: Callable[[Entry], tuple[Any, Any]] = itemgetter(slice(1, 3))
 _ORDER: Callable[[Entry], int] = itemgetter(3)
 
 
@@ -75,8 +82,45 @@ class Churn:
         elif changed is None:
             self._left = max(0, self._left - 1)
         else:
-            self._left = self._run = min(2 * self._run or UNNOTED_MIN, UNNOTED_MAX)
+            most = max(UNNOTED_MIN, min(UNNOTED_MAX, UNNOTED_ROWS_SUM // rows))
+            self._left = self._run = min(2 * self._run or UNNOTED_MIN, most)
         return self._left > 0
+
+
+class Moment(Protocol):
+    """The state at the moment that a plain file shows.
+
+    Spaces and queues are those of the backend, so their type is `Any`.
+    """
+
+    def keys(self, space: Any) -> list[Any]:
+        """Returns the keys of `space` at the moment, and keys that were added since."""
+
+    def values(self, space: Any, keys: Sequence[Any]) -> list[Any]:
+        """Returns the value of each of `keys` at the moment, or `MISSING`."""
+
+    def timers(self, queue: Any) -> Iterator[list[Entry]]:
+        """Yields the timers of `queue` at the moment, in parts."""
+
+
+@dataclass(slots=True)
+class HeapMoment:
+    """The state of the heap at the moment at which generation `later` began."""
+
+    later: Generation | None
+
+    def keys(self, space: Space) -> list[Any]:
+        keys, later = list(space.entries), self.later
+        while later is not None:
+            keys += filterfalse(space.entries.__contains__, later.saved.get(space, ()))
+            later = later.next
+        return keys
+
+    def values(self, space: Space, keys: Sequence[Any]) -> list[Any]:
+        return space.values_at(self.later, keys)
+
+    def timers(self, queue: TimerSpace) -> Iterator[list[Entry]]:
+        return queue.registered(self.later, 0, ())
 
 
 @dataclass(slots=True)
@@ -86,8 +130,7 @@ class PlainFile:
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
     """As in `SnapshotPlan`."""
-    later: Generation | None
-    """The generation after the moment that the file shows."""
+    moment: Moment
     codec: Codec
     operator: str
     pace: Pace
@@ -95,22 +138,22 @@ class PlainFile:
     size: int = 0
 
     async def content(
-        self, spaces: Iterable[Space], timers: Iterable[TimerSpace], release: Callable[[], None]
+        self,
+        spaces: Mapping[str, Sequence[Any]],
+        timers: Mapping[str, Any],
+        release: Callable[[], None],
     ) -> AsyncIterator[bytes]:
-        """Yields the file, frame by frame. `spaces` and `timers` are those of its moment.
+        """Yields the file, frame by frame. `spaces` and `timers` are those of each table.
 
         Calls `release` when no further value is read.
         """
-        of_table: defaultdict[str, list[Space]] = defaultdict(list)
-        for space in spaces:
-            of_table[space.table.name].append(space)
         yield encode_header(self.header)
         frames = 1
         tables = {name: index for index, name in enumerate(self.header.tables)}
-        for name, some in of_table.items():
+        for name, some in spaces.items():
             frame = _Frame(self, tables[name], name)
             for space in some:
-                keys = self._keys(space)
+                keys = self.moment.keys(space)
                 start = 0
                 while start < len(keys):
                     # A mutable value may change as soon as other tasks run.
@@ -122,30 +165,22 @@ class PlainFile:
             if frame.keys:
                 yield frame.encoded()
                 frames += 1
-        waiting: list[tuple[TimerSpace, list[Entry]]] = []
-        for queue in timers:
+        waiting: list[tuple[str, list[Entry]]] = []
+        for name, queue in timers.items():
             entries: list[Entry] = []
-            for part in queue.registered(self.later, 0, ()):
+            for part in self.moment.timers(queue):
                 entries += part
                 await self.pace.looked_at(len(part) // 4 + 1)
-            waiting.append((queue, entries))
+            waiting.append((name, entries))
         release()
-        for queue, entries in waiting:
-            frame = _Frame(self, tables[queue.table.name], queue.table.name)
+        for name, entries in waiting:
+            frame = _Frame(self, tables[name], name)
             for start in range(0, len(entries), ROWS_A_FRAME):
-                frame.take_timers(queue, entries[start : start + ROWS_A_FRAME])
+                frame.take_timers(entries[start : start + ROWS_A_FRAME])
                 yield frame.encoded()
                 frames += 1
                 await self.pace.looked_at(KEYS_A_SLICE // 2)
         yield encode_end(frames)
-
-    def _keys(self, space: Space) -> list[Any]:
-        """Returns the keys of `space` at the moment of the file, and keys that were added since."""
-        keys, later = list(space.entries), self.later
-        while later is not None:
-            keys += filterfalse(space.entries.__contains__, later.saved.get(space, ()))
-            later = later.next
-        return keys
 
 
 class _Frame:
@@ -167,11 +202,11 @@ class _Frame:
     def is_full(self) -> bool:
         return len(self.keys) >= self._wanted
 
-    def take(self, space: Space, keys: list[Any], start: int) -> int:
+    def take(self, space: Any, keys: list[Any], start: int) -> int:
         """Adds rows of `keys` from index `start`, and returns the number of keys looked at."""
         some = keys[start : start + self._wanted - len(self.keys)]
         count = len(some)
-        held = space.values_at(self._file.later, some)
+        held = self._file.moment.values(space, some)
         if self._left_of is not None:
             held = [now if now is MISSING else self._left_of(now) for now in held]
         if missing_in(held):
@@ -182,10 +217,10 @@ class _Frame:
         self.values += held
         return count
 
-    def take_timers(self, queue: TimerSpace, entries: list[Entry]) -> None:
-        """Adds the timers `entries` of `queue`."""
-        for column, rows in zip((self.namespaces, self.keys), queue.columns(entries), strict=True):
-            column.extend(rows)
+    def take_timers(self, entries: list[Entry]) -> None:
+        """Adds the timers `entries`."""
+        self.namespaces.extend(map(_TIMESTAMP, entries))
+        self.keys.extend(map(_TIMER, entries))
         self.values.extend(map(_ORDER, entries))
 
     def encoded(self) -> bytes:

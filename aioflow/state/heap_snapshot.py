@@ -47,7 +47,7 @@ from aioflow.state.changes import (
     values_of,
 )
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
-from aioflow.state.heap_churn import Churn, PlainFile
+from aioflow.state.heap_churn import Churn, HeapMoment, PlainFile
 from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, Retired, SpokenKeys
 from aioflow.state.heap_timers import TimerSpace
 from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile, StateOutput
@@ -396,10 +396,13 @@ class HeapSnapshot:
             self.cancel()
             self._log.pause()
 
-        plain = PlainFile(
-            plan.header, plan.filters, plan.ended.next, plan.codec, plan.operator, self._pace
-        )
-        file = await output.write(plain.content(spaces, plan.timers, release))
+        of_table: dict[str, list[Space]] = {}
+        for space in spaces:
+            of_table.setdefault(space.table.name, []).append(space)
+        timers = {queue.table.name: queue for queue in plan.timers}
+        moment = HeapMoment(plan.ended.next)
+        plain = PlainFile(plan.header, plan.filters, moment, plan.codec, plan.operator, self._pace)
+        file = await output.write(plain.content(of_table, timers, release))
         await self._retired.release(self._pace)
         self.rows = plain.rows
         self._churn.after(None, plain.rows, plain.size)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from aioflow.state.changes import MISSING, Generation, Space, TimerNotes, registered_before
 from aioflow.state.timers import Entry, TimerQueue
 
-__all__ = ["TimerSpace"]
+__all__ = ["TimerSpace", "timers_before"]
 
 TIMERS_A_PART = 512
 """Number of timers examined at once."""
@@ -93,36 +93,8 @@ class TimerSpace(Space):
         Each timer is yielded once. `grown` are timestamps at which further timers may be
         registered, besides the first. Between two parts timers may be added and removed.
         """
-        queue, upto = self.queue, registered_before(later, self)
-        timestamps = queue.timestamps(after)
-        if after:
-            timestamps += sorted(set(grown).difference(timestamps))
-        seen: set[int] = set()
-        for start in range(0, len(timestamps), TIMERS_A_PART):
-            part, crowded = queue.registered(timestamps[start : start + TIMERS_A_PART], after, upto)
-            for timestamp in crowded:
-                timers = queue.timers_at(timestamp, after)
-                for first in range(0, len(timers), TIMERS_A_PART):
-                    part += [
-                        (timestamp, *timer, order)
-                        for timer in timers[first : first + TIMERS_A_PART]
-                        if after < (order := queue.order_of(timestamp, timer)) <= upto
-                    ]
-                    if len(part) >= TIMERS_A_PART:
-                        seen.update(map(_ORDER, part))
-                        yield part
-                        part = []
-            seen.update(map(_ORDER, part))
-            yield part
-        for removed in self._removed_since(later):
-            # Timers that are removed from now on were found above.
-            entries = list(removed.values())
-            for start in range(0, len(entries), TIMERS_A_PART):
-                yield [
-                    entry
-                    for entry in entries[start : start + TIMERS_A_PART]
-                    if after < entry[3] <= upto and entry[3] not in seen
-                ]
+        upto, removed = registered_before(later, self), self._removed_since(later)
+        return timers_before(self.queue, upto, removed, after, grown)
 
     def _removed_since(self, later: Generation | None) -> Iterator[dict[int, Entry]]:
         while later is not None:
@@ -133,3 +105,46 @@ class TimerSpace(Space):
 
     def _on_removal(self, entry: Entry) -> None:
         self._removed[entry[3]] = entry
+
+
+def timers_before(
+    queue: TimerQueue,
+    upto: int,
+    removed: Iterable[dict[int, Entry]],
+    after: int = 0,
+    grown: Iterable[int] = (),
+) -> Iterator[list[Entry]]:
+    """Yields the timers with registration numbers above `after` and up to `upto`, in parts.
+
+    `removed` contains those that were removed since number `upto`, and may grow meanwhile.
+    Otherwise this is `TimerSpace.registered`.
+    """
+    timestamps = queue.timestamps(after)
+    if after:
+        timestamps += sorted(set(grown).difference(timestamps))
+    seen: set[int] = set()
+    for start in range(0, len(timestamps), TIMERS_A_PART):
+        part, crowded = queue.registered(timestamps[start : start + TIMERS_A_PART], after, upto)
+        for timestamp in crowded:
+            timers = queue.timers_at(timestamp, after)
+            for first in range(0, len(timers), TIMERS_A_PART):
+                part += [
+                    (timestamp, *timer, order)
+                    for timer in timers[first : first + TIMERS_A_PART]
+                    if after < (order := queue.order_of(timestamp, timer)) <= upto
+                ]
+                if len(part) >= TIMERS_A_PART:
+                    seen.update(map(_ORDER, part))
+                    yield part
+                    part = []
+        seen.update(map(_ORDER, part))
+        yield part
+    for gone in removed:
+        # Timers that are removed from now on were found above.
+        entries = list(gone.values())
+        for start in range(0, len(entries), TIMERS_A_PART):
+            yield [
+                entry
+                for entry in entries[start : start + TIMERS_A_PART]
+                if after < entry[3] <= upto and entry[3] not in seen
+            ]

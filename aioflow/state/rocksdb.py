@@ -30,10 +30,12 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, Entries, FileHeader
+from aioflow.state.heap_churn import Churn
 from aioflow.state.heap_restore import read_state_file
 from aioflow.state.named import RAW, NamedStates, Table, find_unclaimed
-from aioflow.state.rocksdb_cache import Cache, CacheLimits, Space
+from aioflow.state.rocksdb_cache import Cache, CacheLimits, TimerSpace
 from aioflow.state.rocksdb_files import Database, Directory
+from aioflow.state.rocksdb_plain import PlainSnapshot
 from aioflow.state.rocksdb_rows import RowCodec
 from aioflow.state.rocksdb_snapshot import (
     ROCKSDB_FORMAT,
@@ -51,30 +53,9 @@ from aioflow.state.snapshot import (
     TableMeta,
     check_max_parallelism,
 )
-from aioflow.state.timers import NO_TIMER, Entry, InternalTimerService, Timer, TimerQueue
+from aioflow.state.timers import NO_TIMER, InternalTimerService, TimerQueue
 
-__all__ = ["RocksDB", "RocksKeyedStateBackend", "TimerSpace", "open_queue"]
-
-
-class TimerSpace(Space):
-    """The timers of one service in one time domain: (timestamp, key, namespace) -> order."""
-
-    __slots__ = ("queue",)
-    queue: TimerQueue
-
-    is_timers: ClassVar[bool] = True
-
-    def lookup(self, key: Any) -> Any:
-        timestamp, inner, namespace = key
-        return self.queue.order_of(timestamp, (inner, namespace)) or MISSING
-
-    def on_addition(self, timestamp: int, timer: Timer) -> None:
-        self.touch_one((timestamp, *timer))
-
-    def on_removal(self, entry: Entry) -> None:
-        key = entry[:3]
-        self.touch_one(key)
-        self.forget(key)
+__all__ = ["RocksDB", "RocksKeyedStateBackend", "open_queue"]
 
 
 def open_queue(cache: Cache, name: str) -> TimerSpace:
@@ -190,7 +171,10 @@ class RocksKeyedStateBackend:
         self._raw: dict[str, bool] = {}
         self._timers: dict[str, _Timers] = {}
         self._base: dict[str, StateFile] = {}
-        self._snapshots: dict[int, RocksSnapshot] = {}
+        self._snapshots: dict[int, RocksSnapshot | PlainSnapshot] = {}
+        self._churn = Churn()
+        self._is_counted = False
+        """Whether the dirty keys are those that changed since the last snapshot."""
 
     @property
     def _tables(self) -> dict[str, RocksTable]:
@@ -248,7 +232,7 @@ class RocksKeyedStateBackend:
 
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
-    ) -> RocksSnapshot:
+    ) -> RocksSnapshot | PlainSnapshot:
         """Returns a view of the present state, see `KeyedStateBackend`.
 
         The cost does not depend on the amount of state.
@@ -270,10 +254,25 @@ class RocksKeyedStateBackend:
             self.codec,
             self._operator,
         )
-        snapshot = self._snapshots[checkpoint_id] = RocksSnapshot(
-            self._host, self._directory, self._cache, plan
-        )
+        snapshot: RocksSnapshot | PlainSnapshot
+        if not canonical and self._is_plain():
+            snapshot = PlainSnapshot(self._cache, plan, self._churn)
+            self._is_counted = False
+        else:
+            churn = self._churn if self._is_counted and not canonical else None
+            snapshot = RocksSnapshot(self._host, self._directory, self._cache, plan, churn)
+            self._is_counted = True
+        self._snapshots[checkpoint_id] = snapshot
         return snapshot
+
+    def _is_plain(self) -> bool:
+        cache = self._cache
+        return (
+            cache.is_whole
+            and not cache.captures
+            and cache.past is None
+            and self._churn.goes_on(cache.held)
+        )
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """Allows the next checkpoint to refer to the files of this one.
@@ -437,6 +436,7 @@ class RocksKeyedStateBackend:
     async def _go_on_with(self, restoring: _Restoring, stored: StoredState) -> None:
         cache = self._cache
         cache.database = stored.database
+        self._is_counted = True
         for count, space in enumerate(stored.spaces.values(), 1):
             if not space.is_timers:
                 cache.adopt(space.number, self._tables[space.table].space(space.namespace))

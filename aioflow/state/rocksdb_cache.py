@@ -20,15 +20,16 @@ captured, no newer value may reach the database, so no dirty key is evicted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from aioflow.core.keygroups import KeyGroupRange, canonical_key
 from aioflow.state.changes import MISSING
 from aioflow.state.rocksdb_files import Database, WriteBatch
 from aioflow.state.rocksdb_rows import RowCodec, group_in, plain_key, prefix
+from aioflow.state.timers import Entry, Timer, TimerQueue
 
-__all__ = ["Cache", "CacheLimits", "Capture", "Entries", "Space"]
+__all__ = ["Cache", "CacheLimits", "Capture", "Entries", "FormerState", "Space", "TimerSpace"]
 
 EVICTED_MAX = 1_024
 """Maximum number of entries evicted at once: some 5 ms."""
@@ -69,6 +70,19 @@ class Capture(Protocol):
 
     def save(self, space: Space, key: Any, value: Any) -> None:
         """Saves the value of the frozen `key`, which is about to change."""
+
+
+class FormerState(Protocol):
+    """The interface of a plain snapshot that is not written yet (`rocksdb_plain`)."""
+
+    def keep(self, space: Space, keys: Sequence[Any]) -> None:
+        """Saves the values of `keys`, which are about to change."""
+
+    def forget(self, space: Space, key: Any) -> None:
+        """Notes that `key` was removed."""
+
+    def remove_timer(self, space: TimerSpace, entry: Entry) -> None:
+        """Notes that the timer `entry` is about to be removed."""
 
 
 class Entries(dict[Any, Any]):
@@ -134,6 +148,10 @@ class Space:
         """Returns the value of a dirty or frozen key."""
         return self.entries.get(key, MISSING)
 
+    def present(self, keys: Sequence[Any]) -> list[Any]:
+        """Returns the value of each of `keys` in memory, or `MISSING`."""
+        return list(map(self.entries.get, keys, repeat(MISSING)))
+
     def named(self) -> dict[Any, int]:
         """Returns the dict of dirty keys, to which the caller may add keys."""
         cache = self.cache
@@ -147,6 +165,8 @@ class Space:
 
         A fresh key need not be written. The key is noted again before it returns.
         """
+        if (past := self.cache.past) is not None:
+            past.forget(self, key)
         if self.token is self.cache.token and key in self.fresh:
             self.fresh.discard(key)
             del self.dirty[key]
@@ -160,6 +180,8 @@ class Space:
             cache.make_room()
         dirty = self.named()
         named = dict.fromkeys(keys, cache.epoch)
+        if cache.past is not None:
+            cache.past.keep(self, list(named))
         if not named.keys() <= dirty.keys():
             self._bring([key for key in named if key not in dirty])
         dirty.update(named)
@@ -169,6 +191,8 @@ class Space:
         cache = self.cache
         if cache.held >= cache.ask_at:
             cache.make_room()
+        if cache.past is not None:
+            cache.past.keep(self, (key,))
         dirty = self.named()
         if key not in dirty:
             self._bring((key,))
@@ -269,6 +293,29 @@ class Space:
                     cache.held += 1
 
 
+class TimerSpace(Space):
+    """The timers of one service in one time domain: (timestamp, key, namespace) -> order."""
+
+    __slots__ = ("queue",)
+    queue: TimerQueue
+
+    is_timers: ClassVar[bool] = True
+
+    def lookup(self, key: Any) -> Any:
+        timestamp, inner, namespace = key
+        return self.queue.order_of(timestamp, (inner, namespace)) or MISSING
+
+    def on_addition(self, timestamp: int, timer: Timer) -> None:
+        self.touch_one((timestamp, *timer))
+
+    def on_removal(self, entry: Entry) -> None:
+        if (past := self.cache.past) is not None:
+            past.remove_timer(self, entry)
+        key = entry[:3]
+        self.touch_one(key)
+        self.forget(key)
+
+
 class Cache:
     """All spaces of one backend, and their database, which is opened at the first write."""
 
@@ -290,6 +337,10 @@ class Cache:
         self.token: object = object()
         """Identifies the present `dirty`."""
         self.captures: list[Capture] = []
+        self.past: FormerState | None = None
+        """The view of a plain snapshot that is being written."""
+        self.is_whole = False
+        """Whether all entries were in memory at the last count, and none was evicted since."""
         self.held = 0
         """Number of entries and dirty keys in memory at the last count, adjusted by each change
         since.
@@ -304,7 +355,8 @@ class Cache:
         self._limits = limits
         self._open = open_database
         self._doomed: list[Space] = []
-        self._next_space = 1
+        self.next_space = 1
+        """Number of the next space."""
         self._measured: list[int] = [0, 0]  # Rows that were encoded, and their bytes.
 
     def opened(self) -> Database:
@@ -314,8 +366,8 @@ class Cache:
         return self.database
 
     def new_space(self, table: str, namespace: Any, kind: type[S]) -> S:
-        number = self._next_space
-        self._next_space = number + 1
+        number = self.next_space
+        self.next_space = number + 1
         space = self.spaces[number] = kind(self, table, namespace, number)
         return space
 
@@ -326,11 +378,11 @@ class Cache:
         """
         if self.spaces.get(space.number) is space:
             del self.spaces[space.number]
-        self._next_space = max(self._next_space, number + 1)
+        self.next_space = max(self.next_space, number + 1)
         if (other := self.spaces.get(number)) is not None:
-            other.number = self._next_space
+            other.number = self.next_space
             self.spaces[other.number] = other
-            self._next_space += 1
+            self.next_space += 1
         space.number, space.stored, space.complete, space.groups, space.few, space.passed = (
             number,
             True,
@@ -390,6 +442,21 @@ class Cache:
         if len(batch):
             self.opened().write(batch)
 
+    def load(self, space: Space, rows: Iterable[tuple[bytes, bytes]]) -> int:
+        """Loads those of `rows` of the database whose keys memory does not know, and returns how
+        many.
+        """
+        before = len(space.entries)
+        for row, content in rows:
+            key, value = self.codec.entry(space, row, content)
+            if not space.is_known(key):
+                space.entries[key] = value
+                if type(key) not in _PLAIN:
+                    space.spelled[key] = key
+        loaded = len(space.entries) - before
+        self.held += loaded
+        return loaded
+
     def count(self, space: Space, named: int) -> None:
         """Counts `named` keys of `space` that became dirty."""
         self.held += named
@@ -411,8 +478,12 @@ class Cache:
     def make_room(self) -> None:
         """Evicts some entries if there are too many, of all spaces in proportion.
 
-        With very many spaces, entries of the oldest spaces are evicted first.
+        With very many spaces, entries of the oldest spaces are evicted first. While a plain
+        snapshot reads memory, none is evicted.
         """
+        if self.past is not None:
+            self.ask_at = self.held + EVICTED_MAX
+            return
         sizes = [
             (space, max(len(space.entries), len(space.dirty)))
             for space in self.spaces.values()
@@ -528,7 +599,7 @@ class Cache:
                 space.fresh.discard(key)
             del entries[key]
             space.spelled.pop(key, None)
-            space.complete = False
+            space.complete = self.is_whole = False
             gone += 1
         if free and len(dirty) > len(entries):
             # Removed keys that no snapshot contains.

@@ -32,8 +32,9 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.wire.serializers import Codec
 from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header
+from aioflow.state.heap_churn import UNNOTED_BYTES_MAX, Churn
 from aioflow.state.heap_keys import KEYS_A_SLICE, Pace
-from aioflow.state.rocksdb_cache import Cache, Space
+from aioflow.state.rocksdb_cache import Cache, Space, TimerSpace
 from aioflow.state.rocksdb_files import (
     Database,
     Directory,
@@ -145,8 +146,19 @@ class SnapshotPlan:
 class RocksSnapshot:
     """A snapshot of the RocksDB backend that has begun."""
 
-    def __init__(self, host: Host, directory: Directory, cache: Cache, plan: SnapshotPlan) -> None:
+    def __init__(
+        self,
+        host: Host,
+        directory: Directory,
+        cache: Cache,
+        plan: SnapshotPlan,
+        churn: Churn | None = None,
+    ) -> None:
+        """Begins the snapshot. `churn` is told how many keys have changed, if that is known."""
         self.plan = plan
+        self._churn = churn
+        self._changed = 0
+        """Number of rows written."""
         self.frozen = cache.dirty
         cache.dirty, cache.token = {}, object()
         self.files: dict[str, StateFile] | None = None
@@ -220,9 +232,12 @@ class RocksSnapshot:
                 return None
             if self.plan.canonical:
                 return self._handle(CANONICAL, (await output.write(self._rows()),))
-            return await self._upload(output)
+            handle = await self._upload(output)
         finally:
             self.cancel()
+        if self._churn is not None:
+            await self._count_rows(self._churn, sum(file.size for file in handle.files))
+        return handle
 
     def advance(self) -> float:
         """Takes one step of the capture, and returns the time to wait before the next step."""
@@ -284,6 +299,7 @@ class RocksSnapshot:
             written.append((keys, part))
         if len(batch):
             cache.opened().write(batch)
+        self._changed += rows
         self._saved.clear()
         for keys, part in written:
             for key in part:
@@ -373,6 +389,34 @@ class RocksSnapshot:
         last = await output.write(whole(msgspec.msgpack.encode(bundle)))
         self.files = files
         return self._handle(ROCKSDB_FORMAT, (*files.values(), last))
+
+    async def _count_rows(self, churn: Churn, size: int) -> None:
+        """Tells `churn` how many rows there are, and loads the few that memory does not hold.
+
+        `size` is the size of the files in bytes.
+        """
+        cache = self._cache
+        spaces = list(cache.spaces.values())
+        entries, timers = sum(len(space.entries) for space in spaces), 0
+        if entries <= self._changed:
+            timers = sum(len(space.queue) for space in spaces if isinstance(space, TimerSpace))
+        if not churn.after(self._changed, entries + timers, 0) or size > UNNOTED_BYTES_MAX:
+            return
+        cache.is_whole = True  # Until the next eviction.
+        room = cache.limit - entries
+        for space in spaces:
+            start = b""
+            while not (space.complete or space.is_timers or space.dropped):
+                found = list(islice(cache.stored_from(space, start), ROWS_A_SLICE))
+                room -= cache.load(space, found)
+                cache.is_whole &= room >= 0
+                if not cache.is_whole:
+                    return
+                if len(found) < ROWS_A_SLICE:
+                    space.complete = True
+                else:
+                    start = found[-1][0] + b"\0"
+                    await self._pace.looked_at(KEYS_A_SLICE)
 
     async def _parts(self, path: str) -> AsyncIterator[bytes]:
         offset = 0

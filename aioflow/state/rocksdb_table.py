@@ -73,6 +73,8 @@ class RocksTable:
         space.touch_one(key)
         return space.entries
 
+    of_replaced = of_key
+
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
         """Returns `namespace` for reading, empty if it does not exist."""
         space = self._spaces.get(namespace)
@@ -172,8 +174,11 @@ class _Reader:
             held = space.find(key)
             if held is MISSING:
                 return default
-        if self._cache.captures and type(held) not in ATOMS:
-            self._space.touch_one(key)
+        if type(held) not in ATOMS:
+            if self._cache.captures:
+                self._space.touch_one(key)
+            elif (past := self._cache.past) is not None:
+                past.keep(self._space, (key,))
         return held
 
     def __contains__(self, key: object) -> bool:
@@ -191,6 +196,8 @@ class _Marks:
         space, cache = self._space, self._cache
         if space.token is cache.token and key in space.dirty:
             space.dirty[key] = cache.epoch
+            if cache.past is not None:
+                cache.past.keep(space, (key,))
         else:
             space.touch_one(key)
         return True

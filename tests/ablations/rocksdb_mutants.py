@@ -10,6 +10,7 @@ __all__ = ["ROCKSDB_MUTANTS"]
 
 SNAPSHOTS = "tests/contracts/test_state_snapshots.py::"
 ROCKSDB = "tests/state/test_rocksdb.py::"
+PLAIN = "tests/state/test_rocksdb_plain.py::"
 
 ROCKSDB_MUTANTS: list[Mutant] = [
     Mutant(
@@ -133,5 +134,43 @@ ROCKSDB_MUTANTS: list[Mutant] = [
             "tests/contracts/test_state_backend.py::"
             "test_a_namespace_used_first_after_a_restore_is_none_that_was_restored",
         ),
+    ),
+    Mutant(
+        "a plain file holds values that changed after its moment",
+        "aioflow/state/rocksdb_plain.py",
+        "            save_values(saved, fresh, space.present(fresh))\n",
+        "            pass\n",
+        (
+            f"{PLAIN}test_a_value_that_is_read_and_changed_is_written_as_it_was",
+            f"{PLAIN}test_keys_that_come_and_go_are_written_as_they_were_and_not_to_the_database",
+        ),
+    ),
+    Mutant(
+        "timers that fire while a plain file is written are not in it",
+        "aioflow/state/rocksdb_plain.py",
+        "            self._removed[space][entry[3]] = entry\n",
+        "            pass\n",
+        (f"{PLAIN}test_keys_that_come_and_go_are_written_as_they_were_and_not_to_the_database",),
+    ),
+    Mutant(
+        "checkpoints after a plain one refer to files that no checkpoint holds any more",
+        "aioflow/state/rocksdb_plain.py",
+        "        self.files = {}\n",
+        "",
+        (f"{PLAIN}test_no_checkpoint_refers_to_files_of_one_before_a_plain_one",),
+    ),
+    Mutant(
+        "entries are evicted while a plain file is written",
+        "aioflow/state/rocksdb_cache.py",
+        "        if self.past is not None:\n            self.ask_at",
+        "        if False:\n            self.ask_at",
+        (f"{PLAIN}test_no_entry_leaves_memory_while_a_plain_file_is_written",),
+    ),
+    Mutant(
+        "a plain file holds what memory holds of a state that was restored",
+        "aioflow/state/rocksdb_snapshot.py",
+        "                room -= cache.load(space, found)\n",
+        "",
+        (f"{PLAIN}test_a_restored_job_writes_plain_files_once_memory_holds_its_state",),
     ),
 ]

@@ -663,4 +663,14 @@ STATE_MUTANTS: list[Mutant] = [
         "        self._several.update([])\n",
         ("tests/testing/test_harness.py::test_equal_keys_keep_the_first_spelling_over_restores",),
     ),
+    Mutant(
+        "a value that an operator replaces is not saved for the snapshot",
+        "aioflow/state/heap.py",
+        "            log.saved_of(space).setdefault(key, space.held(key))\n",
+        "",
+        (
+            "tests/state/test_heap_churn.py::"
+            "test_a_replaced_value_is_written_as_it_was_and_not_copied",
+        ),
+    ),
 ]

@@ -953,6 +953,16 @@ def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_with_a_tiny_cache(
         agrees(RocksDB(cache_entries=3), steps)
 
 
+@settings(max_examples=10, deadline=None)
+@given(steps=st.lists(STEP, min_size=20, max_size=120))
+def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_if_memory_holds_all(
+    steps: list[Any],
+) -> None:
+    """F7.9, G5, H7: likewise, with plain files between those of the database."""
+    with patch("aioflow.state.rocksdb_snapshot.ROWS_A_SLICE", 2):
+        agrees(RocksDB(), steps)
+
+
 @pytest.mark.parametrize("name", ["heap", RocksDB(cache_entries=3)], ids=["heap", "rocksdb"])
 def test_a_savepoint_that_is_written_beside_a_later_checkpoint_holds_its_own_moment(
     name: Any,

@@ -12,7 +12,7 @@ import pytest
 
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.heap_churn import UNNOTED_BYTES_MAX, UNNOTED_MIN, Churn
+from aioflow.state.heap_churn import UNNOTED_BYTES_MAX, UNNOTED_MIN, UNNOTED_ROWS_MAX, Churn
 from aioflow.state.snapshot import InlineState, KeyedStateHandle
 from tests.state.snapshots import Passing
 
@@ -227,3 +227,43 @@ def test_state_that_stays_or_is_large_or_is_tiny_is_noted(
     assert churn.after(500, 500, 0)
     assert not churn.after(changed, rows, size)
     assert not churn.after(None, 500, 0)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(80_000, 13), (250_000, UNNOTED_MIN)])
+def test_larger_state_has_fewer_generations_without_notes(rows: int, most: int) -> None:
+    churn = Churn()
+    with patch.multiple("aioflow.state.heap_churn", UNNOTED_ROWS_MAX=UNNOTED_ROWS_MAX):
+        for _ in range(5):
+            assert churn.after(rows, rows, 0)
+            unnoted = 1
+            while churn.after(None, rows, 0):
+                unnoted += 1
+    assert unnoted == most
+
+
+async def test_a_replaced_value_is_written_as_it_was_and_not_copied() -> None:
+    state = backend()
+    table = state.table("buffer", transient=True)
+    former, kept = [1, 2], [3]
+    table.of(None, ["gone", "new", "kept"]).update(gone=former, new=former, kept=kept)
+    snapshot = state.begin_snapshot(1)
+    del table.of_replaced(None, "gone")["gone"]
+    table.removed(None, "gone")
+    table.of_replaced(None, "new")["new"] = [7]
+    table.of_key(None, "kept")["kept"].append(4)
+    table.of_replaced(None, "late")["late"] = [8]
+    assert table.find(None) is not None
+    saved = state._log.saved_of(table.space(None))
+    assert saved["gone"] is saved["new"] is former
+    handle = await snapshot.write(InlineState())
+    assert handle is not None
+    restored = backend()
+    await restored.restore_from([handle], InlineState())
+    assert restored.table("buffer").peek() == {"gone": [1, 2], "new": [1, 2], "kept": [3]}
+    state.checkpoint_completed(1)
+    following = state.begin_snapshot(2)
+    handle = await following.write(InlineState())
+    assert handle is not None
+    restored = backend()
+    await restored.restore_from([handle], InlineState())
+    assert restored.table("buffer").peek() == {"new": [7], "kept": [3, 4], "late": [8]}

@@ -413,7 +413,7 @@ class IntervalJoinOperator(Operator):
         before that.
         """
         buffer = self._buffers[index]
-        table = buffer.of_key(None, key)
+        table = buffer.of_replaced(None, key)
         held = table.get(key)
         if held is None:
             return
