@@ -100,7 +100,10 @@ def no_word_of_held_loops(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("slow_callbacks") is not None:
         yield
         return
-    logs = [logging.getLogger(name) for name in ("aioflow.mailbox.metrics", "asyncio")]
+    logs = [
+        logging.getLogger(name)
+        for name in ("aioflow.mailbox.metrics", "aioflow.inspection.loop_watch", "asyncio")
+    ]
     for log in logs:
         log.addFilter(_is_not_of_a_held_loop)
     yield

@@ -27,6 +27,7 @@ from aioflow.graph.deployment import (
     PartitionId,
     TaskDeploymentDescriptor,
 )
+from aioflow.inspection.loop_watch import release_watch, watch_loop
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import (
     EXCLUSIVE_BUFFERS,
@@ -245,12 +246,14 @@ class TaskExecutor:
     async def __aenter__(self) -> TaskExecutor:
         await self._group.__aenter__()
         self._threads_turns.__enter__()
+        self._environment.watch = watch_loop(self._environment.host)
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
         try:
             await self._group.__aexit__(*exc_info)
         finally:
+            await release_watch(self._environment.watch)
             self._threads_turns.__exit__(None, None, None)
             self._partitions.release_all()
             await self._environment.local_state.close()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clock", "FileStat", "FileSystem", "Host", "Ids", "Listener", "Network", "Process",
-    "Processes", "ProcessIdentity", "ProtocolFactory", "Rng",
+    "Processes", "ProcessIdentity", "ProtocolFactory", "Rng", "ThreadTimes",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -288,6 +288,26 @@ class ProcessIdentity:
         return ProcessIdentity("", int(parts[1]), parts[0], parts[2])
 
 
+@dataclass(slots=True, frozen=True)
+class ThreadTimes:
+    """Clocks of a thread, in seconds."""
+
+    cpu_s: float
+    """Processor time of the thread."""
+    waited_s: float
+    """Time in which the thread could run but had no processor; 0 where the system does not say."""
+    process_cpu_s: float
+    """Processor time of all threads of the process."""
+
+    def minus(self, earlier: ThreadTimes) -> ThreadTimes:
+        """Returns the times since `earlier`."""
+        return ThreadTimes(
+            self.cpu_s - earlier.cpu_s,
+            self.waited_s - earlier.waited_s,
+            self.process_cpu_s - earlier.process_cpu_s,
+        )
+
+
 class Process(Protocol):
     """A process that this host started."""
 
@@ -324,6 +344,12 @@ class Processes(Protocol):
     def usage(self) -> tuple[float, int]:
         """Returns the processor time of this process in seconds, and its peak memory in bytes."""
         ...
+
+    def thread_times(self) -> Callable[[], ThreadTimes] | None:
+        """Returns a reader of the clocks of the thread that calls the reader.
+
+        None if there are no threads, as in a simulation.
+        """
 
     def has_ended(self, process: ProcessIdentity) -> bool:
         """Returns whether a process is known to have ended. Returns False if the process runs, or

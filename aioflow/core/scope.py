@@ -7,10 +7,10 @@ so the scope costs nothing per record.
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import Context, ContextVar, Token
 from typing import Any, Protocol
 
-__all__ = ["Scope", "ScopeOperator", "current_scope", "enter_scope", "leave_scope"]
+__all__ = ["Scope", "ScopeOperator", "current_scope", "enter_scope", "leave_scope", "scope_in"]
 
 
 class _KeyedState(Protocol):
@@ -90,6 +90,11 @@ _CURRENT: ContextVar[Scope | None] = ContextVar("aioflow_scope", default=None)
 def current_scope() -> Scope | None:
     """Returns the scope of the calling code, or None outside of a flow."""
     return _CURRENT.get()
+
+
+def scope_in(context: Context) -> Scope | None:
+    """Returns the scope of the code that runs in `context`; may be called from any thread."""
+    return context.get(_CURRENT)
 
 
 def enter_scope(scope: Scope) -> Token[Scope | None]:

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from aioflow.core.host import ProcessIdentity
+from aioflow.core.host import ProcessIdentity, ThreadTimes
 from aioflow.core.system_files import SystemFileSystem
 
 if TYPE_CHECKING:
@@ -337,6 +337,19 @@ class SystemProcesses:
         # The unit of the peak is a byte on macOS and a KiB elsewhere.
         peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return used.ru_utime + used.ru_stime, peak_bytes
+
+    def thread_times(self) -> Callable[[], ThreadTimes]:
+        path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+
+        def read() -> ThreadTimes:
+            try:
+                with open(path) as file:
+                    waited_ns = int(file.read().split()[1])
+            except (OSError, IndexError, ValueError):
+                waited_ns = 0
+            return ThreadTimes(time.thread_time(), waited_ns / 1e9, time.process_time())
+
+        return read
 
     def has_ended(self, process: ProcessIdentity) -> bool:
         # Another boot, another machine or another container: its numbers mean nothing here.

@@ -25,15 +25,18 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import switch_interval, wait_all
 from aioflow.core.errors import Closed, JobNotRunning
+from aioflow.inspection.frames import place_of
+from aioflow.inspection.loop_watch import release_watch, watch_loop
 from aioflow.inspection.redaction import redacted
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
+    from aioflow.inspection.loop_watch import LoopWatch
 
 __all__ = [
     "RECORDS_MAX",
@@ -44,7 +47,6 @@ __all__ = [
     "Samples",
     "Stack",
     "await_chain",
-    "place_of",
     "tasks_by_name",
     "thread_infos",
 ]
@@ -179,7 +181,9 @@ class ProcessInspector:
     """
 
     def __init__(self, host: Host) -> None:
+        self._host = host
         self._usage = host.procs.usage
+        self._watch: LoopWatch | None = None
         self.lag = LoopLag()
         self.flames = FlameSampler(host)
         self.logs = LogTail()
@@ -191,6 +195,7 @@ class ProcessInspector:
             self.runs = True
             self.lag.start()
             self.logs.start()
+            self._watch = watch_loop(self._host)
 
     async def close(self) -> None:
         """Stop what runs, and keep what was recorded. Idempotent."""
@@ -198,6 +203,7 @@ class ProcessInspector:
             self.runs = False
             self.lag.stop()
             self.logs.stop()
+            await release_watch(self._watch)
         await self.flames.close()
 
     def metrics(self) -> dict[str, float]:
@@ -244,10 +250,13 @@ class ProcessInspector:
 
     def _loop(self) -> dict[str, Any]:
         loop, tasks = asyncio.get_running_loop(), list(asyncio.all_tasks())
+        watch = self._watch
         return {
             "loop": type(loop).__module__.partition(".")[0],
             "debug": loop.get_debug(),
             "lag-ms": self.lag.milliseconds(),
+            "holds": [] if watch is None else [one.as_json() for one in reversed(watch.holds)],
+            "late-unexplained": 0 if watch is None else watch.unexplained,
             "task-count": len(tasks),
             "tasks": tasks_by_name(tasks),
         }
@@ -264,15 +273,6 @@ class ProcessInspector:
 
 AWAITS_MAX = 50
 TASKS_MAX = 1_000
-
-
-def place_of(code: CodeType, line: int) -> str:
-    """Function, file and line.
-
-    The file is shown by its last two parts, because the machine's paths are private.
-    """
-    parts = code.co_filename.replace("\\", "/").rsplit("/", 2)
-    return f"{code.co_qualname} ({'/'.join(parts[-2:])}:{line})"
 
 
 def await_chain(task: asyncio.Task[Any]) -> list[str]:

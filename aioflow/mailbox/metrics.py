@@ -203,14 +203,27 @@ class SlowActions:
         self._now = now
         self._last_at: float | None = None
 
-    def __call__(self, description: str, seconds: float, remedy: str = SLOW_REMEDY) -> None:
+    def __call__(
+        self,
+        description: str,
+        seconds: float,
+        remedy: str = SLOW_REMEDY,
+        cpu_s: float | None = None,
+        stack: str = "",
+    ) -> None:
+        """Warns, unless it did so a moment ago.
+
+        `cpu_s` is the processor time of the thread meanwhile, and `stack` the lines of its stack.
+        """
         now = self._now()
         if self._last_at is None or now - self._last_at >= SLOW_LOG_INTERVAL_S:
             self._last_at = now
             logger.warning(
-                "%s held the event loop for %.0f ms, expected less than 100; everything on this "
-                "loop waited: %s",
+                "%s held the event loop for %.0f ms%s, expected less than 100; everything on this "
+                "loop waited: %s%s",
                 description,
                 seconds * 1000.0,
+                "" if cpu_s is None else f" ({cpu_s * 1000:.0f} ms of processor time)",
                 remedy,
+                stack,
             )

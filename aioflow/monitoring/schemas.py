@@ -513,6 +513,17 @@ SCHEMAS: dict[str, Schema] = {
             "debug": FLAG,
             "lag-ms": _object(_all(NUMBER, "last", "p50", "p99", "max")),
             "slow-callbacks": _list(_object({**_PLACE, "count": NUMBER, "slowest-ms": NUMBER})),
+            "holds": _list(
+                _object(
+                    {
+                        "time": TIME,
+                        **_all(TEXT, "job", "operator", "subtask", "task"),
+                        **_all(NUMBER, "ms", "cpu-ms"),
+                        "stack": _list(TEXT),
+                    }
+                )
+            ),
+            "late-unexplained": INTEGER,
             "async-calls": _list(_object({**_PLACE, "in-flight": NUMBER, "capacity": NUMBER})),
             "task-count": INTEGER,
             "tasks": _list(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -117,6 +117,13 @@ class SubtaskRuntimeContext:
     restored_checkpoint: int | None = None
     function_mailbox: FunctionMailbox | None = None
     """The mailbox of the function; None where a task runs only while it is asked for rows."""
+    _slowest_ms: float = field(default=0.0, init=False, repr=False, compare=False)
+
+    def note_slow(self, seconds: float) -> None:
+        """Counts a time in which the operator held the event loop."""
+        self.metrics.counter("slowCallbacks").inc()
+        self._slowest_ms = slowest_ms = max(self._slowest_ms, seconds * 1000.0)
+        self.metrics.gauge("slowestCallbackMs", lambda: slowest_ms)
 
     @property
     def mailbox(self) -> FunctionMailbox:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.metrics import MetricGroup
     from aioflow.graph.deployment import ExecutionAttemptId, InputChannelDescriptor, PartitionId
+    from aioflow.inspection.loop_watch import LoopWatch
     from aioflow.network.buffers import NetworkBufferPool
     from aioflow.network.gate import InputChannel
     from aioflow.network.local_pool import LocalBufferPool
@@ -166,6 +167,8 @@ class TaskEnvironment:
 
     None: the process is the user's program, so the task is given up.
     """
+    watch: LoopWatch | None = None
+    """The watch of the loop, while tasks run; None in a simulation."""
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was checked."""
     processing_ms: ProcessingClock = field(init=False)

@@ -241,7 +241,6 @@ class TaskMetrics:
         self._parked_for = parked_for
         self._timers_fired = timers_fired
         self._started = now()
-        self._slowest_ms: dict[int, float] = {}
         self._time_rates = Rates(self._started, [0.0] * 3)
         self._longest = [
             Longest(self._started, partial(mailbox.take_longest, reason)) for reason in (SOFT, HARD)
@@ -271,7 +270,7 @@ class TaskMetrics:
             return [*counts, *rates.read(self._now_or_end(), counts), *[mark() for mark in marks]]
 
         group.gauges(names, read)
-        group.counter("slowCallbacks")
+        group.counter("slowCallbacks")  # `SubtaskRuntimeContext.note_slow` counts.
 
     def register_gates(self, task_input: Gates) -> None:
         """Registers the traffic and queues of exchanges, and the event time of each input."""
@@ -396,16 +395,6 @@ class TaskMetrics:
     def ended(self) -> None:
         """Notes the end of the task: its times stop."""
         self._ended_at = self._clock()
-
-    def slow(self, operator_index: int | None, seconds: float) -> None:
-        """Notes that an action of this operator blocked the loop for too long."""
-        if operator_index is not None:
-            group = self._operator_groups[operator_index]
-            group.counter("slowCallbacks").inc()
-            slowest = self._slowest_ms[operator_index] = max(
-                self._slowest_ms.get(operator_index, 0.0), seconds * 1000.0
-            )
-            group.gauge("slowestCallbackMs", lambda: slowest)
 
     # Readings.
 

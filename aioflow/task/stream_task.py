@@ -34,6 +34,7 @@ from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, has_place
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import take_back_cancellation, user_error
+from aioflow.inspection.frames import spell_stack
 from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.mailbox.timers import ProcessingTimeService
@@ -397,16 +398,20 @@ class StreamTask:
         return loop.act()
 
     def _on_slow(self, description: str, seconds: float) -> None:
-        """Logs which operator blocked the loop for too long."""
-        chain, index, remedy = self._runtime.chain, None, SLOW_REMEDY
+        """Logs which operator blocked the loop for too long, unless the machine was busy."""
+        chain, remedy, watch = self._runtime.chain, SLOW_REMEDY, self._environment.watch
         culprit, chain.slowest_operator = chain.slowest_operator, None
+        context: Any = None if culprit is None else culprit.ctx
         if culprit is not None:
-            contexts = [operator.ctx for operator in chain.operators]
-            index = next((i for i, ctx in enumerate(contexts) if ctx is culprit.ctx), None)
             description, remedy = describe_place(culprit.ctx), culprit.slow_remedy
-        if self._metrics is not None:
-            self._metrics.slow(index, seconds)
-        self._log_slow(description, seconds, remedy)
+        if watch is None:
+            if context is not None:
+                context.runtime.note_slow(seconds)
+            self._log_slow(description, seconds, remedy)
+        elif (hold := watch.note(context, seconds)) is not None:
+            if culprit is None and hold.operator:
+                description = hold.place
+            self._log_slow(description, hold.seconds, remedy, hold.cpu_s, spell_stack(hold.stack))
 
     def report(self, error: BaseException) -> None:
         """Fails this task with the error of a helper task."""

@@ -334,6 +334,7 @@ async def test_a_function_that_holds_the_loop_is_named_by_operator() -> None:
         (slow,) = body["slow-callbacks"]
         assert slow["operator"] == "holder"
         assert slow["slowest-ms"] >= 100
+        assert body["holds"][0]["operator"] == "holder"
         assert body["lag-ms"]["max"] >= 0
 
 

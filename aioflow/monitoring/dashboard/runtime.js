@@ -1,7 +1,7 @@
 // What only an asyncio engine can show: how late its loop is and who holds it, which tasks wait for what, which async calls are in flight.
 
 import { h } from "./dom.js";
-import { count, duration } from "./format.js";
+import { count, duration, moment } from "./format.js";
 import { figures, meter, missing, panel, table } from "./parts.js";
 import { about, chooser, processes, wantedProcesses } from "./process.js";
 
@@ -32,14 +32,33 @@ export function view(store, route, page) {
         { name: "Operator", class: "name", cell: (one) => place(one) },
         { name: "Times", n: true, cell: (one) => count(one.count) },
         { name: "Longest", n: true, cell: (one) => duration(one["slowest-ms"]) },
-      ], slow, { keyOf: key, empty: "No callback has held the loop for more than 100 ms." })),
+      ], slow, { keyOf: key, empty: "No operator has held the loop for more than 100 ms." })),
       panel("Async calls in flight", null, table("Async calls in flight", [
         { name: "Operator", class: "name", cell: (one) => place(one) },
         { name: "In flight", n: true, cell: (one) => `${count(one["in-flight"])} of ${count(one.capacity)}` },
         { name: "", cell: (one) => meter(one.capacity ? one["in-flight"] / one.capacity : null, "Capacity in use", { warnFrom: 1 }) },
       ], found["async-calls"], { keyOf: key, empty: "No operator awaits calls." }))),
+    holds(found),
     tasks(found, page),
   ];
+}
+
+/** The last times in which code held the loop, with its stack. Processor time far below the length means that it waited without `await`. */
+function holds(found) {
+  const seen = new Map();
+  const rows = found.holds.map((one) => {
+    const number = (seen.get(one.time) ?? 0) + 1;
+    seen.set(one.time, number);
+    return { ...one, key: `${one.time} ${number}` };
+  });
+  const other = found["late-unexplained"];
+  return panel("Held the loop", { note: other ? `late ${count(other)} times more, for want of a processor or by the engine` : null }, table("Held the loop", [
+    { name: "When", cell: (one) => moment(one.time) },
+    { name: "Operator", class: "name", cell: (one) => (one.operator ? [one.operator, h("span", { class: "quiet" }, ` subtask ${one.subtask} of ${one.job}`)] : `outside of all operators, ${one.task || "a callback"}`) },
+    { name: "Held", n: true, cell: (one) => duration(one.ms) },
+    { name: "Processor", n: true, cell: (one) => duration(one["cpu-ms"]) },
+    { name: "In", class: "wide", cell: (one) => stack(one.stack) },
+  ], rows, { keyOf: (one) => one.key, empty: "No code has held the loop for more than 100 ms." }));
 }
 
 function key(one) {

@@ -387,6 +387,9 @@ class _SimProcesses:
     def usage(self) -> tuple[float, int]:
         return 0.0, 0
 
+    def thread_times(self) -> None:
+        return None
+
     def has_ended(self, process: ProcessIdentity) -> bool:
         if process.machine != self._process.machine.name:
             return False

@@ -1,0 +1,336 @@
+"""Names the code that holds the event loop: the operator, its stack, and its processor time.
+
+The loop beats at short intervals. If a beat is overdue, a thread looks at the thread of the loop,
+at its asyncio task, and at the scope of that task. So a coroutine that blocks is named too, like a
+source, a sink, or a handler of a service outside of all flows. The next beat reports what the looks
+have found.
+
+No code is blamed for a busy machine. A hold does not include the time in which the thread was ready
+to run but had no processor, as Linux reports. Nor is code blamed while other threads of the process
+compute, unless it stands still in one call. Processor time stands beside the length of each hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from aioflow.core.scope import current_scope, scope_in
+from aioflow.inspection.frames import spell_stack, user_frames
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from aioflow.core.host import Host, ThreadTimes
+    from aioflow.core.scope import ScopeOperator
+    from aioflow.inspection.frames import Stack
+
+__all__ = ["Hold", "LoopWatch", "release_watch", "watch_loop"]
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 0.05
+"""Interval of beats, and of looks at them."""
+
+HELD_S = 0.1
+"""Time after which code that runs without a pause holds the loop."""
+
+LOG_INTERVAL_S = 10.0
+"""Minimum time between two warnings about one operator."""
+
+HOLDS_MAX = 50
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Hold:
+    """A time in which one piece of code held the loop."""
+
+    at_ms: int
+    """Wall-clock time of the end."""
+    job: str
+    """Name of the job; empty outside of all flows."""
+    operator: str
+    """Name of the operator; empty outside of all operators."""
+    subtask: str
+    """Subtask and parallelism, as in "2/4"."""
+    task: str
+    """Name of the asyncio task; empty for a callback of the loop."""
+    seconds: float
+    """Length, without the time in which the thread had no processor."""
+    cpu_s: float
+    """Processor time of the thread meanwhile."""
+    stack: Stack
+    """Frames of user code, outermost first; empty if no look met any."""
+
+    @property
+    def place(self) -> str:
+        """Operator and subtask, as errors spell them."""
+        return f"operator {self.operator!r}, subtask {self.subtask}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns plain data, which may travel."""
+        return {
+            "time": self.at_ms,
+            "job": self.job,
+            "operator": self.operator,
+            "subtask": self.subtask,
+            "task": self.task,
+            "ms": round(self.seconds * 1000, 1),
+            "cpu-ms": round(self.cpu_s * 1000, 1),
+            "stack": list(self.stack),
+        }
+
+
+@dataclass(slots=True, frozen=True)
+class _Look:
+    """One look at the thread of the loop while a beat was overdue."""
+
+    job: str
+    operator: ScopeOperator | None
+    task: str
+    stack: Stack
+    at: tuple[int, int]
+    """The innermost frame and its instruction."""
+
+
+class LoopWatch:
+    """Watches the running loop between `start` and `close`."""
+
+    def __init__(self, host: Host, times: Callable[[], ThreadTimes]) -> None:
+        """`times` reads the clocks of the calling thread."""
+        self._host = host
+        self._times = times
+        self._now = host.clock.monotonic
+        self.holds: deque[Hold] = deque(maxlen=HOLDS_MAX)
+        """The last holds, oldest first."""
+        self.unexplained = 0
+        """Number of late beats for which no code of a user is to blame."""
+        self.users = 0
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._stop = threading.Event()
+        self._looking: asyncio.Future[None] | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._beats = 0
+        self._beat_at = 0.0
+        self._began = times()
+        """Clocks at the last beat."""
+        self._reported_s = 0.0
+        """Seconds since the last beat that are reported already."""
+        self._looks: list[_Look] = []
+        self._logged_at: dict[tuple[str, str], float] = {}
+
+    def start(self) -> None:
+        """Begins to watch, on the loop."""
+        self._begin()
+        self._looking = self._host.blocking(self._look, dedicated=True, name="aioflow-loop-watch")
+
+    async def close(self) -> None:
+        """Reports a hold that no beat has reported yet, and ends the thread."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._judge()
+        self._stop.set()
+        if self._looking is not None:
+            await asyncio.shield(self._looking)
+
+    # On the loop.
+
+    def _beat(self) -> None:
+        self._judge()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._beats += 1
+        self._looks = []
+        self._reported_s = 0.0
+        self._began = self._times()
+        self._beat_at = self._now()
+        self._handle = self._loop.call_later(BEAT_S, self._beat)
+
+    def note(self, operator: ScopeOperator | None, seconds: float) -> Hold | None:
+        """Notes that an action held the loop for `seconds`, as its task has measured.
+
+        `operator` is the one that the task blames; None if only the looks may know.
+        Returns None if the thread had no processor for most of that time.
+        """
+        since = self._times().minus(self._began)
+        self._reported_s += seconds
+        # A wait before the action counts too, so the processor time is a lower bound.
+        held_s = max(seconds - since.waited_s, min(since.cpu_s, seconds))
+        if held_s <= HELD_S:
+            self.unexplained += 1
+            return None
+        task = asyncio.current_task()
+        looks = [
+            look
+            for look in self._looks
+            if look.stack and (operator is None or look.operator is operator)
+        ]
+        scope = current_scope()
+        stack: Stack = ()
+        if looks:
+            found = _commonest(looks)
+            operator, stack = found.operator, found.stack
+        return self._keep(
+            "" if scope is None else scope.job,
+            operator,
+            "" if task is None else task.get_name(),
+            held_s,
+            min(since.cpu_s, held_s),
+            stack,
+        )
+
+    def _judge(self) -> None:
+        """Reports a late beat, unless an action has reported itself, or no code is to blame."""
+        late_s = self._now() - self._beat_at - BEAT_S - self._reported_s
+        if late_s <= HELD_S:
+            return
+        since = self._times().minus(self._began)
+        held_s = late_s - since.waited_s
+        looks = [look for look in self._looks if look.stack]
+        if held_s <= HELD_S or not looks or _others_compute(since, held_s, looks):
+            self.unexplained += 1
+            return
+        found = _commonest(looks)
+        hold = self._keep(found.job, found.operator, found.task, held_s, since.cpu_s, found.stack)
+        self._log(hold)
+
+    def _keep(
+        self,
+        job: str,
+        operator: ScopeOperator | None,
+        task: str,
+        seconds: float,
+        cpu_s: float,
+        stack: Stack,
+    ) -> Hold:
+        subtask = ""
+        if operator is not None:
+            subtask = f"{operator.runtime.subtask_index + 1}/{operator.runtime.parallelism}"
+        hold = Hold(
+            at_ms=self._host.clock.wall_ms(),
+            job=job,
+            operator="" if operator is None else operator.name,
+            subtask=subtask,
+            task=task,
+            seconds=seconds,
+            cpu_s=cpu_s,
+            stack=stack,
+        )
+        self.holds.append(hold)
+        if operator is not None:
+            runtime: Any = operator.runtime  # That of a task, which counts.
+            runtime.note_slow(seconds)
+        return hold
+
+    def _log(self, hold: Hold) -> None:
+        place = (hold.job, hold.operator or hold.task)
+        now = self._now()
+        last = self._logged_at.get(place)
+        if last is not None and now - last < LOG_INTERVAL_S:
+            return
+        if len(self._logged_at) >= HOLDS_MAX:
+            self._logged_at.clear()
+        self._logged_at[place] = now
+        if hold.operator:
+            who = f"{hold.place} of job {hold.job!r},"
+        else:
+            task = f"task {hold.task!r}" if hold.task else "a callback"
+            who = f"code outside of all operators, in {task},"
+        remedy = (
+            "it computes: make it cheaper, or use blocking=True or asyncio.to_thread"
+            if hold.cpu_s > hold.seconds / 2
+            else "it waits without await: use an async client, blocking=True or asyncio.to_thread"
+        )
+        logger.warning(
+            "%s held the event loop for %.0f ms (%.0f ms of processor time), expected less than "
+            "100; everything on this loop waited. %s%s",
+            who,
+            hold.seconds * 1000,
+            hold.cpu_s * 1000,
+            remedy,
+            spell_stack(hold.stack),
+        )
+
+    # In a thread of its own.
+
+    def _look(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            looks = self._looks
+            if self._now() - self._beat_at <= HELD_S:
+                continue
+            frame = sys._current_frames().get(self._thread)
+            if frame is not None:
+                looks.append(_seen(frame, asyncio.current_task(self._loop)))
+            del frame  # It would keep the locals of the loop's thread alive.
+
+
+def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bool:
+    """Returns whether other threads had the interpreter meanwhile, rather than the loop's thread.
+
+    A call in which the thread stands still is to blame, whatever other threads do.
+    """
+    if since.cpu_s > held_s / 2 or since.process_cpu_s - since.cpu_s < held_s / 2:
+        return False
+    return len(looks) < 2 or len({look.at for look in looks}) > 1
+
+
+def _commonest(looks: list[_Look]) -> _Look:
+    """Returns the last look at the operator and task that were met most often."""
+    counts = Counter((look.operator, look.task) for look in looks)
+    ((best, _),) = counts.most_common(1)
+    return next(look for look in reversed(looks) if (look.operator, look.task) == best)
+
+
+def _seen(frame: FrameType, task: asyncio.Task[Any] | None) -> _Look:
+    context = None if task is None else _context_of(task)
+    scope = None if context is None else scope_in(context)
+    return _Look(
+        "" if scope is None else scope.job,
+        None if scope is None else scope.operator_context,
+        "" if task is None else task.get_name(),
+        user_frames(frame),
+        (id(frame), frame.f_lasti),
+    )
+
+
+def _context_of(task: asyncio.Task[Any]) -> Context | None:
+    if sys.version_info >= (3, 12):
+        return task.get_context()
+    return next((one for one in gc.get_referents(task) if isinstance(one, Context)), None)
+
+
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = WeakKeyDictionary()
+
+
+def watch_loop(host: Host) -> LoopWatch | None:
+    """Returns the watch of the running loop, which all its users share; None in a simulation."""
+    loop = asyncio.get_running_loop()
+    watch = _watches.get(loop)
+    if watch is None:
+        times = host.procs.thread_times()
+        if times is None:
+            return None
+        watch = _watches[loop] = LoopWatch(host, times)
+        watch.start()
+    watch.users += 1
+    return watch
+
+
+async def release_watch(watch: LoopWatch | None) -> None:
+    """Ends the use of a watch."""
+    if watch is not None:
+        watch.users -= 1
+        if not watch.users:
+            _watches.pop(asyncio.get_running_loop(), None)
+            await watch.close()

@@ -1,0 +1,139 @@
+"""Code that holds the event loop: it is named wherever it runs, and a busy machine blames none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.core.host import ThreadTimes
+from aioflow.core.system_host import SystemHost
+from aioflow.inspection.loop_watch import LoopWatch
+
+pytestmark = pytest.mark.slow_callbacks
+
+
+def block() -> None:
+    time.sleep(0.5)
+
+
+async def enrich(value: int) -> int:
+    await asyncio.sleep(0)
+    block()
+    return value
+
+
+class Keyed(af.KeyedProcessFunction[int, int, int]):
+    async def process_element(self, value: int, ctx: Any) -> AsyncIterator[int]:
+        await asyncio.sleep(0)
+        block()
+        yield value
+
+
+async def feed() -> AsyncIterator[int]:
+    await asyncio.sleep(0)
+    block()
+    yield 1
+
+
+async def deliver(value: int) -> None:
+    await asyncio.sleep(0)
+    block()
+
+
+def mapped(flow: af.Flow) -> None:
+    flow.source([1]).map(enrich, name="culprit").map(abs).sink(af.io.blackhole())
+
+
+def processed(flow: af.Flow) -> None:
+    flow.source([1]).key_by(abs).process(Keyed(), name="culprit").sink(af.io.blackhole())
+
+
+def read(flow: af.Flow) -> None:
+    flow.source(feed, name="culprit").map(abs).sink(af.io.blackhole())
+
+
+def delivered(flow: af.Flow) -> None:
+    flow.source([1]).map(abs).sink(deliver, name="culprit")
+
+
+@pytest.mark.parametrize("build", [mapped, processed, read, delivered])
+async def test_coroutine_that_blocks_is_named_with_its_stack(
+    build: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = af.Flow("held")
+    build(flow)
+    with caplog.at_level(logging.WARNING):
+        result = await flow.execute()
+    (message,) = [one.getMessage() for one in caplog.records if "held the event" in one.message]
+    assert "'culprit', subtask 1/1 of job 'held'" in message
+    assert "of processor time" in message
+    assert "it waits without await" in message
+    assert message.splitlines()[-1].startswith("  at block (inspection/test_loop_watch.py:")
+    named = {
+        name.rpartition(".")[0].rpartition(".")[2]
+        for name, value in result.metrics.items()
+        if name.endswith("slowCallbacks") and ".culprit." in name and value
+    }
+    assert named == {"culprit"}
+
+
+async def test_code_outside_of_all_flows_is_not_blamed_on_an_operator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = af.Flow("innocent")
+    events = flow.source(af.io.push())
+    events.map(abs, name="innocent").sink(af.io.blackhole())
+
+    async def handler() -> None:
+        block()
+
+    with caplog.at_level(logging.WARNING):
+        async with flow.run() as job:
+            await job.input(events).put(1)
+            await asyncio.create_task(handler(), name="handler")
+    (message,) = [one.getMessage() for one in caplog.records if "held the event" in one.message]
+    assert "code outside of all operators, in task 'handler'" in message
+    assert not [value for name, value in job.metrics().items() if "slowC" in name and value]
+
+
+@pytest.mark.parametrize(("ready_s", "blamed"), [(0.0, True), (10.0, False)])
+async def test_code_is_not_blamed_for_the_time_without_a_processor(
+    ready_s: float, blamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = SystemHost()
+    clocks, waited_s = host.procs.thread_times(), 0.0
+
+    def times() -> ThreadTimes:
+        return replace(clocks(), waited_s=waited_s, process_cpu_s=0.0)
+
+    watch = LoopWatch(host, times)
+    watch.start()
+    waited_s = ready_s
+    block()
+    noted = watch.note(None, 0.3) if ready_s else None
+    await watch.close()
+    await host.close()
+    assert noted is None
+    assert bool(watch.holds) is blamed
+    assert bool(watch.unexplained) is not blamed
+
+
+async def test_pause_of_the_process_blames_no_code() -> None:
+    """A suspended process finds itself in its select, with a beat that is long overdue."""
+    host = SystemHost()
+    watch = LoopWatch(host, host.procs.thread_times())
+    watch.start()
+    clock = host.clock.monotonic
+    watch._now = lambda: clock() + 5.0
+    await asyncio.sleep(0)
+    await watch.close()
+    await host.close()
+    assert not watch.holds
+    assert watch.unexplained == 1
