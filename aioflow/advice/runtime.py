@@ -7,6 +7,8 @@
   into one window of a minute and a half. So the first timestamp of each source is checked. No clock
   is read: the range of present times is some decades wide, and far from the same numbers in
   milliseconds.
+* A default such as `[]` that is changed in place is forgotten unless it is written back. Code that
+  reads it and never updates the state probably forgets that.
 * Only a function knows its side outputs, so a misspelt tag is an empty stream. An empty side output
   alone means nothing, since most are for exceptional records. So the end of a task compares those
   with a reader with those that have records.
@@ -15,6 +17,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -27,7 +30,7 @@ from aioflow.core.scope import current_scope
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
 
-__all__ = ["KeysMet", "tell_unread_sides", "warn_of_unit"]
+__all__ = ["ForgottenDefault", "KeysMet", "tell_unread_sides", "warn_of_unit"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +140,43 @@ def warn_of_unit(timestamp: int) -> None:
 
 def _year(seconds: int) -> int:
     return 1970 + seconds // YEAR_S
+
+
+FORGOTTEN_MAX = 2
+"""Number of changed copies of a default after which a warning is logged."""
+
+
+class ForgottenDefault:
+    """The copies of a mutable default that were changed and not written back.
+
+    `is_open` is False once the state was updated, or the warning logged.
+    """
+
+    __slots__ = ("_changed", "_name", "is_open")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = 0
+        self.is_open = True
+
+    def compare(self, given: Any, default: Any) -> None:
+        """Compares a copy with the default that it was made from."""
+        if not isinstance(given, list | dict | set | deque | bytearray):
+            self.is_open = False  # Other types may compare at a cost, or not at all.
+            return
+        self._changed += given != default
+        if self._changed < FORGOTTEN_MAX:
+            return
+        self.is_open = False
+        scope = current_scope()
+        logger.warning(
+            "job %r, operator %r: the value of state %r was changed in place and never written "
+            "back, so it forgets: call update(value) after the change, or use get_list_state or "
+            "get_map_state",
+            None if scope is None else scope.job,
+            None if scope is None else scope.operator,
+            self._name,
+        )
 
 
 Sides = Collection[tuple[int, "OutputTag[Any]"]]

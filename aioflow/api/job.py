@@ -31,6 +31,7 @@ from aioflow.core.errors import (
 )
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
+from aioflow.core.tracebacks import fold_traceback
 from aioflow.graph.deployment import ExecutionState
 from aioflow.graph.optimize import fields_seen, is_taken_apart
 from aioflow.io.memory import FunctionSource
@@ -282,11 +283,13 @@ class Job:
             _ = self._runner.cancelled() or self._runner.exception()  # The cancellation wins.
             raise cancelled
         if not self._runner.cancelled() and (error := self._runner.exception()) is not None:
-            raise error
+            raise fold_traceback(error)
 
     def _raise_error(self) -> None:
         error = self._cluster.job_master.error
-        raise error if error is not None else JobFailed(f"job {self.name!r} ({self.id}) failed")
+        if error is None:
+            raise JobFailed(f"job {self.name!r} ({self.id}) failed")
+        raise fold_traceback(error)
 
     # For users.
 

@@ -31,6 +31,7 @@ from aioflow.cli.progress import Watcher, run_flow, watcher_for
 from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
+from aioflow.core.tracebacks import whole_traceback
 from aioflow.io.standard_output import ReaderGone
 
 __all__ = ["main"]
@@ -245,7 +246,7 @@ def _failed(arguments: argparse.Namespace, name: str, error: Exception) -> int:
     if isinstance(error, BrokenPipeError) and reader_is_gone():
         return FAILED
     if arguments.traceback:
-        traceback.print_exception(error)
+        traceback.print_exception(error.with_traceback(whole_traceback(error)))
     else:
         first, *more = describe(error)
         if isinstance(error, AioflowError | OSError):  # What it says is ours.

@@ -693,7 +693,12 @@ class ExecutionGraph:
             keyed = strategy is ShipStrategy.HASH
             inputs.append(
                 InputGateDescriptor(
-                    edge.id, edge.input_index, keyed, tuple(channels), strategy.may_be_overtaken
+                    edge.id,
+                    edge.input_index,
+                    keyed,
+                    tuple(channels),
+                    strategy.may_be_overtaken,
+                    producer.name,
                 )
             )
         splits = self._restored_splits.get((vertex.id, index))

@@ -237,6 +237,16 @@ class JobCheckpoints:
         """Sets the tasks that checkpoint messages go to from now on."""
         self._tasks = tasks
 
+    @property
+    def told(self) -> str:
+        """The start of the next attempt, for logs."""
+        latest = self._opened().latest
+        if latest is None:
+            return "the beginning, because no checkpoint has completed"
+        if latest.kind.is_savepoint:
+            return f"the savepoint {latest.location}"
+        return f"checkpoint {latest.checkpoint_id}"
+
     async def restore_point(
         self, graph: JobGraph, discovered: Mapping[int, Sequence[Split]]
     ) -> RestorePoint:

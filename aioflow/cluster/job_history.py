@@ -8,11 +8,11 @@ Times are wall-clock ms.
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from dataclasses import dataclass, field
 
 from aioflow.core.errors import RemoteError, message_of
+from aioflow.core.tracebacks import format_folded
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.redaction import redacted
 
@@ -180,4 +180,4 @@ def _name(error: BaseException) -> str:
 def _stack(error: BaseException) -> str:
     """Formats the stack as Python does. An error of another process brings its own text."""
     told = error.traceback_text if isinstance(error, RemoteError) else ""
-    return redacted(told or "".join(traceback.format_exception(error)), TEXT_CHARACTERS_MAX)
+    return redacted(told or format_folded(error), TEXT_CHARACTERS_MAX)

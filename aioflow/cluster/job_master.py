@@ -108,6 +108,8 @@ class JobMaster:
         """When the job last entered each state."""
         self.history = JobHistory()
         self.checkpoint_settings = checkpoints
+        self._restarts = 0
+        """Number of restarts that are logged."""
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
         self._discovery = SplitDiscovery(host, self.executions, self._discovered)
@@ -323,8 +325,8 @@ class JobMaster:
             )
             logger.log(
                 level,
-                "job %s: task %s is %s: %s",
-                self.executions.job_id,
+                "job %r: task %s is %s: %s",
+                self.executions.graph.name,
                 attempt,
                 state.value,
                 told,
@@ -370,12 +372,7 @@ class JobMaster:
                 self._note_task(attempt, ExecutionState.CANCELING)
                 self._workers.cancel_task(attempt)
             case ScheduleRestart(region, epoch, delay_s):
-                logger.info(
-                    "job %s: restarts in %.1f s after %r",
-                    self.executions.job_id,
-                    delay_s,
-                    self.error,
-                )
+                self._tell_of_restart(delay_s)
                 _ = self._group.create_task(
                     self._restart_later(region, epoch, delay_s), name="restart"
                 )
@@ -388,6 +385,22 @@ class JobMaster:
                 )
                 if not self.terminated.done():
                     self.terminated.set_result(status)
+
+    def _tell_of_restart(self, delay_s: float) -> None:
+        """Logs a restart: a warning with its cause after a failure."""
+        executions, begins, cause = self.executions, self._begins_with, self.error
+        is_failure, self._restarts = executions.restarts > self._restarts, executions.restarts
+        logger.log(
+            logging.WARNING if is_failure else logging.INFO,
+            "job %r (%s) restarts in %.1f s from %s%s",
+            executions.graph.name,
+            executions.job_id,
+            delay_s,
+            "the beginning, because it has no checkpoints" if begins is None else begins.told,
+            f": restart {executions.restarts}, after {type(cause).__name__}: {message_of(cause)}"
+            if is_failure and cause is not None
+            else "",
+        )
 
     def _deploy(self, descriptor: TaskDeploymentDescriptor) -> None:
         assert self._workers is not None

@@ -51,6 +51,11 @@ class GivenSavepoint:
         self._codec = codec
         self._store = open_store(RESTORE_ONLY, host)
 
+    @property
+    def told(self) -> str:
+        """The start of the job, for logs."""
+        return f"the savepoint {self._settings.restore}"
+
     async def restore_point(
         self, graph: JobGraph, discovered: Mapping[int, Sequence[Split]]
     ) -> RestorePoint:

@@ -85,6 +85,8 @@ class InputGateDescriptor:
     keyed: bool
     channels: tuple[InputChannelDescriptor, ...]
     may_be_overtaken: bool = False
+    producer: str = ""
+    """Name of the vertex that it reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ BEAT_S = 0.05
 HELD_S = 0.1
 """Time after which code that runs without a pause holds the loop."""
 
+CHECK_BEATS = 100
+"""Number of beats between two calls of `checks`: some five seconds."""
+
 LOG_INTERVAL_S = 10.0
 """Minimum time between two warnings about one operator."""
 
@@ -115,6 +118,8 @@ class LoopWatch:
         self.unexplained = 0
         """Number of late beats for which no code of a user is to blame."""
         self.users = 0
+        self.checks: list[Callable[[float], None]] = []
+        """Called every few seconds with the monotonic time, on the loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._stop = threading.Event()
@@ -148,6 +153,9 @@ class LoopWatch:
     def _beat(self) -> None:
         self._judge()
         self._begin()
+        if not self._beats % CHECK_BEATS:
+            for check in list(self.checks):
+                check(self._now())
 
     def _begin(self) -> None:
         self._beats += 1

@@ -299,6 +299,10 @@ class AsyncWaitOperator(Operator):
         return len(self._queue) < KEPT_MAX
 
     @property
+    def calls(self) -> tuple[int, int, bool]:
+        return self._pool.running, self._concurrency, self.room() == 0 or bool(self._pool.waiting)
+
+    @property
     def busy(self) -> bool:
         return len(self._queue) > 0
 

@@ -271,6 +271,14 @@ class Operator:
         return None
 
     @property
+    def calls(self) -> tuple[int, int, bool] | None:
+        """Number of concurrent calls, their maximum, and whether elements wait for a call to end.
+
+        None for an operator without concurrent calls.
+        """
+        return None
+
+    @property
     def busy(self) -> bool:
         """Whether results will still arrive by mail, such as those of unfinished async calls.
 

@@ -163,6 +163,11 @@ class StatusWatermarkValve:
         """Returns the watermark of `channel`, and whether it takes part in the minimum."""
         return ChannelTime(self._watermarks[channel], self._idle[channel], self._aligned[channel])
 
+    @property
+    def channels(self) -> list[ChannelTime]:
+        """The event time and status of each channel."""
+        return [self.state_of(channel) for channel in range(len(self._watermarks))]
+
     def resume(self, watermark: int) -> None:
         """Sets the last output to `watermark`. Called before any input, and before `restore`."""
         self.watermark = watermark

@@ -13,7 +13,6 @@ its members included, take 64 KiB at most.
 from __future__ import annotations
 
 import sys
-import traceback
 from json import JSONDecodeError
 from typing import Any
 
@@ -25,6 +24,7 @@ from aioflow.core.errors import (
     TypeNotSupported,
     message_of,
 )
+from aioflow.core.tracebacks import format_folded
 from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body
@@ -83,7 +83,7 @@ def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
         text = error.traceback_text
     else:
         try:
-            text = "".join(traceback.format_exception(error))
+            text = format_folded(error)
         except Exception:  # noqa: BLE001 - the __str__ of a user's error may do anything.
             text = ""
     return _described(error, codec, _cut_front(text, _TRACEBACK_CHARS_MAX), _CONTENT_BYTES_MAX)

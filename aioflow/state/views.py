@@ -16,6 +16,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from aioflow.advice.runtime import ForgottenDefault
 from aioflow.core.errors import StateError
 from aioflow.core.states import StateDescriptor
 from aioflow.state.changes import MISSING
@@ -161,11 +162,30 @@ class ValueViewCopyingDefault(ValueView):
     shared.
     """
 
-    __slots__ = ()
+    __slots__ = ("_forgotten", "_handed")
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._handed: Any = None
+        """The last copy that was given, until it is compared; None: none is compared."""
+        self._forgotten = ForgottenDefault(self.descriptor.name)
 
     def value(self) -> Any:
+        if self._handed is not None:
+            self._forgotten.compare(self._handed, self._default)
+            self._handed = None
         value = self._entries.get(self._backend.current_key, MISSING)
-        return copy.copy(self._default) if value is MISSING else value
+        if value is not MISSING:
+            return value
+        given = copy.copy(self._default)
+        if self._forgotten.is_open:
+            self._handed = given
+        return given
+
+    def update(self, value: Any) -> None:
+        self._handed = None
+        self._forgotten.is_open = False
+        super().update(value)
 
 
 class ListView(View):

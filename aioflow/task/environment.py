@@ -169,6 +169,8 @@ class TaskEnvironment:
     """
     watch: LoopWatch | None = None
     """The watch of the loop, while tasks run; None in a simulation."""
+    advised: set[str] = field(default_factory=set)
+    """Advice about running tasks that was logged."""
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was checked."""
     processing_ms: ProcessingClock = field(init=False)

@@ -141,6 +141,11 @@ class NetworkInput:
                 self._on_priority, partial(self._on_announced, part.first_channel)
             )
 
+    @property
+    def channel_times(self) -> list[ChannelTime]:
+        """The event time of each channel, in the order of the gates."""
+        return self._valve.channels
+
     def debloat(self, records_max: int, now_s: Callable[[], float], rows_max: int) -> None:
         """Asks producers for batches that suit the speed of this task; see `BufferDebloater`."""
         for part in self._inputs:

@@ -196,6 +196,13 @@ class SourceInput:
         """The splits of this subtask with a known event time."""
         return [] if self._strategy is None else [split.id for split in self._splits]
 
+    @property
+    def awaited_splits(self) -> list[str]:
+        """The splits that are read side by side and hold event time back, however long silent."""
+        if self._idleness is not None or not self._unbounded:
+            return []
+        return [] if self._reader.one_at_a_time else self.timed_splits
+
     def split_watermark(self, split_id: str) -> int:
         """Returns the event time of one of `timed_splits`; before `open` it has none."""
         return self._times.shown(split_id)

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.running import CallsSeen, InputSeen, TaskAdvice
 from aioflow.advice.runtime import tell_unread_sides
 from aioflow.core.aio import (
     CANCEL_GRACE_S,
@@ -190,7 +192,8 @@ class StreamTask:
                     raise asyncio.CancelledError  # Code in `open` has swallowed it.
                 on_running()
                 self.life.phase = TaskPhase.RUNNING
-                await self._processor.run_loop()
+                with self._advised(loop):
+                    await self._processor.run_loop()
                 await self._end(loop)
                 is_cut_short = False
             except BaseException as error:
@@ -396,6 +399,49 @@ class StreamTask:
         loop = self._loop
         assert loop is not None, "the loop runs after all parts are made"
         return loop.act()
+
+    @contextmanager
+    def _advised(self, loop: NetworkLoop | SourceLoop) -> Iterator[None]:
+        """Looks every few seconds for what may be wrong with the running task."""
+        watch = self._environment.watch
+        if watch is None:
+            yield
+            return
+        advice = TaskAdvice(self.descriptor.job_name, self.name, self._environment.advised)
+
+        def check(now: float) -> None:
+            calls = [
+                CallsSeen(describe_place(operator.ctx), *calls)
+                for operator in self._runtime.chain.operators
+                if (calls := operator.calls) is not None
+            ]
+            advice.look(self._inputs_seen(loop), calls, now)
+
+        watch.checks.append(check)
+        try:
+            yield
+        finally:
+            watch.checks.remove(check)
+
+    def _inputs_seen(self, loop: NetworkLoop | SourceLoop) -> list[InputSeen]:
+        """Returns the event time of each channel, or of each split of a source."""
+        if isinstance(loop, SourceLoop):
+            task_input = loop.input
+            source = source_place(self._runtime.head)
+            return [
+                InputSeen(f"split {split!r} of {source}", task_input.split_watermark(split), False)
+                for split in task_input.awaited_splits
+            ]
+        names = [
+            f"input {gate.producer!r}"
+            + (f", subtask {number + 1}" if len(gate.channels) > 1 else "")
+            for gate in self.descriptor.inputs
+            for number in range(len(gate.channels))
+        ]
+        return [
+            InputSeen(name, time.watermark, time.idle)
+            for name, time in zip(names, loop.input.channel_times, strict=True)
+        ]
 
     def _on_slow(self, description: str, seconds: float) -> None:
         """Logs which operator blocked the loop for too long, unless the machine was busy."""

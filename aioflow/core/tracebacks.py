@@ -1,0 +1,67 @@
+"""Tracebacks for users: without the frames of the engine, which lie between those of the user.
+
+The log has the whole traceback at DEBUG. A traceback of the engine's frames alone stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["fold_traceback", "format_folded", "whole_traceback"]
+
+logger = logging.getLogger(__name__)
+
+ENGINE = str(Path(__file__).parents[1])
+WHOLE = "__aioflow_traceback__"
+"""Attribute of an error with its traceback before it was folded."""
+
+
+def fold_traceback(error: BaseException) -> BaseException:
+    """Removes the frames of the engine from `error`, which is about to be raised to the user."""
+    whole = error.__traceback__
+    places: list[TracebackType] = []
+    current = whole
+    while current is not None:
+        places.append(current)
+        current = current.tb_next
+    kept = [place for place in places if not _is_internal(place.tb_frame.f_code.co_filename)]
+    if not kept or len(kept) == len(places):
+        return error
+    logger.debug("the whole traceback of an error of user code", exc_info=error)
+    if not hasattr(error, WHOLE):
+        try:
+            setattr(error, WHOLE, whole)
+        except AttributeError:  # A class with slots.
+            return error
+    folded: TracebackType | None = None
+    for place in reversed(kept):
+        folded = TracebackType(folded, place.tb_frame, place.tb_lasti, place.tb_lineno)
+    return error.with_traceback(folded)
+
+
+def whole_traceback(error: BaseException) -> TracebackType | None:
+    """Returns the traceback of `error` as it was before it was folded."""
+    whole: TracebackType | None = getattr(error, WHOLE, error.__traceback__)
+    return whole
+
+
+def format_folded(error: BaseException) -> str:
+    """Returns the traceback of `error`, and of its causes, as text without the engine's frames."""
+    described = traceback.TracebackException.from_exception(error)
+    waiting: list[traceback.TracebackException | None] = [described]
+    while waiting:
+        one = waiting.pop()
+        if one is None:
+            continue
+        own = [frame for frame in one.stack if not _is_internal(frame.filename)]
+        if own:
+            one.stack = traceback.StackSummary.from_list(own)
+        waiting += [one.__cause__, one.__context__, *(one.exceptions or ())]
+    return "".join(described.format())
+
+
+def _is_internal(file: str) -> bool:
+    return file.startswith((ENGINE, "<aioflow"))

@@ -1,0 +1,204 @@
+"""Advice about running tasks: silent inputs, too few calls, forgotten defaults, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.advice import running
+from aioflow.advice.running import CallsSeen, InputSeen, TaskAdvice
+from aioflow.core.elements import MIN_WATERMARK
+from aioflow.inspection import loop_watch
+
+
+def advice(told: set[str] | None = None) -> TaskAdvice:
+    return TaskAdvice("orders", "window (1/1)", set() if told is None else told)
+
+
+def test_silent_input_is_named_once_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    one, told = advice(told := set()), told
+    for now in range(0, 120, 5):
+        one.look(
+            [InputSeen("input 'a'", 7, False), InputSeen("input 'b'", MIN_WATERMARK, False)],
+            [],
+            float(now),
+        )
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "job 'orders': input 'b' has given no watermark for 30 s" in message
+    assert "idle_after=" in message
+    assert told == {"input 'b'"}
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [InputSeen("a", MIN_WATERMARK, False), InputSeen("b", MIN_WATERMARK, False)],
+        [InputSeen("a", 7, False), InputSeen("b", MIN_WATERMARK, True)],
+        [InputSeen("a", 7, False), InputSeen("b", 1, False)],
+    ],
+)
+def test_inputs_that_hold_nothing_back_are_not_named(
+    inputs: list[InputSeen], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = advice()
+    for now in range(0, 120, 5):
+        one.look(inputs, [], float(now))
+    assert not caplog.records
+
+
+def test_calls_that_are_all_in_flight_for_long_are_a_bottleneck(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, full = advice(), CallsSeen("operator 'enrich', subtask 1/1", 8, 8, True)
+    for now in range(0, 30, 5):
+        one.look([], [full], float(now))
+    one.look([], [full._replace(waiting=False)], 30.0)  # A pause starts the time again.
+    assert not caplog.records
+    for now in range(35, 120, 5):
+        one.look([], [full], float(now))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert (
+        "operator 'enrich', subtask 1/1 is the bottleneck: 8 of 8 calls are in flight for 30 s"
+        in (message)
+    )
+    assert "concurrency=" in message
+
+
+class Forgets(af.KeyedProcessFunction[str, int, int]):
+    def open(self, ctx: Any) -> None:
+        self.seen = ctx.get_state(af.ValueStateDescriptor("seen", default=[]))
+
+    def process_element(self, value: int, ctx: Any) -> Any:
+        seen = self.seen.value()
+        seen.append(value)
+        yield len(seen)
+
+
+class Remembers(Forgets):
+    def process_element(self, value: int, ctx: Any) -> Any:
+        seen = self.seen.value()
+        seen.append(value)
+        self.seen.update(seen)
+        yield len(self.seen.value())
+
+
+class Reads(Forgets):
+    def process_element(self, value: int, ctx: Any) -> Any:
+        yield len(self.seen.value())
+
+
+@pytest.mark.parametrize(("function", "warns"), [(Forgets, 1), (Remembers, 0), (Reads, 0)])
+async def test_default_that_is_changed_in_place_is_named_once(
+    function: Any, warns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = af.Flow("lists")
+    await (
+        flow.source([1, 2, 3, 4]).key_by(lambda _: "k").process(function(), name="gather").collect()
+    )
+    found = [one.getMessage() for one in caplog.records if "in place" in one.getMessage()]
+    assert len(found) == warns
+    assert all("job 'lists', operator 'gather'" in one and "'seen'" in one for one in found)
+
+
+async def test_restart_says_job_cause_next_try_and_checkpoint(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    failed = False
+
+    def fail_once(value: int) -> int:
+        nonlocal failed
+        if value == 2 and not failed:
+            failed = True
+            raise OSError("no route")
+        return value
+
+    flow = af.Flow("orders")
+    source = flow.source([1, 2, 3]).map(fail_once)
+    with caplog.at_level(logging.WARNING):
+        await source.collect(checkpoints=str(tmp_path), restart=af.fixed_delay(1, "10ms"))
+    (message,) = [one.getMessage() for one in caplog.records if "restarts" in one.getMessage()]
+    assert message.startswith("job 'orders' (")
+    assert "restarts in 0.0 s from the beginning, because no checkpoint has completed" in message
+    assert message.endswith("restart 1, after OSError: no route")
+
+
+async def until_logged(text: str, caplog: pytest.LogCaptureFixture) -> str:
+    async with asyncio.timeout(30):
+        while True:
+            for record in caplog.records:
+                if text in record.getMessage():
+                    return record.getMessage()
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_watch, "CHECK_BEATS", 1)
+    monkeypatch.setattr(running, "LASTS_S", 0.2)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_silent_source_of_a_running_job_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("orders")
+    timed = af.WatermarkStrategy[int].monotonous_timestamps(timestamp=lambda value: value)
+    sources = [
+        flow.source(af.io.push(), name=name, watermarks=timed) for name in ("busy", "silent")
+    ]
+    windows = (
+        sources[0]
+        .union(sources[1])
+        .key_by(lambda _: 0)
+        .window(af.tumbling("1s"))
+        .aggregate(af.count())
+    )
+    windows.sink(af.io.blackhole())
+    async with flow.run() as job:
+        await job.input(sources[0]).put_many([1, 2_000, 4_000])
+        message = await until_logged("no watermark", caplog)
+    assert message.startswith("job 'orders': input 'silent' has given no watermark")
+
+
+@pytest.mark.usefixtures("soon")
+async def test_full_calls_of_a_running_job_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    go = asyncio.Event()
+
+    async def enrich(value: int) -> int:
+        await go.wait()
+        return value
+
+    flow = af.Flow("orders")
+    flow.source(range(9)).map(enrich, name="enrich", concurrency=2).sink(af.io.blackhole())
+    async with flow.run():
+        message = await until_logged("bottleneck", caplog)
+        go.set()
+    assert "operator 'enrich', subtask 1/1 is the bottleneck: 2 of 2 calls" in message
+
+
+def divide(value: int) -> float:
+    return 1 / (value - 2)
+
+
+async def test_traceback_of_user_code_has_no_frames_of_the_engine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = af.Flow("orders")
+    with caplog.at_level(logging.DEBUG, "aioflow"), pytest.raises(ZeroDivisionError) as raised:
+        await flow.source([1, 2]).map(divide).map(str).collect()
+    names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert names[-1] == "divide"
+    assert "_run_chain" not in names
+    (whole,) = [one for one in caplog.records if "whole traceback" in one.getMessage()]
+    assert whole.levelno == logging.DEBUG
+
+
+async def test_traceback_of_the_engine_alone_stays(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(af.AioflowError) as raised:
+        await af.Flow("orders").source([1, 2]).key_by(lambda _: None).count().collect()
+    names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert "_run_chain" in names
