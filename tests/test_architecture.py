@@ -61,6 +61,76 @@ state.backend state.timers
 """
 """Modules that import each other if imports for type checkers count too. Only strike names out."""
 
+ASKED_BY_NAME = {
+    # The seams: objects of an application get the defaults of our interface here.
+    "operators/source.py": (
+        "checkpoint checkpoint_completed columnar current_split finished finished_splits fresh "
+        "hold one_at_a_time pending_records stop timestamps",
+        "an application's source or reader may lack what is optional",
+    ),
+    "operators/sink.py": (
+        "check_sink close full name open parallelism_max reads_columns restored slow_remedy "
+        "stays_here",
+        "an application's sink, writer or committer may lack what is optional",
+    ),
+    "state/backend.py": ("configure needs_host", "optional for an application's state backend"),
+    "task/restoring.py": ("unclaimed", "optional for an application's keyed backend"),
+    "operators/aggregate/folding.py": ("mergeable", "optional for an application's aggregate"),
+    "operators/process/functions.py": ("finish on_timer", "optional for an application's function"),
+    # Objects of Python, the system and other libraries.
+    "checkpoint/state_files.py": ("aclose", "only async generators have it"),
+    "cluster/struct_classes.py": ("factory", "a default of msgspec"),
+    "core/user_code.py": ("throw", "only coroutines have it"),
+    "core/wire/columns.py": ("_fields", "of a NamedTuple"),
+    "core/wire/kinds.py": (
+        "_fields default_factory_takes_validated_data",
+        "of a NamedTuple, and of pydantic since 2.10",
+    ),
+    "expressions/values.py": ("_fields", "of a NamedTuple"),
+    "io/conversion.py": ("_asdict _fields choices tolist", "NamedTuple, pydantic, numpy"),
+    "io/kafka_client.py": ("close", "the name differs by client of aiokafka"),
+    "io/memory.py": ("aclose close writer", "iterators; and a misuse"),
+    "io/queues.py": ("QueueShutDown", "since Python 3.13"),
+    "monitoring/otel.py": ("force_flush", "the SDK of OpenTelemetry has it, its API not"),
+    "network/admission.py": ("TCP_USER_TIMEOUT", "of Linux"),
+    "network/batch_size.py": ("nbytes", "arrays, and what else tells its size"),
+    "network/security.py": ("reason strerror", "differs by error of TLS and of sockets"),
+    "operators/inlining.py": ("monitoring", "since Python 3.12"),
+    "operators/results.py": ("_fields", "of a NamedTuple"),
+    "operators/watermark_generators.py": ("on_event timestamp", "a datetime; a function or class"),
+    "spark/bridge/connector.py": ("toDF", "of a Spark DataFrame of either kind"),
+    "spark/bridge/source.py": ("_jdf", "of a DataFrame that is not Spark Connect's"),
+    "spark/bridge/targets.py": (
+        "org.apache.hadoop.fs.Path org.apache.spark.sql.execution.datasources.DataSource",
+        "classes of the JVM",
+    ),
+    "spark/failures.py": (
+        "_desc _message _origin _stackTrace getCondition org.apache.spark.util.Utils",
+        "differs by version of PySpark",
+    ),
+    "spark/runner/runner.py": ("trace", "only some errors of Spark have it"),
+    "spark/versions.py": ("fromDDL", "since PySpark 4.0"),
+    "spark/workers/runner.py": ("args bridge", "asks connectors without loading pyarrow"),
+    "task/end_watch.py": ("cr_frame", "only coroutines of Python have it"),
+    "testing/plugin.py": ("param", "only parametrized requests of pytest have it"),
+    "testing/virtual_loop.py": ("_swap_current_task", "since Python 3.12"),
+    # Checks of arguments, whose type is not known before.
+    "advice/calls.py": ("_aioflow_hint", "set on functions by a decorator"),
+    "advice/hints.py": ("discover put_nowait write writer", "guesses what a wrong argument is"),
+    "api/job.py": ("upstreams", "a wrong argument, before its type is imported"),
+    "api/options.py": ("start upstreams", "wrong arguments, before their types are imported"),
+    "api/runner.py": ("run", "a wrong argument"),
+    "cli/cluster_access.py": ("allow_plaintext", "not an argument of each command"),
+    "io/arguments.py": ("operator_name", "optional for the context of a test"),
+    "operators/watermarks.py": ("on_event", "a wrong argument"),
+    "operators/window/plan.py": ("add assign gap", "wrong arguments; windows of an application"),
+}
+"""Names that a module asks of an object that may not have them, with the reason.
+
+Optional parts of our own interfaces are members of a base class with a default. Only strike out.
+Dunder names and names in variables do not count.
+"""
+
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -353,6 +423,33 @@ def test_core_needs_nothing_but_the_standard_library_and_msgpack(path: Path) -> 
         f"{name_of(path)} imports {found}; core may import {sorted(CORE_DEPENDENCIES)} and the "
         "stdlib"
     )
+
+
+def names_asked(tree: ast.Module) -> set[str]:
+    """Returns the names that `getattr` and `hasattr` look up, without dunder names."""
+    return {
+        node.args[1].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("getattr", "hasattr", "inspect.getattr_static")
+        and isinstance(node.args[1], ast.Constant)
+        and not node.args[1].value.startswith("__")
+    }
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_optional_parts_have_defaults(path: Path) -> None:
+    names, _ = ASKED_BY_NAME.get(name_of(path), ("", ""))
+    found = names_asked(tree_of(path))
+    assert found == set(names.split()), (
+        f"{name_of(path)} asks for {sorted(found)}, expected {names.split()}: give the interface a "
+        "default and call it, or list a name of another library; strike out what is gone"
+    )
+
+
+def test_check_for_optional_parts_sees_each_spelling() -> None:
+    source = "getattr(a, 'x', 1); hasattr(a, 'y'); getattr(a, name); getattr(a, '__z__', 1)"
+    assert names_asked(ast.parse(source)) == {"x", "y"}
 
 
 @pytest.mark.parametrize(

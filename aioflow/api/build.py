@@ -347,12 +347,10 @@ def add_sink(
         )
     target = as_sink(sink)
     calls = isinstance(target, FunctionSink)
-    if (check := getattr(target, "check_sink", None)) is not None:
-        check()
+    target.check_sink()
     for node_id in sorted(graph.upstream_of(stream.node_id for stream in streams)):
-        refuse = getattr(graph.nodes[node_id].source, "refuse_sink", None)
-        if refuse is not None:
-            refuse(target)
+        if (source := graph.nodes[node_id].source) is not None:
+            source.refuse_sink(target)
     awaits = calls and is_async(sink, "__call__")
     if awaits:
         factory = partial(make_operator, AsyncSinkOperator, sink)
@@ -366,13 +364,13 @@ def add_sink(
         [streams],
         factory,
         OperatorOptions(
-            options.name or getattr(target, "name", None) or type(target).__name__,
+            options.name or target.name or type(target).__name__,
             options.uid,
             options.parallelism,
         ),
         sink=True,
         stateful=calls and has_operator_state(sink),
-        stays_here=bool(getattr(target, "stays_here", False)),
-        parallelism_max=getattr(target, "parallelism_max", None),
+        stays_here=target.stays_here,
+        parallelism_max=target.parallelism_max,
         traits=AWAITED_IN_TURN if awaits else BY_RECORD if calls else traits.sink(target),
     )

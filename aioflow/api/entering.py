@@ -34,11 +34,13 @@ NEVER_ENTERED = (
 class Entering(AbstractAsyncContextManager[Job]):
     """A run of `flow` that has not begun. It can be entered once."""
 
+    _is_told = True
+    """Whether the run was entered, or an error has already explained the wrong use."""
+
     def __init__(self, flow: str, running: AbstractAsyncContextManager[Job]) -> None:
         self._flow = flow
         self._running = running
         self._is_told = False
-        """Whether the run was entered, or an error has already explained the wrong use."""
 
     async def __aenter__(self) -> Job:
         self._is_told = True
@@ -68,5 +70,5 @@ class Entering(AbstractAsyncContextManager[Job]):
             raise AttributeError(self._tell(NO_JOB.format(name=name)), name=None, obj=None)
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_told", True):
+        if not self._is_told:
             warnings.warn(self._tell(NEVER_ENTERED), RuntimeWarning, stacklevel=1, source=self)

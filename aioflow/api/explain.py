@@ -5,7 +5,7 @@ why.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.job_graph import JobGraph, build_job_graph
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aioflow.api.build import Upstream
     from aioflow.graph.job_graph import JobEdge
     from aioflow.graph.stream_graph import StreamGraph, StreamNode
+    from aioflow.operators.source import BaseSource
 
 __all__ = ["explain", "explain_graph"]
 
@@ -115,7 +116,7 @@ def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) 
     `in_spark` tells whether Spark runs the previous operator.
     """
     if node.source is not None:
-        return bool(getattr(node.source, "in_spark", False)) and node.watermarks is None
+        return node.source.in_spark and node.watermarks is None
     if not in_spark or (previous is not None and previous.kind == "select"):
         return False
     return node.traits.fuses and node.traits.why_rows is None
@@ -144,7 +145,7 @@ def _how(
     """
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"
-        gives = bool(getattr(node.source, "columnar", False))
+        gives = node.source.columnar
         kind = node.remark or ("columns" if gives else "rows")
         return (
             f"source, {bounded}, {'event time by split' if node.event_time else 'no event time'}, "
@@ -163,9 +164,9 @@ def _how(
     return ", ".join(parts), reason is None
 
 
-def _may_give_columns(source: object) -> bool:
+def _may_give_columns(source: BaseSource[Any] | None) -> bool:
     """Returns whether a source produces columns, or could do so."""
-    return bool(getattr(source, "columnar", False)) or hasattr(source, "with_columns")
+    return source is not None and (source.columnar or source.offers_columns)
 
 
 def _in_units(remark: str) -> str:

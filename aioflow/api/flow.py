@@ -37,7 +37,6 @@ from aioflow.inspection.redaction import redacted
 from aioflow.io.journal import Earlier, Journal
 from aioflow.io.memory import as_source
 from aioflow.io.pushing import PushSource
-from aioflow.operators.source import own_source
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -194,29 +193,28 @@ class Flow:
         subtask; the flow's parallelism begins after it.
         """
         source = as_source(what)
-        if any(node.source is source for node in self._graph.nodes.values()):
-            source = own_source(source)
+        if any(node.source and node.source.given is what for node in self._graph.nodes.values()):
+            source = source.own()
         if watermarks is not None:
             check_watermarks(name or "source", watermarks)
         check_parallelism(name or "source", parallelism)
-        check_place(
-            self._graph, name or type(source).__name__, OperatorOptions(name, uid, parallelism)
-        )
+        of_type = type(source.given).__name__
+        check_place(self._graph, name or of_type, OperatorOptions(name, uid, parallelism))
         node = self._graph.add_node(
             StreamNode(
                 id=self._graph.next_id(),
                 kind="source",
-                name=name or getattr(source, "name", None) or type(source).__name__,
+                name=name or source.name or of_type,
                 uid=uid,
                 source=source,
                 watermarks=watermarks,
                 parallelism=parallelism,
-                parallelism_max=getattr(source, "parallelism_max", None),
+                parallelism_max=source.parallelism_max,
                 event_time=(watermarks is not None and watermarks.emits_watermarks)
-                or bool(getattr(source, "event_time", False)),
+                or bool(source.event_time),
                 stateful=True,
-                stays_here=bool(getattr(source, "stays_here", False)),
-                side_tags=getattr(source, "side_outputs", None),
+                stays_here=bool(source.stays_here),
+                side_tags=source.side_outputs,
             )
         )
         return DataStream(self, [Upstream(node.id)])
@@ -342,7 +340,7 @@ def _with_own_sources(graph: StreamGraph, options: RunOptions, flow: str) -> Str
             journal = _journal(node.source, uids[i], pushed, options, flow)
             own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run(journal))
         elif node.source is not None:
-            own.nodes[i] = replace(node, source=own_source(node.source))
+            own.nodes[i] = replace(node, source=node.source.own())
     return own
 
 

@@ -118,9 +118,9 @@ class Rescaling:
         """Refuses a job whose source function would be called again from its beginning."""
         executions = self._executions
         for vertex in executions.graph.vertices:
-            cannot_repeat = getattr(vertex.head.source, "replayable", True) is False
+            source = vertex.head.source
             execution = executions.executions[vertex.id, 0]
-            if cannot_repeat and execution.state is not ExecutionState.FINISHED:
+            if source and not source.replayable and execution.state is not ExecutionState.FINISHED:
                 raise RescaleError(
                     f"job {executions.graph.name!r} goes on as it was: source function "
                     f"{vertex.head.name!r} would be called again from its beginning; let it take "

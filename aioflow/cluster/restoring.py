@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.wire.serializers import Codec
     from aioflow.graph.job_graph import JobGraph
-    from aioflow.operators.source import Source
+    from aioflow.operators.source import BaseSource
 
 __all__ = ["GivenSavepoint", "RestorePoint", "start_over", "found_checkpoint", "restore_point"]
 
@@ -149,13 +149,14 @@ async def restore_point(
             [] if file is None else decode_source_state(await files.read(file), codec, what)
             for file in positions
         ]
-        if checkpoint.job_id != job_id and getattr(vertex.head.source, "per_run", False):
+        source = vertex.head.source
+        if checkpoint.job_id != job_id and source is not None and source.per_run:
             # It ended with what an earlier run was given; this run is given more.
             former = [[replace(split, finished=False) for split in splits] for splits in former]
-        former, known = _recognised(former, vertex.head.source, discovered.get(vertex_id, ()), what)
+        former, known = _recognised(former, source, discovered.get(vertex_id, ()), what)
         # A bounded source reads the splits of its first start. A file that has grown since would be
         # cut into other splits.
-        bounded = vertex.head.source is not None and vertex.head.source.bounded
+        bounded = source is not None and source.bounded
         found = () if bounded and any(former) else known
         for index, dealt in enumerate(assign_splits(former, found, vertex.parallelism)):
             splits[vertex_id, index] = [
@@ -165,13 +166,16 @@ async def restore_point(
 
 
 def _recognised(
-    former: list[list[SplitState]], source: Source[Any] | None, found: Sequence[Split], what: str
+    former: list[list[SplitState]],
+    source: BaseSource[Any] | None,
+    found: Sequence[Split],
+    what: str,
 ) -> tuple[list[list[SplitState]], Sequence[Split]]:
     """Returns `former` with the current ids of its splits, and the new ones among `found`.
 
     Only if the source can tell (`finder.recognise`, see `Source`).
     """
-    finder = getattr(source, "finder", None)
+    finder = None if source is None else source.finder
     if finder is None:
         return former, found
     before = [split for splits in former for split in splits]

@@ -75,8 +75,9 @@ class SplitDiscovery:
         }
         """The vertices whose sources are searched repeatedly."""
         for vertex in self.vertices.values():
-            if (finder := getattr(vertex.head.source, "finder", None)) is not None:
-                finder.forget()
+            source = vertex.head.source
+            if source is not None and source.finder is not None:
+                source.finder.forget()
 
     def deployed(self, descriptor: TaskDeploymentDescriptor) -> None:
         """Notes the deployment of a subtask."""

@@ -17,7 +17,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.trees import column_names
 
-__all__ = ["ColumnSteps", "TimesOf", "bounded", "clamped", "raised", "taken"]
+__all__ = ["ColumnSteps", "TimesOf", "bounded", "clamped", "raised", "taken", "times_array"]
 
 
 class TimesOf:
@@ -44,6 +44,11 @@ class TimesOf:
         ):
             return NumberColumn(found.values)
         return None
+
+
+def times_array(timestamps: Sequence[int]) -> np.ndarray:
+    """Returns the timestamps of a batch as an array. A column is not copied."""
+    return np.asarray(timestamps.values if isinstance(timestamps, NumberColumn) else timestamps)
 
 
 def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn | None, int]:

@@ -167,31 +167,27 @@ def with_columns(
     source, by_row = node.source, why_rows_for_times(node.watermarks)
     if source is None:
         return node
-    if getattr(source, "columnar", False):
+    if source.columnar:
         if by_row:
             return replace(
                 node, remark=f"columns, of which rows are made for their times: {by_row}"
             )
         return _narrowed(graph, node, whole)
-    offer = getattr(source, "with_columns", None)
     obstacle = by_row or _obstacle(graph, node)
-    if offer is None:
+    if not source.offers_columns:
         return node if obstacle else replace(node, remark=NO_COLUMNS)
-    if obstacle is None and (columnar := offer()) is not None:
+    if obstacle is None and (columnar := source.with_columns()) is not None:
         return _narrowed(graph, replace(node, source=columnar), whole)
-    # A source with `with_columns` also has `why_rows`.
-    reason = obstacle or source.why_rows  # type: ignore[attr-defined]
-    return replace(node, remark=f"rows: {reason}")
+    return replace(node, remark=f"rows: {obstacle or source.why_rows}")
 
 
 def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
     """Returns a source node that leaves out unread columns, if its source can do that."""
-    offer = getattr(node.source, "with_fields", None)
-    read = None if offer is None else _read_behind(graph, node, whole)
+    assert node.source is not None
+    read = _read_behind(graph, node, whole)
     if not read or not all(isinstance(name, str) for name in read):
         return node
-    # `offer` is not None, because some field is read.
-    return replace(node, source=offer(tuple(sorted(read))))  # type: ignore[misc]
+    return replace(node, source=node.source.with_fields(tuple(sorted(map(str, read)))))
 
 
 def fields_seen(
@@ -206,7 +202,8 @@ def fields_seen(
         node = with_columns(
             graph, graph.nodes[node_id], whole=(*whole, node_id)
         )  # With all of its fields.
-        read = _read_behind(graph, node, whole) if getattr(node.source, "columnar", False) else None
+        columnar = node.source is not None and node.source.columnar
+        read = _read_behind(graph, node, whole) if columnar else None
         if read is None or _read_behind(graph, node, (*whole, place)) is not None:
             continue
         if not isinstance(place, int) or _narrowed(graph, node, whole).source is not node.source:
@@ -292,10 +289,9 @@ def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPl
 
     `whole` are the places whose records are observed by taps.
     """
-    offer = getattr(node.source, "with_stand_ins", None)
-    if offer is None or node.id in whole or getattr(node.source, "columnar", False):
+    if node.source is None or node.id in whole or node.source.columnar:
         return node
-    found = offer()
+    found = node.source.with_stand_ins()
     if found is None:
         return node
     source, fields = found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.operators.aggregate.local import LocalAggregate
     from aioflow.operators.operator import Operator
-    from aioflow.operators.source import Source
+    from aioflow.operators.source import BaseSource
     from aioflow.operators.watermarks import WatermarkStrategy
 
 __all__ = ["Chaining", "Partitioning", "ShipStrategy", "StreamEdge", "StreamGraph", "StreamNode"]
@@ -130,7 +130,7 @@ class StreamNode:
     factory: Callable[[], Operator] | None = None
     traits: OperatorTraits = BY_RECORD
     """What the operator states about itself for the planner."""
-    source: Source[Any] | None = None
+    source: BaseSource[Any] | None = None
     watermarks: WatermarkStrategy[Any] | None = None
     """The strategy of a source node, applied to each split separately."""
     read_first: int | None = None

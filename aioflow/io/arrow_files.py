@@ -17,7 +17,7 @@ from aioflow.io.arguments import checked_columns, checked_whole, require_columns
 from aioflow.io.column_files import ColumnFiles, Pages, mark_of_file, named
 from aioflow.io.parts import RollPolicy, checked_roll
 from aioflow.io.paths import SPLIT_BYTES
-from aioflow.operators.source import BaseReader, Split
+from aioflow.operators.source import BaseReader, BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.columns.arrow import ArrowPages
@@ -72,7 +72,7 @@ def arrow(
     return ArrowTable(what)
 
 
-class ArrowTable:
+class ArrowTable(BaseSource[Any]):
     """A `Source` of the rows of a table in memory. It has one split, whose position is the index of
     the next row.
     """

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, Self
 
 from aioflow.core.errors import MalformedInput, RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
@@ -257,14 +257,14 @@ class ColumnReader(BaseReader[Any]):
         self._close_file()
 
 
-class ColumnFiles(FileConnector, ABC):
+class ColumnFiles(FileConnector[Any], ABC):
     """The base class of a `Source` and `Sink` of files with columns. A subclass defines how a file
     is divided into pages.
 
     The position of a split is the pair (page, row in the page).
     """
 
-    name: ClassVar[str]
+    name: str
     """Name of the function that makes it, and suffix of its part files."""
     columnar = True
     reads_columns = True

@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
@@ -88,11 +88,10 @@ def lines(
     )
 
 
-class Files(FileConnector, Generic[T]):
+class Files(FileConnector[T]):
     """A `Source` and a `Sink` of files in one format. Made by `lines`, `jsonl` and `csv`."""
 
-    columnar = False
-    """Whether readers emit columns."""
+    offers_columns = True
 
     def __init__(
         self,

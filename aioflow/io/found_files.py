@@ -18,13 +18,14 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.parts import PartCommitter
 from aioflow.io.paths import find_files, fixed_part, is_matched, lent, pattern_hint, respelled
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import FileStat, Host
@@ -40,6 +41,8 @@ NEW_AT_ONCE = 64
 """Number of new names between two yields: each takes as long as sixty known names."""
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Part(Protocol):
@@ -353,7 +356,7 @@ def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]
     return [*left, any_part._replace(start=reached, end=None)]
 
 
-class FileConnector:
+class FileConnector(BaseSource[T], BaseSink[Any]):
     """The part of a `Source` and a `Sink` of files that is the same for all formats."""
 
     _path: str | PurePath

@@ -9,13 +9,13 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes
 from aioflow.io.arguments import checked_whole
-from aioflow.operators.source import BaseReader, Split
+from aioflow.operators.source import BaseReader, BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, SourceReader
@@ -63,7 +63,7 @@ def datagen(
     return DatagenSource(fn, rate, count, splits)
 
 
-class DatagenSource(Generic[T]):
+class DatagenSource(BaseSource[T]):
     """A source that generates elements in splits. Of n splits, split k generates the elements with
     the indices k, k + n, k + 2n, ...
 
@@ -71,8 +71,7 @@ class DatagenSource(Generic[T]):
     """
 
     name = "datagen"
-    columnar = False
-    """Whether readers emit columns."""
+    offers_columns = True
 
     def __init__(
         self,
@@ -104,17 +103,13 @@ class DatagenSource(Generic[T]):
         self._rate = rate
         self._count = count
         self._splits = splits
+        self.parallelism_max = splits  # A subtask without a split would be idle.
 
     def __repr__(self) -> str:
         return (
             f"datagen({getattr(self._fn, '__qualname__', self._fn)}, rate={self._rate}, "
             f"count={self._count})"
         )
-
-    @property
-    def parallelism_max(self) -> int:
-        """The number of splits: a subtask without a split would be idle."""
-        return self._splits
 
     @property
     def bounded(self) -> bool:

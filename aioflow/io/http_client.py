@@ -32,8 +32,8 @@ from aioflow.io.arguments import (
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import json_encoder
 from aioflow.io.readers import BufferedReader
-from aioflow.operators.sink import BaseWriter
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink, BaseWriter
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -132,7 +132,7 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
 
 
 @dataclass(eq=False, repr=False)
-class HttpConnector:
+class HttpConnector(BaseSource[Any], BaseSink[Any]):
     """A `Source` that requests a URL again and again, and a `Sink` that posts to it. Made by
     `http`.
 
@@ -383,7 +383,7 @@ def sse(
 
 
 @dataclass(eq=False, repr=False)
-class SseSource:
+class SseSource(BaseSource[ServerSentEvent]):
     """A `Source` of the `ServerSentEvent` objects of one stream. Made by `sse`."""
 
     name = "sse"

@@ -25,16 +25,15 @@ from aioflow.io.memory import ONLY_SPLIT, FunctionSource, as_source
 from aioflow.io.pushing import PushSource
 from aioflow.operators.source import (
     BaseReader,
+    BaseSource,
     Source,
     Split,
     as_reader,
     discover_splits,
     discovery_interval_s,
-    own_source,
 )
 
 if TYPE_CHECKING:
-    from aioflow.core.functions import OutputTag
     from aioflow.operators.source import SourceContext, SourceReader
 
 __all__ = ["HybridEnd", "HybridSource", "hybrid"]
@@ -84,7 +83,7 @@ def hybrid(
     return source
 
 
-class HybridSource(Generic[T]):
+class HybridSource(BaseSource[T]):
     """A source of the elements of two sources, one after the other. It has one split."""
 
     name = "hybrid"
@@ -92,26 +91,25 @@ class HybridSource(Generic[T]):
 
     def __init__(
         self,
-        first: Source[T],
-        then: Source[T] | None,
+        first: BaseSource[T],
+        then: BaseSource[T] | None,
         switch: Callable[[HybridEnd[T]], Any] | None,
     ) -> None:
         self.first = first
         self.then = then
         """The second source; None if `switch` makes it."""
         self.switch = switch
-        self.stays_here = any(bool(getattr(part, "stays_here", False)) for part in self.parts)
-        tags: list[Any] = [getattr(part, "side_outputs", None) for part in self.parts]
-        self.side_outputs: tuple[OutputTag[Any], ...] | None = (
+        self.stays_here = any(part.stays_here for part in self.parts)
+        tags: list[Any] = [part.side_outputs for part in self.parts]
+        self.side_outputs = (
             None if None in tags or then is None else tuple(dict.fromkeys(chain(*tags)))
         )
-        """The side outputs of malformed elements; None: unknown."""
 
     def __repr__(self) -> str:
         return f"hybrid({self.first!r}, {self.then or self.switch!r})"
 
     @property
-    def parts(self) -> list[Source[T]]:
+    def parts(self) -> list[BaseSource[T]]:
         """The sources that are known before the run."""
         return [self.first] if self.then is None else [self.first, self.then]
 
@@ -129,8 +127,7 @@ class HybridSource(Generic[T]):
     def refuse_sink(self, sink: object) -> None:
         """Raises GraphError if a part would find the files of `sink`, downstream of it."""
         for part in self.parts:
-            if (refuse := getattr(part, "refuse_sink", None)) is not None:
-                refuse(sink)
+            part.refuse_sink(sink)
 
 
 class HybridReader(BaseReader[Any]):
@@ -146,7 +143,7 @@ class HybridReader(BaseReader[Any]):
         self._end: tuple[Any, int, dict[str, Any]] = (None, 0, {})
         """Last element, number of elements and positions of the first source."""
         self._keeps_end = source.switch is not None
-        self._looks: tuple[Source[Any], float] | None = None
+        self._looks: tuple[BaseSource[Any], float] | None = None
         """The second source and the seconds between two looks for its splits."""
         self._look_at_s = 0.0
         self._is_stopped = False
@@ -156,14 +153,14 @@ class HybridReader(BaseReader[Any]):
             return
         position = splits[0].position
         if position is None:
-            source = own_source(self._source.first)
+            source = self._source.first.own()
             await self._read(source, await discover_splits(source, self._ctx.host))
             return
         self._is_second, rows, end = position
         self._end = tuple(end)
-        source = own_source(self._second() if self._is_second else self._source.first)
+        source = (self._second() if self._is_second else self._source.first).own()
         found = [Split(id_, at, payload, finished=over) for id_, at, payload, over in rows]
-        finder = getattr(source, "finder", None)
+        finder = source.finder
         if self._is_second and finder is not None and discovery_interval_s(source):
             names, new = finder.recognise(found, await discover_splits(source, self._ctx.host))
             found = [replace(one, id=id_) for one, id_ in zip(found, names, strict=True)]
@@ -252,7 +249,7 @@ class HybridReader(BaseReader[Any]):
         if reader is not None:
             await reader.close()
 
-    def _second(self) -> Source[Any]:
+    def _second(self) -> BaseSource[Any]:
         """Returns the second source."""
         source, switch = self._source.then, self._source.switch
         if source is not None:
@@ -265,14 +262,14 @@ class HybridReader(BaseReader[Any]):
         last, count, _ = self._end
         end = last, count, {id_: at for id_, at, _, _ in self.position(ONLY_SPLIT)[1]}
         self._end = end
-        source = own_source(self._second())
+        source = self._second().own()
         splits = await discover_splits(source, self._ctx.host)
         # The position is that of the first source until the second one can be read.
         await self._read(source, splits, second=True)
         await before.close()
 
     async def _read(
-        self, source: Source[Any], splits: list[Split], *, second: bool | None = None
+        self, source: BaseSource[Any], splits: list[Split], *, second: bool | None = None
     ) -> None:
         reader = as_reader(source.reader(self._ctx), unbounded=not source.bounded)
         try:

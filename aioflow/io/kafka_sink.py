@@ -31,7 +31,7 @@ from aioflow.io.kafka_client import (
     message_limit,
     started,
 )
-from aioflow.operators.sink import BaseWriter
+from aioflow.operators.sink import BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.kafka_client import KafkaConfig
@@ -264,7 +264,7 @@ class _Transactions:
             await producer.stop()
 
 
-class KafkaCommitter:
+class KafkaCommitter(BaseCommitter):
     """The committer, which produces each prepared batch in a transaction.
 
     It connects for the first committable; the operator retries failed commits.

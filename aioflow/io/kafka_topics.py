@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, did_you_mean
@@ -24,6 +24,8 @@ from aioflow.io.arguments import (
 )
 from aioflow.io.conversion import checked_format, one_or_more, one_or_more_places
 from aioflow.io.kafka_client import KafkaConfig, KafkaPartitions
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -137,7 +139,7 @@ def kafka(
 
 
 @dataclass(eq=False, repr=False)
-class KafkaTopics(KafkaConfig, Generic[T]):
+class KafkaTopics(KafkaConfig, BaseSource[T], BaseSink[Any]):
     """A `Source` and a `Sink` of Kafka topics. Made by `kafka`.
 
     A split is a partition; its position is the offset of the next record.

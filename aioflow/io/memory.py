@@ -29,14 +29,14 @@ from collections.abc import (
 )
 from itertools import islice
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.advice.functions import check_without_state
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import GraphError
 from aioflow.core.injection import injected_parameters
 from aioflow.io.readers import BUFFER_RECORDS, BufferedReader
-from aioflow.operators.source import BaseReader, Source, Split
+from aioflow.operators.source import BaseReader, BaseSource, Source, Split, completed
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, SourceReader
@@ -264,8 +264,8 @@ TABLES_OF = frozenset({"pandas", "polars", "pyspark", "pyarrow", "duckdb", "_duc
 """Packages whose tables do not iterate over records."""
 
 
-def as_source(what: Any) -> Source[Any]:
-    """Returns the source that `flow.source(what)` reads.
+def as_source(what: Any) -> BaseSource[Any]:
+    """Returns the source that `flow.source(what)` reads, with all of its optional parts.
 
     Raises GraphError for an object that cannot be read again or is no source.
     """
@@ -274,7 +274,7 @@ def as_source(what: Any) -> Source[Any]:
             f"flow.source got the class {what.__name__}, expected an instance: add the parentheses"
         )
     if isinstance(what, Source):
-        return what
+        return completed(what)
     if isinstance(what, (str, bytes, bytearray, memoryview, PurePath)):
         raise GraphError(
             f"flow.source got {what!r} of type {type(what).__name__}, expected a source, an "
@@ -327,7 +327,7 @@ def _to_read(what: object) -> str:
     )
 
 
-class IterableSource(Generic[T]):
+class IterableSource(BaseSource[T]):
     """A source of the elements of an object that can be iterated again. It has one split, whose
     position is the index of the next element.
 
@@ -348,11 +348,7 @@ class IterableSource(Generic[T]):
                 "not the result of calling it"
             )
         self._items = tuple(items) if isinstance(items, (Set, Mapping)) else items
-
-    @property
-    def name(self) -> str:
-        """The name of the source in the graph."""
-        return type(self._items).__name__
+        self.name = type(self._items).__name__
 
     def __repr__(self) -> str:
         size = f" of {len(self._items)}" if isinstance(self._items, Sequence) else ""
@@ -403,7 +399,7 @@ class _SliceReader(BaseReader[T]):
         """Does nothing: the reader holds no resources."""
 
 
-class FunctionSource(Generic[T]):
+class FunctionSource(BaseSource[T]):
     """A source that reads the iterator that `function` returns when it is called in the subtask.
 
     A plain iterator is read on a thread; it may also be an async iterator. A parameter called
@@ -419,14 +415,10 @@ class FunctionSource(Generic[T]):
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._name = getattr(function, "__qualname__", None) or type(function).__name__
+        self.name = "function" if "<lambda>" in self._name else self._name.rpartition(".")[2]
         self.replayable = _takes_position(function, self._name)
         """Whether the function takes `position`, so that reading continues after a restart."""
         self._warned = False
-
-    @property
-    def name(self) -> str:
-        """The name of the source in the graph."""
-        return "function" if "<lambda>" in self._name else self._name.rpartition(".")[2]
 
     def __repr__(self) -> str:
         return f"FunctionSource({self._name})"

@@ -20,7 +20,7 @@ from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_encoder
 from aioflow.io.nats_client import connect, is_away, stream_of
-from aioflow.operators.sink import BaseWriter
+from aioflow.operators.sink import BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.nats_client import NatsConfig
@@ -136,7 +136,7 @@ class NatsWriter(BaseWriter[Any]):
         await self._publisher.close()
 
 
-class NatsCommitter:
+class NatsCommitter(BaseCommitter):
     """The committer, which publishes prepared messages.
 
     It connects for the first committable; the operator retries failed commits.

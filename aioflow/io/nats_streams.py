@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
@@ -25,7 +25,8 @@ from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_decoder, checked_format, one_or_more_places
 from aioflow.io.nats_client import NatsConfig, connect, heeded, is_away, stream_of
 from aioflow.io.readers import Message, StreamReader
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -115,7 +116,7 @@ def nats(
     return NatsStream(urls, subject, type, stream, format, start, until, given, backoff, on_error)
 
 
-class NatsStream(NatsConfig, Generic[T]):
+class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
     """A `Source` and a `Sink` of a JetStream stream. Made by `nats`.
 
     The source has one split. Its position is the sequence number of the last message read. Its

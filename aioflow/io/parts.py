@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.io.arguments import checked_whole
 from aioflow.io.paths import lent
-from aioflow.operators.sink import BaseWriter
+from aioflow.operators.sink import BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -318,7 +318,7 @@ class PartWriter(BaseWriter[Any]):
             await PartCommitter(self._directory, self._ctx.host).abort(left)
 
 
-class PartCommitter:
+class PartCommitter(BaseCommitter):
     """The committer, which commits or deletes prepared parts of `directory`.
 
     Committables come from a checkpoint, which others may have written. A pair with any other path

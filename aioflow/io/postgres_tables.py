@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,7 +27,8 @@ from aioflow.io.tables import (
     quoted,
     was_committed,
 )
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.io.tables import Batch, Piece, Prepared, Row
@@ -96,7 +97,7 @@ def postgres(
 
 
 @dataclass(eq=False, repr=False)
-class PostgresTable(Generic[T]):
+class PostgresTable(BaseSource[T], BaseSink[Any]):
     """A `Source` and a `Sink` of the rows of one table. Made by `postgres`.
 
     The source has one split, whose position is the key of the last row read.

@@ -25,7 +25,7 @@ from aioflow.advice.calls import explained
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.io.arguments import checked_whole
-from aioflow.operators.source import BaseReader, Split
+from aioflow.operators.source import BaseReader, BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -73,7 +73,7 @@ def push(
     return PushSource(capacity, uncovered, journal)
 
 
-class PushSource(Generic[T]):
+class PushSource(BaseSource[T]):
     """A source of the elements that a program puts. It is unbounded until its inlet is closed.
 
     It has one split, whose position is the number of the next element.

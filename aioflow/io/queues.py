@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.readers import say_at_most_once
-from aioflow.operators.sink import BaseWriter
-from aioflow.operators.source import BaseReader, Split
+from aioflow.operators.sink import BaseSink, BaseWriter
+from aioflow.operators.source import BaseReader, BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
@@ -47,7 +47,7 @@ def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnec
     return QueueConnector(asyncio_queue, end)
 
 
-class QueueConnector(Generic[T]):
+class QueueConnector(BaseSource[T], BaseSink[Any]):
     """A `Source` and a `Sink` of an `asyncio.Queue`. Made by `queue`. The flow must run in the loop
     that uses the queue.
     """

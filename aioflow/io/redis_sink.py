@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.io.backoff import Backoff
 from aioflow.io.redis_client import answered, encoder_of, exists, is_away, open_client, refusal
-from aioflow.operators.sink import BaseWriter
+from aioflow.operators.sink import BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.redis_client import RedisConfig
@@ -275,7 +275,7 @@ class RedisWriter(BaseWriter[Any]):
             await client.aclose()
 
 
-class RedisCommitter:
+class RedisCommitter(BaseCommitter):
     """The committer, which moves staged batches into the stream.
 
     It connects for the first batch; the operator retries failed commits.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
@@ -27,7 +27,8 @@ from aioflow.io.redis_client import (
     open_client,
     refusal,
 )
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -152,7 +153,7 @@ def redis(
     )
 
 
-class RedisStreams(RedisConfig, Generic[T]):
+class RedisStreams(RedisConfig, BaseSource[T], BaseSink[Any]):
     """A `Source` and a `Sink` of Redis streams. Made by `redis`.
 
     A split is a stream; its position is the id of the last entry read.

@@ -25,8 +25,8 @@ from aioflow.io.arguments import (
 )
 from aioflow.io.backoff import Backoff
 from aioflow.io.readers import BufferedReader
-from aioflow.operators.sink import BaseWriter
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink, BaseWriter
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -73,7 +73,7 @@ def socket(
 
 
 @dataclass(eq=False, repr=False)
-class SocketConnector:
+class SocketConnector(BaseSource[str], BaseSink[Any]):
     """A `Source` and a `Sink` of lines over TCP. Made by `socket`."""
 
     name = "socket"

@@ -16,7 +16,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 from urllib.parse import quote
 
 from aioflow.advice.calls import explained
@@ -34,7 +34,8 @@ from aioflow.io.tables import (
     quoted,
     was_committed,
 )
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -97,7 +98,7 @@ def sqlite(
 
 
 @dataclass(eq=False, repr=False)
-class SqliteTable(Generic[T]):
+class SqliteTable(BaseSource[T], BaseSink[Any]):
     """A `Source` and a `Sink` of the rows of one table. Made by `sqlite`.
 
     The source has one split, whose position is the key of the last row read.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aioflow.advice.calls import explained
-from aioflow.operators.sink import BaseWriter
+from aioflow.operators.sink import BaseSink, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
@@ -36,7 +36,7 @@ class ReaderGone(BrokenPipeError):
     """
 
 
-class StdoutSink:
+class StdoutSink(BaseSink[Any]):
     """A sink that writes to the object that was `sys.stdout` when the job started."""
 
     name = "stdout"
@@ -107,7 +107,7 @@ def blackhole() -> BlackholeSink:
     return BlackholeSink()
 
 
-class BlackholeSink(BaseWriter[Any]):
+class BlackholeSink(BaseWriter[Any], BaseSink[Any]):
     """A sink that drops all records; each call costs one attribute lookup."""
 
     name = "blackhole"

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from aioflow.core.errors import StateError, describe_record
 from aioflow.core.wire.serializers import Codec
 from aioflow.io.conversion import fields_of_value
-from aioflow.operators.sink import BaseWriter
+from aioflow.operators.sink import BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -324,7 +324,7 @@ class TableWriter(BaseWriter[Any]):
         await self._store.close()
 
 
-class TableCommitter:
+class TableCommitter(BaseCommitter):
     """The committer, which moves staged batches into the table. It connects for the first batch."""
 
     def __init__(self, store: TableStore) -> None:

@@ -22,7 +22,7 @@ from aioflow.io.arguments import MALFORMED, PORT_MAX, checked_seconds, checked_t
 from aioflow.io.http_client import DECODINGS
 from aioflow.io.readers import BufferedReader
 from aioflow.network.http_limits import Door
-from aioflow.operators.source import Split
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -97,7 +97,7 @@ def _is_loopback(host: str) -> bool:
         return False  # The address that a host name stands for may change.
 
 
-class WebhookSource:
+class WebhookSource(BaseSource[Any]):
     """A `Source` that serves HTTP; each POST is an element. Made by `webhook`. It has one split, so
     there is one server.
     """

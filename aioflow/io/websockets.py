@@ -17,8 +17,8 @@ from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import json_encoder
 from aioflow.io.http_client import checked_url, client_session, without_secrets
 from aioflow.io.readers import BufferedReader
-from aioflow.operators.sink import BaseWriter
-from aioflow.operators.source import Split
+from aioflow.operators.sink import BaseSink, BaseWriter
+from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     import aiohttp
@@ -68,7 +68,7 @@ def websocket(
 
 
 @dataclass(eq=False, repr=False)
-class WebSocketConnector:
+class WebSocketConnector(BaseSource[str | bytes], BaseSink[Any]):
     """A `Source` and a `Sink` of the messages of a WebSocket. Made by `websocket`."""
 
     name = "websocket"

@@ -203,6 +203,9 @@ class Operator:
     )
     """Advice for an operator that blocks the loop, unless its function could wait elsewhere."""
 
+    late_tag: OutputTag[Any] | None = None
+    """The side output of late elements, if it has one."""
+
     @property
     def keeps_input(self) -> bool:
         """Whether a checkpoint may pass more records than there is `room()`.

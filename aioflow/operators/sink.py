@@ -46,12 +46,15 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
 __all__ = [
+    "BaseCommitter",
+    "BaseSink",
     "BaseWriter",
     "Committer",
     "FunctionSink",
     "Sink",
     "SinkOperator",
     "SinkWriter",
+    "as_committer",
     "as_sink",
     "as_writer",
     "calling",
@@ -155,23 +158,58 @@ class _CompletedWriter(BaseWriter[Any]):
             await opener()
 
     async def close(self) -> None:
-        await _close(self._writer)
+        if (closer := getattr(self._writer, "close", None)) is not None:
+            await closer()
 
 
 class Committer(Protocol):
     """The interface of an object that makes prepared data visible.
 
-    Both methods are idempotent, and a delayed repetition of a call changes nothing. A method `async
-    close()` is optional.
+    Both methods are idempotent, and a delayed repetition of a call changes nothing. The members of
+    `BaseCommitter` beyond these are optional.
     """
 
     async def commit(self, committables: Sequence[Any]) -> None: ...
     async def abort(self, committables: Sequence[Any]) -> None: ...
 
 
+class BaseCommitter(Committer):
+    """A committer with a default for everything that the engine asks of one."""
+
+    async def close(self) -> None:
+        """Releases all resources. Called once, also after a failure."""
+
+
+class _CompletedCommitter(BaseCommitter):
+    """A committer of an application, which may lack `close`."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        await self._committer.commit(committables)
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        await self._committer.abort(committables)
+
+    async def close(self) -> None:
+        if (closer := getattr(self._committer, "close", None)) is not None:
+            await closer()
+
+
+def as_committer(committer: Committer | None) -> BaseCommitter | None:
+    """Returns `committer` with the defaults of `BaseCommitter`."""
+    if committer is None or isinstance(committer, BaseCommitter):
+        return committer
+    return _CompletedCommitter(committer)
+
+
 @runtime_checkable
 class Sink(Protocol[T_contra]):
-    """A destination of records. A sink is pure data: it opens nothing until a job runs."""
+    """A destination of records. A sink is pure data: it opens nothing until a job runs.
+
+    The attributes of `BaseSink` beyond these members are optional.
+    """
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[T_contra]: ...
     def committer(self) -> Committer | None:
@@ -179,6 +217,56 @@ class Sink(Protocol[T_contra]):
 
         A `committer(ctx)` gets the operator's context: its host, its name.
         """
+
+
+class BaseSink(Sink[T_contra]):
+    """A sink with a default for everything that the engine asks of one."""
+
+    name: str = ""
+    """The name in the graph, unless the flow gives another one."""
+    parallelism_max: int | None = None
+    """The largest useful number of writers; None: no limit."""
+    stays_here: bool = False
+    """Whether the sink is written in the process of the program."""
+    reads_columns: bool = False
+    """Whether its writers use a `ColumnBatch`, which reads like a list of rows."""
+    slow_remedy: str = Operator.slow_remedy
+    """Advice for a sink that holds the flow up."""
+
+    def check_sink(self) -> None:
+        """Raises GraphError if the sink has options that only a source can have."""
+
+
+def completed(sink: Sink[Any]) -> BaseSink[Any]:
+    """Returns `sink` with the defaults of `BaseSink`."""
+    return sink if isinstance(sink, BaseSink) else _CompletedSink(sink)
+
+
+class _CompletedSink(BaseSink[Any]):
+    """A sink of an application, which may lack what is optional."""
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self.name = getattr(sink, "name", None) or type(sink).__name__
+        self.parallelism_max = getattr(sink, "parallelism_max", None)
+        self.stays_here = bool(getattr(sink, "stays_here", False))
+        self.reads_columns = bool(getattr(sink, "reads_columns", False))
+        self.slow_remedy = getattr(sink, "slow_remedy", self.slow_remedy)
+
+    def __repr__(self) -> str:
+        return repr(self._sink)
+
+    @property
+    def committer(self) -> Any:
+        """The method of the sink, which may take the context."""
+        return self._sink.committer
+
+    def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
+        return self._sink.writer(ctx)  # type: ignore[no-any-return]
+
+    def check_sink(self) -> None:
+        if (check := getattr(self._sink, "check_sink", None)) is not None:
+            check()
 
 
 def commits(sink: Sink[Any]) -> bool:
@@ -195,13 +283,13 @@ class SinkOperator(Operator):
     """
 
     def __init__(self, sink: Sink[Any], commit_retry: Retry = COMMIT_RETRY) -> None:
-        self._sink = sink
-        self.slow_remedy = getattr(sink, "slow_remedy", self.slow_remedy)
+        self._sink = completed(sink)
+        self.slow_remedy = self._sink.slow_remedy
         self._commit_retry = commit_retry
         self._writer: BaseWriter[Any] | None = None
         self._function: CheckpointedFunction | None = None
         """The writer, if it has operator state."""
-        self._committer: Committer | None = None
+        self._committer: BaseCommitter | None = None
         # Prepared writes by checkpoint id, ascending, that may not be committed yet.
         self._prepared: dict[int, list[Any]] = {}
         self._confirmed = 0
@@ -221,7 +309,7 @@ class SinkOperator(Operator):
     # Restoring.
 
     def initialize_state(self) -> None:
-        self._committer = call_with(self._sink.committer, self.ctx)
+        self._committer = as_committer(call_with(self._sink.committer, self.ctx))
         state = self.ctx.operator_state
         restored = state.get_list_state(COMMITTABLES).get() if state.is_restored else []
         if restored and self._committer is None:
@@ -422,13 +510,8 @@ class SinkOperator(Operator):
             if writer is not None:
                 await writer.close()
         finally:
-            await _close(committer)
-
-
-async def _close(what: object) -> None:
-    closer = getattr(what, "close", None)
-    if closer is not None:
-        await closer()
+            if committer is not None:
+                await committer.close()
 
 
 FINAL_COMMIT = 0
@@ -437,7 +520,7 @@ start at 1).
 """
 
 
-def as_sink(what: Any) -> Sink[Any]:
+def as_sink(what: Any) -> BaseSink[Any]:
     """Returns the sink that `stream.sink(what)` writes to.
 
     Raises GraphError if `what` is neither a Sink nor a function.
@@ -452,7 +535,7 @@ def as_sink(what: Any) -> Sink[Any]:
         )
     if isinstance(what, Sink):
         check_without_state(what, "sink(): the writers of a Sink have its state")
-        return what
+        return completed(what)
     if inspect.isfunction(what) and what.__module__.startswith(
         "aioflow.io."
     ):  # Otherwise the class would be called with each element, and make a sink.
@@ -485,7 +568,7 @@ def _is_function_class(given: type) -> bool:
     return issubclass(given, Function) or has_operator_state(given)
 
 
-class FunctionSink:
+class FunctionSink(BaseSink[Any]):
     """A sink that calls `function(value)` for each element, in the process that runs the flow.
 
     So the function may use variables of the program.
@@ -496,12 +579,8 @@ class FunctionSink:
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
-
-    @property
-    def name(self) -> str:
-        """The name of the sink in the graph."""
-        name = getattr(self._function, "__name__", type(self._function).__name__)
-        return "sink" if "<" in name else name
+        name = getattr(function, "__name__", type(function).__name__)
+        self.name = "sink" if "<" in name else name
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
         return _CallingWriter(self._function, ctx)

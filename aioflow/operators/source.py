@@ -13,7 +13,7 @@ import copy
 import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import describe_record
@@ -26,17 +26,20 @@ if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
     from aioflow.core.injection import Resource
+    from aioflow.core.timeunits import Duration
 
 __all__ = [
     "BaseReader",
+    "BaseSource",
     "Source",
     "SourceContext",
     "SourceReader",
     "Split",
+    "SplitFinder",
     "as_reader",
+    "completed",
     "discover_splits",
     "discovery_interval_s",
-    "own_source",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -272,20 +275,33 @@ class _CompletedReader(BaseReader[Any]):
             hook(checkpoint_id)
 
 
+class SplitFinder(Protocol):
+    """The memory of a source whose ids alone do not identify known splits, such as files."""
+
+    def forget(self) -> None:
+        """Forgets the splits found. Called when a job begins."""
+
+    def recognise(
+        self, former: Sequence[Any], found: Sequence[Split], /
+    ) -> tuple[Sequence[str], Sequence[Split]]:
+        """Returns the ids of `former` as `discover` spells them now, and the other splits of
+        `found`.
+
+        Called after each restore. `former` are the splits of the checkpoint, `found` those found so
+        far.
+        """
+
+    def fresh(self) -> Self:
+        """Returns a new finder, for a source that is read twice in a flow, or by two runs at
+        once.
+        """
+
+
 @runtime_checkable
 class Source(Protocol[T_co]):
     """An origin of records. A source is pure data: it opens nothing until a job runs.
 
-    The optional attribute `finder` is for sources whose ids alone do not identify known splits:
-    `finder.forget()` is called when a job begins, and after each restore `finder.recognise(former,
-    found)` with the splits of the checkpoint and the splits found so far. It returns the ids of
-    `former` as `discover` spells them now, and the splits of `found` that are not yet part of them.
-    `finder.fresh()` returns a new finder for a source that is read twice in a flow, or by two runs
-    at once.
-
-    The optional attribute `per_run` is true if the program passes elements to each run. Then the
-    end of the source in one run does not affect the next run. Every other source that was read to
-    its end stays finished.
+    The attributes of `BaseSource` beyond these members are optional.
     """
 
     @property
@@ -305,30 +321,150 @@ class Source(Protocol[T_co]):
         """Returns a reader for one subtask."""
 
 
-def own_source(source: Source[Any]) -> Source[Any]:
-    """Returns a copy of `source` for one run if it remembers the files found, otherwise
-    `source`.
+class BaseSource(Source[T_co]):
+    """A source with a default for everything that the engine asks of one."""
+
+    if TYPE_CHECKING:  # An attribute, or a property of a subclass.
+
+        @property
+        def bounded(self) -> bool: ...
+        @property
+        def why_rows(self) -> str:
+            """The reason why `with_columns` returns None, for `explain()`."""
+    else:
+        bounded = False
+        why_rows = ""
+
+    name: str = ""
+    """The name in the graph, unless the flow gives another one."""
+    parallelism_max: int | None = None
+    """The largest useful number of readers; None: no limit."""
+    discover_every: Duration | None = None
+    """The interval between two calls of `discover`, if unbounded; None: one call."""
+    side_outputs: tuple[OutputTag[Any], ...] | None = None
+    """The side outputs of malformed elements; None: unknown."""
+    finder: SplitFinder | None = None
+    """The memory of the splits found, if their ids alone do not identify them."""
+    per_run: bool = False
+    """Whether the program passes elements to each run.
+
+    Then the end of the source in one run does not affect the next run. Every other source that was
+    read to its end stays finished.
     """
-    fresh = getattr(getattr(source, "finder", None), "fresh", None)
-    if fresh is None:
-        return source
-    own: Any = copy.copy(source)
-    own.finder = fresh()
-    return own  # type: ignore[no-any-return]
+    stays_here: bool = False
+    """Whether the source is read in the process of the program."""
+    event_time: bool = False
+    """Whether the source has event time without a watermark strategy."""
+    replayable: bool = True
+    """Whether a restart continues at the positions, instead of reading from the beginning."""
+    columnar: bool = False
+    """Whether readers return batches of columns."""
+    offers_columns: bool = False
+    """Whether `with_columns` may return a source."""
+    in_spark: bool = False
+    """Whether Spark itself can read the source."""
+
+    def with_columns(self) -> BaseSource[Any] | None:
+        """Returns the same source with batches of columns, or None if it cannot make them."""
+        return None
+
+    def with_fields(self, names: tuple[str, ...], /) -> BaseSource[Any]:
+        """Returns the same source with these fields only, or itself if it reads all fields."""
+        return self
+
+    def with_stand_ins(self) -> tuple[BaseSource[Any], tuple[str, ...]] | None:
+        """Returns the same source with cheap objects for records, and the fields that they have.
+
+        None: it cannot make them.
+        """
+        return None
+
+    def refuse_sink(self, sink: object, /) -> None:
+        """Raises GraphError if the source would read what `sink`, downstream of it, writes."""
+
+    def own(self) -> BaseSource[T_co]:
+        """Returns a copy for one run if the source remembers the splits found, otherwise itself."""
+        if self.finder is None:
+            return self
+        own = copy.copy(self)
+        own.finder = self.finder.fresh()
+        return own
+
+    @property
+    def given(self) -> Source[T_co]:
+        """The object that the application made."""
+        return self
 
 
-def discovery_interval_s(source: Source[Any]) -> float | None:
+def completed(source: Source[T_co]) -> BaseSource[T_co]:
+    """Returns `source` with the defaults of `BaseSource`."""
+    return source if isinstance(source, BaseSource) else _CompletedSource(source)
+
+
+class _Forwarded:
+    """An attribute of the application's source, or the default of `BaseSource`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+        self._default = getattr(BaseSource, name)
+
+    def __get__(self, source: _CompletedSource | None, owner: type) -> Any:
+        if source is None:
+            return self._default
+        return getattr(source.given, self._name, self._default)
+
+
+class _CompletedSource(BaseSource[Any]):
+    """A source of an application, which may lack what is optional."""
+
+    bounded: Any = _Forwarded()
+    name: Any = _Forwarded()
+    parallelism_max: Any = _Forwarded()
+    discover_every: Any = _Forwarded()
+    side_outputs: Any = _Forwarded()
+    finder: Any = _Forwarded()
+    per_run: Any = _Forwarded()
+    stays_here: Any = _Forwarded()
+    event_time: Any = _Forwarded()
+    replayable: Any = _Forwarded()
+    columnar: Any = _Forwarded()
+    given: Any = None
+
+    def __init__(self, source: Source[Any]) -> None:
+        self.given = source
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+    @property
+    def discover(self) -> Any:
+        """The method of the source, which may take the host."""
+        return self.given.discover
+
+    def reader(self, ctx: SourceContext) -> SourceReader[Any]:
+        return self.given.reader(ctx)  # type: ignore[no-any-return]
+
+    def own(self) -> BaseSource[Any]:
+        fresh = getattr(self.finder, "fresh", None)
+        if fresh is None:
+            return self
+        own = copy.copy(self.given)
+        own.finder = fresh()
+        return _CompletedSource(own)
+
+
+def discovery_interval_s(source: BaseSource[Any]) -> float | None:
     """Returns how often new splits are looked for, in seconds: the `discover_every` of an unbounded
     source. None: never.
     """
-    every = getattr(source, "discover_every", None)
+    every = source.discover_every
     return None if source.bounded or every is None else to_seconds(every, "discover_every")
 
 
-async def discover_splits(source: Source[Any], host: Host) -> list[Split]:
+async def discover_splits(source: BaseSource[Any], host: Host) -> list[Split]:
     """Returns the splits of `source.discover`, which may take the host."""
     found = call_with(source.discover, host)
-    what = f"discover() of {type(source).__name__}"
+    what = f"discover() of {type(source.given).__name__}"
     if not inspect.isawaitable(found):
         raise TypeError(
             f"{what} returned {type(found).__name__} at once, expected `async def discover(self)`"

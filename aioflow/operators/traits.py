@@ -23,7 +23,7 @@ from aioflow.operators.watermarks import WatermarkKind
 from aioflow.operators.window.assigners import SliceGrid
 
 if TYPE_CHECKING:
-    from aioflow.operators.sink import Sink
+    from aioflow.operators.sink import BaseSink
     from aioflow.operators.watermarks import WatermarkStrategy
 
 __all__ = [
@@ -92,7 +92,7 @@ class OperatorTraits:
     """Aggregate that shrinks a batch before it is sent to the operator."""
     fuses: bool = False
     """Whether it is fused with a neighbour that fuses."""
-    sink: Sink[Any] | None = None
+    sink: BaseSink[Any] | None = None
     """The sink that it writes to."""
 
     def __reduce__(self) -> Any:
@@ -147,13 +147,12 @@ def timestamps(strategy: WatermarkStrategy[Any]) -> OperatorTraits:
     return OperatorTraits(why_rows=why_rows_for_times(strategy), keeps_columns=True)
 
 
-def sink(target: Sink[Any]) -> OperatorTraits:
+def sink(target: BaseSink[Any]) -> OperatorTraits:
     """Returns the traits of the operator that writes to `target`."""
-    takes_columns = bool(getattr(target, "reads_columns", False))
     return OperatorTraits(
         why_rows=(
             None
-            if takes_columns
+            if target.reads_columns
             else "the sink takes records: sinks of parquet and arrow take columns"
         ),
         sink=target,

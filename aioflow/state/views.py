@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from aioflow.advice.runtime import ForgottenDefault
 from aioflow.core.errors import StateError
-from aioflow.core.states import StateDescriptor
+from aioflow.core.states import StateDescriptor, ValueStateDescriptor
 from aioflow.state.changes import MISSING
 from aioflow.state.snapshot import ATOMS
 
@@ -139,7 +139,7 @@ class ValueView(View):
     __slots__ = ("_default",)
 
     def prepare(self) -> None:
-        self._default = getattr(self.descriptor, "default", None)
+        self._default = _default_of(self.descriptor)
 
     def value(self) -> Any:
         return self._entries.get(self._backend.current_key, self._default)
@@ -380,8 +380,12 @@ class InNamespace:
         return self._table.marks(self._namespace)
 
 
+def _default_of(descriptor: StateDescriptor) -> Any:
+    return descriptor.default if isinstance(descriptor, ValueStateDescriptor) else None
+
+
 def _value_view(backend: Owner, table: Table, descriptor: StateDescriptor) -> View:
-    shared = type(getattr(descriptor, "default", None)) in ATOMS
+    shared = type(_default_of(descriptor)) in ATOMS
     return (ValueView if shared else ValueViewCopyingDefault)(backend, table, descriptor)
 
 

@@ -233,7 +233,7 @@ class TaskAssembly:
             self._options.slice_ns,
             unbounded=not node.source.bounded,
             discovers=discovery_interval_s(node.source) is not None,
-            per_run=bool(getattr(node.source, "per_run", False)),
+            per_run=node.source.per_run,
             waits=self._descriptor.vertex.waits,
             report=self._report_progress,
         )

@@ -231,7 +231,7 @@ class OperatorHarness:
 
         Those of joins are only counted.
         """
-        tags = [LATE, *[getattr(operator, "_late_tag", None) for operator in self._task.operators]]
+        tags = [LATE, *[operator.late_tag for operator in self._task.operators]]
         return [value for tag in dict.fromkeys(tags) if tag is not None for value in self.side(tag)]
 
     @property

@@ -176,10 +176,10 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/operators/window/aggregating.py",
         (
             "        if (\n"
-            "            self._late_tag is not None and self._folding is self._aggregate\n"
+            "            self.late_tag is not None and self._folding is self._aggregate\n"
             "        ):  # Late elements have no reader if only extracted values are sent.\n"
         ),
-        "        if self._late_tag is not None:\n",
+        "        if self.late_tag is not None:\n",
         (
             "tests/operators/test_taking.py::"
             "test_a_window_adds_up_both_kinds_of_batches_and_gives_out_no_part_as_late",

@@ -31,17 +31,16 @@ from aioflow.graph.stream_graph import (
     StreamGraph,
     StreamNode,
 )
-from aioflow.operators.source import Split
+from aioflow.operators.source import Split, completed
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
 
 def line(count: int, source: Any = None) -> JobGraph:
     """`count` vertices in a line, each of one subtask."""
     graph = StreamGraph("line")
+    first = None if source is None else completed(source)
     for i in range(count):
-        graph.add_node(
-            StreamNode(id=i, kind="op", name=f"op{i}", source=source if i == 0 else None)
-        )
+        graph.add_node(StreamNode(id=i, kind="op", name=f"op{i}", source=None if i else first))
         if i:
             graph.add_edge(StreamEdge(i - 1, i, partitioning=Partitioning(ShipStrategy.REBALANCE)))
     return build_job_graph(graph)

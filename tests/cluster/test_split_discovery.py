@@ -22,7 +22,7 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import StreamGraph, StreamNode
-from aioflow.operators.source import Split
+from aioflow.operators.source import Split, completed
 
 
 @dataclass
@@ -68,7 +68,7 @@ class World:
                 id=0,
                 kind="source",
                 name="files",
-                source=source,  # type: ignore[arg-type]
+                source=completed(source),  # type: ignore[arg-type]
             )
         )
         self.source = source

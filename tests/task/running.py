@@ -29,7 +29,7 @@ from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.operators.operator import Operator
-from aioflow.operators.source import Split
+from aioflow.operators.source import Split, completed
 from aioflow.task.environment import TaskEnvironment, TaskOptions
 from aioflow.task.resources import ResourceScope
 from aioflow.task.stream_task import StreamTask
@@ -121,7 +121,7 @@ class Bench:
         tails = []
         for feed in self.feeds:
             node = graph.add_node(
-                StreamNode(id=graph.next_id(), kind="source", name="feed", source=feed)
+                StreamNode(id=graph.next_id(), kind="source", name="feed", source=completed(feed))
             )
             tails.append(node.id)
         for number, factories in enumerate(vertices):

@@ -79,7 +79,7 @@ def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, 
     """
     if unnamed:
         names = ", ".join(
-            f"{getattr(one, 'name', '') or 'result'}=af.{one!r}"
+            f"{(isinstance(one, BuiltIn) and one.name) or 'result'}=af.{one!r}"
             for one in map(resolve_aggregate, unnamed)
         )
         raise GraphError(

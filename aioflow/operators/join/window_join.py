@@ -138,11 +138,12 @@ class WindowJoinOperator(CoGroupOperator):
         import numpy as np
 
         from aioflow.columns.hash_join import Held
+        from aioflow.columns.stateless import times_array
 
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         timers, count = self._timers, len(values)
         assert timestamps is not None  # Checked in process_input.
-        times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
+        times = times_array(timestamps)
         numbers = np.arange(self._arrived, self._arrived + count)
         # The batch has columns.
         whole = Held(codes, numbers, values)  # type: ignore[arg-type]

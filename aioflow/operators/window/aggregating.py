@@ -49,7 +49,7 @@ class AddingWindowOperator(Operator):
     ) -> None:
         self._aggregate = resolve_aggregate(aggregate)
         self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
-        self._late_tag = late_tag
+        self.late_tag = late_tag
         self._folding = self._aggregate
         self._of_taken: FoldingAggregate | None = (
             None  # Made for the first batch of extracted values.
@@ -130,6 +130,6 @@ class AddingWindowOperator(Operator):
         """Drops a record that is late for all its windows."""
         self._late_dropped.inc(1)
         if (
-            self._late_tag is not None and self._folding is self._aggregate
+            self.late_tag is not None and self._folding is self._aggregate
         ):  # Late elements have no reader if only extracted values are sent.
-            self.ctx.side_output(self._late_tag, value, timestamp, watermark)
+            self.ctx.side_output(self.late_tag, value, timestamp, watermark)

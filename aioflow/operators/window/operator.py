@@ -117,7 +117,7 @@ class WindowOperator(Operator):
         if aggregate is None and process is None:
             raise TypeError("a window needs an aggregate or a process function")
         self._lateness = lateness_ms
-        self._late_tag = late_tag
+        self.late_tag = late_tag
         self._rests: deque[Iterator[None]] = deque()
         """Remaining work of windows that have fired: a window may have more results than there is
         room for.
@@ -307,9 +307,9 @@ class WindowOperator(Operator):
             and time + self._lateness <= self._timers.current_watermark
         ):
             self._late_dropped.inc(1)
-            if self._late_tag is not None:
+            if self.late_tag is not None:
                 self.ctx.side_output(
-                    self._late_tag, value, timestamp, self._timers.current_watermark
+                    self.late_tag, value, timestamp, self._timers.current_watermark
                 )
 
     def _add_to_window(

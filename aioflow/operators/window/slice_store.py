@@ -288,10 +288,8 @@ class SliceStore:
 
         Slices that need rows are added by `fold(start, keys, values)`.
         """
-        import numpy as np
-
         from aioflow.columns.expressions import NotOnColumns
-        from aioflow.columns.stateless import taken
+        from aioflow.columns.stateless import taken, times_array
 
         columns, grid = self._columns, self._grid
         if columns is None:
@@ -305,7 +303,7 @@ class SliceStore:
             codes, inputs = columns.prepare(keys, values)
         except NotOnColumns:
             codes, inputs = None, []
-        times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
+        times = times_array(timestamps)
         for start, which in by_slice(times, grid):
             if codes is not None:
                 try:

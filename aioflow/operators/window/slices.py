@@ -316,12 +316,9 @@ class SliceWindowOperator(AddingWindowOperator):
         """Adds the records of a batch of columns that may be late, one by one; returns the rest."""
         import numpy as np
 
-        from aioflow.columns.stateless import taken
+        from aioflow.columns.stateless import taken, times_array
 
-        live = (
-            np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
-            >= self._live_from
-        )
+        live = times_array(timestamps) >= self._live_from
         for i in np.flatnonzero(~live).tolist():
             # After a restore the input may still be behind what was reached.
             watermark = (

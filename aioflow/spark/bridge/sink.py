@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from aioflow.core.errors import RestoreError, StateError, describe_record
 from aioflow.io.conversion import fields_of_value
-from aioflow.operators.sink import BaseWriter
+from aioflow.operators.sink import BaseCommitter, BaseSink, BaseWriter
 from aioflow.spark.bridge.channels import ChannelListener
 from aioflow.spark.bridge.executor import PullRows
 from aioflow.spark.bridge.transfers import OutboundStream
@@ -264,7 +264,7 @@ CPU as writing 2 MiB.
 """
 
 
-class FrameSink:
+class FrameSink(BaseSink[Any]):
     """A `Sink` that writes through Spark. It stays in the process that has the bridge."""
 
     parallelism_max = 1
@@ -418,7 +418,7 @@ class FrameWriter(BaseWriter[Any]):
         await self._spool.drop()
 
 
-class FrameCommitter:
+class FrameCommitter(BaseCommitter):
     """A committer that makes Spark write the staged batches, with one job for each."""
 
     def __init__(self, host: Host, sink: FrameSink) -> None:

@@ -26,11 +26,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError, RestoreError
-from aioflow.operators.source import BaseReader, Split
+from aioflow.operators.source import BaseReader, BaseSource, Split
 from aioflow.spark.bridge.channels import ChannelListener
 from aioflow.spark.bridge.executor import RESULT_SCHEMA, PushRows
 from aioflow.spark.bridge.transfers import Arrival, InboundStream, Progress
@@ -189,7 +189,7 @@ T = TypeVar("T")
 NOT_BEGUN = Progress()
 
 
-class FrameSource(Generic[T]):
+class FrameSource(BaseSource[T]):
     """A `Source` that reads a DataFrame. It stays in the process that has the bridge."""
 
     bounded = True

@@ -32,7 +32,7 @@ from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.io.memory import FunctionSource
 from aioflow.io.standard_output import StdoutSink
 from aioflow.operators.sink import SinkOperator
-from aioflow.operators.source import BaseReader, Split
+from aioflow.operators.source import BaseReader, BaseSource, Split
 from aioflow.spark.bridge.source import FrameSource
 from aioflow.spark.streaming.source import StreamSource
 
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-class FrameRows:
+class FrameRows(BaseSource[Any]):
     """A source that replaces a `FrameSource` in a job of Spark.
 
     The payload of its split is an iterator of record batches, which the source reads.

@@ -36,14 +36,14 @@ import contextlib
 import json
 import posixpath
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgpack
 import pyarrow as pa
 
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import Closed, RestoreError, StateError
-from aioflow.operators.source import BaseReader, Split
+from aioflow.operators.source import BaseReader, BaseSource, Split
 from aioflow.spark.bridge.channels import ChannelListener
 from aioflow.spark.bridge.executor import RESULT_SCHEMA, PushRows
 from aioflow.spark.bridge.source import frame_of
@@ -224,12 +224,13 @@ ONCE = "once"
 """Trigger that reads everything there is now, and ends."""
 
 
-class StreamSource(Generic[T]):
+class StreamSource(BaseSource[T]):
     """A `Source` that reads a streaming query.
 
     It stays in the process that has the bridge. `trigger` is a duration, or "once".
     """
 
+    bounded: bool
     parallelism_max = 1
     stays_here = True
     in_spark = True
