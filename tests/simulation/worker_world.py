@@ -36,6 +36,7 @@ __all__ = [
     "install",
     "simulated_workers",
     "strike",
+    "workers_of",
 ]
 
 LINK_CUT = "link cut"
@@ -170,7 +171,7 @@ def check_credit() -> None:
             raise Violation(f"a gate has {pool.batches} segments, and its channels use {count}")
 
 
-def _workers(sim: Simulation) -> list[str]:
+def workers_of(sim: Simulation) -> list[str]:
     """Returns workers that have not ended; their names begin with that of the service that started
     them.
     """
@@ -188,7 +189,7 @@ def strike(sim: Simulation, kind: str, service: str) -> bool:
     """
     rng, network = sim.fault_rng, sim.network
     machine = sim.loop.process(service).machine.name
-    workers = _workers(sim)
+    workers = workers_of(sim)
     if not workers:
         return False
     later = sim.loop.call_later
