@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
+    from aioflow.network.channels import ProducerState
 
 __all__ = ["ClusterJob", "needs_submitter"]
 
@@ -413,9 +414,8 @@ class ClusterJob:
                 continue
             self.job_master.slot_is_there(attempt, True)
             stays_here = descriptor.vertex.stays_here
-            worker_id, allocation_id = (
-                (SUBMITTER, "") if stays_here else slots[_subtask(descriptor)]
-            )
+            place = (SUBMITTER, "") if stays_here else slots[_subtask(descriptor)]
+            worker_id, allocation_id = place
             self.tasks.placed[attempt] = worker_id
             if here is not None and stays_here:
                 self._submit_here(descriptor, here)
@@ -521,6 +521,11 @@ class ClusterJob:
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self.job_master.end_of_data_reached(attempt)
 
+    def ask_producer(
+        self, attempt: ExecutionAttemptId, answer: Callable[[ProducerState], None]
+    ) -> None:
+        self.job_master.ask_producer(attempt, answer)
+
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
         self.job_master.report_progress(attempt, watermark)
 
@@ -529,15 +534,14 @@ class ClusterJob:
     def offered(
         self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]
     ) -> tuple[Any, Any]:
-        """A TaskManager has opened the job at `location` and offers slots.
+        """Returns which slots of a TaskManager, which opened the job at `location`, are accepted.
 
-        Returns the accepted offers and the allocation ids of the rejected ones.
+        The others are returned by their allocation ids.
         """
         if self._over:
             return (), tuple(offer.allocation_id for offer in offers)
         if self.tasks.peers.joined(worker_id, connection, location):
-            drain = self.job_master.stop_drains
-            if drain is not None:
+            if (drain := self.job_master.stop_drains) is not None:
                 self.tasks.peers.ask(worker_id, "stop_sources", self.job_id, drain)
             self.tasks.taps.tell(worker_id)
         answer, *rest = self._scheduler.offered(worker_id, offers)
@@ -631,8 +635,7 @@ class ClusterJob:
             self.start_failed(loss)
 
     def no_resources(self, available: int) -> bool:
-        """Handles that the job cannot get all slots in time. Returns whether anything waits for
-        them.
+        """Handles that slots are missing. Returns whether anything waits for them.
 
         A job whose tasks all wait begins with the slots that are there.
         """

@@ -400,6 +400,11 @@ class ExecutionGraph:
         execution = self._current(attempt)
         return execution is not None and execution.state is ExecutionState.FINISHED
 
+    def state_of(self, attempt: ExecutionAttemptId) -> ExecutionState | None:
+        """Returns the state of `attempt`; None if another attempt replaced it."""
+        execution = self._current(attempt)
+        return None if execution is None else execution.state
+
     def _current(self, attempt: ExecutionAttemptId) -> Execution | None:
         """Returns the execution of `attempt`; None if another attempt replaced it."""
         execution = self.executions.get((attempt.vertex_id, attempt.subtask_index))

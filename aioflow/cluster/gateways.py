@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ExecutionState,
         TaskDeploymentDescriptor,
     )
+    from aioflow.network.channels import ProducerState
     from aioflow.operators.source import Split
 
 __all__ = ["JobMasterGateway", "OnMissed", "TapGateway", "TaskExecutorGateway", "TaskReader"]
@@ -142,6 +143,15 @@ class JobMasterGateway(Protocol):
         """The subtask has processed every record.
 
         It ends after the completion of a checkpoint that it takes from now on.
+        """
+
+    def ask_producer(
+        self, attempt: ExecutionAttemptId, answer: Callable[[ProducerState], None]
+    ) -> None:
+        """Calls `answer` with the state of a producer whose partition is missing.
+
+        A consumer that asks for a partition in vain must know whether to go on asking. After
+        Flink's requestPartitionProducerState.
         """
 
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:

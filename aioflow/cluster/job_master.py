@@ -31,9 +31,11 @@ from aioflow.core.errors import CheckpointError, RescaleError, message_of, note_
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+from aioflow.network.channels import ProducerState
 from aioflow.operators.source import discover_splits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
@@ -289,6 +291,19 @@ class JobMaster:
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         if self._checkpoints is not None:
             self._checkpoints.end_of_data_reached(attempt)
+
+    def ask_producer(
+        self, attempt: ExecutionAttemptId, answer: Callable[[ProducerState], None]
+    ) -> None:
+        answer(self.producer_state(attempt))
+
+    def producer_state(self, attempt: ExecutionAttemptId) -> ProducerState:
+        """Returns whether a missing partition of `attempt` can still come."""
+        state = self.executions.state_of(attempt)
+        if state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
+            return ProducerState.RUNNING
+        ended = state is None or state is ExecutionState.CANCELING or state.is_terminal
+        return ProducerState.GONE if ended else ProducerState.AWAITED
 
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
         self._limits.report(attempt, watermark)

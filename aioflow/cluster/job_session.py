@@ -8,8 +8,9 @@ never mix. A session never outlives its JobMaster: the next JobMaster opens anot
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from aioflow.core.wire.batch import encode_batch
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.rescaling import with_parallelism
+from aioflow.network.channels import ProducerState
 from aioflow.network.data_plane import DataPlane
 from aioflow.operators.source import discover_splits
 from aioflow.protocol.errors import describe_error, rebuild_error
@@ -52,6 +54,8 @@ __all__ = [
     "unpack_error",
 ]
 
+logger = logging.getLogger(__name__)
+
 REQUESTS = (
     "submit_task",
     "cancel_task",
@@ -72,6 +76,12 @@ AttemptKey = tuple[str, int, int, int]
 
 Tell = Callable[..., None]
 """Sends a notification to the JobManager: method and arguments."""
+
+Ask = Callable[..., Coroutine[Any, Any, Any]]
+"""Calls the JobManager: method and arguments. Raises Broken if that is not possible."""
+
+ASK_S = 5.0
+"""Time limit of an answer. The consumer that asks then goes on without it."""
 
 
 @dataclass(slots=True)
@@ -103,9 +113,9 @@ class _Home:
 class JobSession:
     """Runs the tasks of one job in this process.
 
-    `tell` reports to the JobMaster with `token`. `on_end(attempt)` is called when a task has
-    released all its resources. While not `is_writable()`, rows for subscribers that may miss some
-    are only counted. `requests` answers the JobMaster, by the names in `REQUESTS`.
+    `tell` reports to the JobMaster with `token`, and `ask` asks it. `on_end(attempt)` is called
+    when a task has released all its resources. While not `is_writable()`, rows for subscribers that
+    may miss some are only counted. `requests` answers the JobMaster, by the names in `REQUESTS`.
     """
 
     def __init__(
@@ -116,6 +126,7 @@ class JobSession:
         job: ShippedJob,
         token: int,
         tell: Tell,
+        ask: Ask,
         is_writable: Callable[[], bool],
         on_end: Callable[[ExecutionAttemptId], None],
         end_process: Callable[[str], None] | None = None,
@@ -133,6 +144,9 @@ class JobSession:
         self._job = job
         self._codec = Codec(job.types)
         self._tell = tell
+        self._ask = ask
+        self._asking: dict[asyncio.Task[None], None] = {}
+        """Questions about producers that are not answered yet."""
         self._is_writable = is_writable
         self._on_end = on_end
         self._taps: dict[int, Callable[[RecordBatch], None]] = {}
@@ -223,7 +237,7 @@ class JobSession:
         """
         self._closing.set()
         looking, self._looking = self._looking, []
-        await cancel_and_wait(looking)
+        await cancel_and_wait([*looking, *self._asking])
         if self._life is not None:
             await asyncio.shield(self._life)
 
@@ -400,6 +414,26 @@ class JobSession:
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self._tell("end_of_data_reached", self._job_id, self.token, attempt_key(attempt))
+
+    def ask_producer(
+        self, attempt: ExecutionAttemptId, answer: Callable[[ProducerState], None]
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._ask_producer(attempt, answer), name=f"ask for {attempt}"
+        )
+        self._asking[task] = None
+        task.add_done_callback(self._asking.pop)
+
+    async def _ask_producer(
+        self, attempt: ExecutionAttemptId, answer: Callable[[ProducerState], None]
+    ) -> None:
+        state: str | None = None
+        try:
+            async with asyncio.timeout(ASK_S):
+                state = await self._ask("producer_state", self._job_id, attempt_key(attempt))
+        except (AioflowError, TimeoutError) as error:
+            logger.debug("the state of producer %s is not known: %r", attempt, error)
+        answer(ProducerState.UNKNOWN if state is None else ProducerState(state))
 
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
         key = attempt_key(attempt)

@@ -86,6 +86,7 @@ class RemoteHome:
             self._job,
             0,
             lambda *what: self._connection().notify(*what),
+            lambda *what: self._connection().call(*what),
             lambda: self._connection().is_writable,
             lambda _: None,
         )

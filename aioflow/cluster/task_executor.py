@@ -33,6 +33,7 @@ from aioflow.network.channels import (
     EXCLUSIVE_BUFFERS,
     FLOATING_BUFFERS,
     LocalInputChannel,
+    ProducerState,
     RemoteInputChannel,
 )
 from aioflow.protocol.framing import SEGMENT_BYTES
@@ -84,8 +85,13 @@ RESOURCES_CLOSE_S = 30.0
 class _Partitions:
     """Partitions of this worker by id, until every consumer has read them or their job is over."""
 
-    def __init__(self, pool: NetworkBufferPool) -> None:
+    def __init__(
+        self,
+        pool: NetworkBufferPool,
+        ask_producer: Callable[[ExecutionAttemptId, Callable[[ProducerState], None]], None],
+    ) -> None:
         self._pool = pool
+        self._ask_producer = ask_producer
         self._partitions: dict[PartitionId, ResultPartition] = {}
         self._by_name: dict[str, ResultPartition] = {}
         self._awaiting: dict[PartitionId, list[LocalInputChannel]] = {}
@@ -139,6 +145,7 @@ class _Partitions:
             link,
             self.data_plane.codec,
             buffers,
+            partial(self._ask_producer, descriptor.partition.producer),
         )
 
     def _find(self, descriptor: InputChannelDescriptor) -> PipelinedSubpartition | None:
@@ -218,7 +225,7 @@ class TaskExecutor:
         self._group = OrderedTaskGroup()
         if pool is None:
             pool = NetworkBufferPool(options.network_bytes)
-        self._partitions = _Partitions(pool)
+        self._partitions = _Partitions(pool, job_master.ask_producer)
         self._resources = ResourceScope()
         self._executions: dict[ExecutionAttemptId, TaskExecution] = {}
         self._taps: dict[TapPlace, list[Callable[[RecordBatch], None]]] = {}

@@ -449,6 +449,7 @@ class TaskManager:
                         job,
                         token,
                         self._tell,
+                        self._ask,
                         self._is_writable,
                         self._on_task_end,
                         self._end_process,
@@ -527,6 +528,11 @@ class TaskManager:
     def _tell(self, method: str, *args: Any) -> None:
         if self._connection is not None:
             self._connection.notify(method, *args)
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        if self._connection is None:
+            raise Broken("there is no jobmanager now")
+        return await self._connection.call(method, *args)
 
     def _is_writable(self) -> bool:
         return self._connection is not None and self._connection.is_writable

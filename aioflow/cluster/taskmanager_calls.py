@@ -11,8 +11,10 @@ from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
+from aioflow.graph.deployment import ExecutionAttemptId
 
 if TYPE_CHECKING:
+    from aioflow.cluster.job_session import AttemptKey
     from aioflow.cluster.resource_driver import ResourceManager
     from aioflow.cluster.rpc import RpcConnection
 
@@ -54,6 +56,7 @@ class TaskManagerCalls:
             "decline_checkpoint": partial(self.to_job, ClusterJob.on_declined),
             "end_of_data_reached": partial(self.to_job, ClusterJob.on_end_of_data),
             "report_progress": partial(self.to_job, ClusterJob.on_progress),
+            "producer_state": partial(self.to_job, _producer_state),
             "tapped": partial(self.to_job, ClusterJob.tapped),
             "report": partial(self.to_job, ClusterJob.report),
         }
@@ -145,3 +148,8 @@ class TaskManagerCalls:
         resources = self._resources()
         if resources is not None:
             resources.slot_freed(worker_id, registration, allocation_id)
+
+
+def _producer_state(job: ClusterJob, key: AttemptKey) -> str:
+    """Answers a consumer that misses the partition of a producer."""
+    return job.job_master.producer_state(ExecutionAttemptId(*key)).value

@@ -4,9 +4,10 @@
 not registered its partition yet, `request` returns False, and the owner of the partitions calls
 `request_again` once it has. The design follows Flink's LocalInputChannel.
 
-`RemoteInputChannel` has its producer in another process. Received bytes wait here until the task
-polls, which decodes them. The exchange handles order, credit and resets. The design follows Flink's
-RemoteInputChannel.
+`RemoteInputChannel` has its producer in another process. If the partition is missing there, the
+channel asks the JobMaster about the producer before it requests the partition again. Received bytes
+wait here until the task polls, which decodes them. The exchange handles order, credit and resets.
+The design follows Flink's RemoteInputChannel.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -38,6 +41,7 @@ __all__ = [
     "FLOATING_BUFFERS",
     "ChannelLink",
     "LocalInputChannel",
+    "ProducerState",
     "RemoteInputChannel",
 ]
 
@@ -164,6 +168,23 @@ REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
 """Delays before each request for a partition that the producer does not have yet."""
 
 
+class ProducerState(StrEnum):
+    """The answer of the JobMaster about the producer of a partition that is not there."""
+
+    AWAITED = "awaited"
+    """The producer does not run yet: the partition comes."""
+    RUNNING = "running"
+    """The producer runs or has finished, so its partition must be there soon."""
+    GONE = "gone"
+    """The producer has failed, was cancelled, or another attempt has replaced it."""
+    UNKNOWN = "unknown"
+    """The JobMaster has not answered."""
+
+
+AskProducer = Callable[[Callable[[ProducerState], None]], None]
+"""Asks the JobMaster for the state of a producer, and calls back with the answer."""
+
+
 class ChannelLink(Protocol):
     """The interface that a channel uses of the link to the producer's process."""
 
@@ -192,14 +213,19 @@ class RemoteInputChannel:
         link: ChannelLink,
         codec: Codec,
         buffers: LocalBufferPool,
+        ask_producer: AskProducer,
     ) -> None:
-        """Takes the segments of the channel from `buffers`, the pool of the gate."""
+        """Takes the segments of the channel from `buffers`, the pool of the gate.
+
+        `ask_producer` is called when the partition is missing, before it is requested again.
+        """
         self.index = index
         self._partition_id = partition_id
         self._subpartition_index = subpartition_index
         self._link = link
         self._codec = codec
         self._buffers = buffers
+        self._ask_producer = ask_producer
         self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
@@ -390,12 +416,30 @@ class RemoteInputChannel:
         """Receives a batch as bytes, an event, or the error that ended the channel."""
         if self.is_released:
             return
-        if isinstance(what, PartitionNotFound) and self._attempt + 1 < len(REQUEST_BACKOFF_MS):
-            self._attempt += 1
+        if isinstance(what, PartitionNotFound):
+            self._ask_producer(partial(self._on_producer_state, what))
+            return
+        self._take(what)
+
+    def _on_producer_state(self, missing: PartitionNotFound, state: ProducerState) -> None:
+        """Requests the partition again after a while if there is hope, else ends the channel.
+
+        There is no limit while the producer does not run yet.
+        """
+        if self.is_released or self._error is not None:
+            return
+        last = len(REQUEST_BACKOFF_MS) - 1
+        if state is ProducerState.GONE:
+            self._take(ProducerFailed(f"the producer of {self._partition_id} is gone: {missing}"))
+        elif self._attempt < last or state is ProducerState.AWAITED:
+            self._attempt = min(self._attempt + 1, last)
             self._retry = asyncio.get_running_loop().call_later(
                 REQUEST_BACKOFF_MS[self._attempt] / 1000, self._request_again
             )
-            return
+        else:
+            self._take(missing)
+
+    def _take(self, what: Delivered) -> None:
         was_empty = not self._received and not self._priority and self._error is None
         if isinstance(what, Exception):
             # The next poll raises it. Earlier elements are of no use to a task that ends now.

@@ -35,6 +35,36 @@ WIRE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a consumer gives up although its producer is still to be deployed",
+        "aioflow/network/channels.py",
+        "        elif self._attempt < last or state is ProducerState.AWAITED:\n",
+        "        elif self._attempt < last:\n",
+        (
+            "tests/network/test_remote_channel.py::"
+            "test_a_partition_is_requested_for_as_long_as_its_producer_is_to_be_deployed",
+        ),
+    ),
+    Mutant(
+        "a consumer goes on to ask for the partition of a producer that is gone",
+        "aioflow/network/channels.py",
+        "        if state is ProducerState.GONE:\n",
+        "        if False:\n",
+        (
+            "tests/network/test_remote_channel.py::"
+            "test_a_channel_whose_producer_is_gone_ends_at_once",
+        ),
+    ),
+    Mutant(
+        "a producer that was replaced counts as one that runs",
+        "aioflow/cluster/job_master.py",
+        "        return ProducerState.GONE if ended else ProducerState.AWAITED\n",
+        "        return ProducerState.RUNNING if ended else ProducerState.AWAITED\n",
+        (
+            "tests/cluster/test_job_master.py::"
+            "test_a_consumer_learns_whether_its_producer_comes_runs_or_is_gone",
+        ),
+    ),
+    Mutant(
         "a producer gives up a link as soon as its consumer does",
         "aioflow/network/data_plane.py",
         "FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)\n",

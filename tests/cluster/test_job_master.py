@@ -31,6 +31,7 @@ from aioflow.graph.stream_graph import (
     StreamGraph,
     StreamNode,
 )
+from aioflow.network.channels import ProducerState
 from aioflow.operators.source import Split, completed
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
@@ -100,6 +101,32 @@ async def test_every_task_is_submitted_under_the_leaders_token(group: OrderedTas
     await job.start(workers)
     assert [attempt.vertex_id for attempt in workers.submitted] == [0, 1, 2]
     assert workers.tokens == {job.fencing_token}
+
+
+async def test_a_consumer_learns_whether_its_producer_comes_runs_or_is_gone(
+    group: OrderedTaskGroup,
+) -> None:
+    job = master(group, line(2), fixed_delay(1, "0s"))
+    first = job.executions.executions[0, 0].attempt
+    told: list[ProducerState] = []
+    job.ask_producer(first, told.append)
+    await job.start(Workers())
+    job.ask_producer(first, told.append)
+    assert told == [ProducerState.AWAITED] * 2
+    report(job, 0, ExecutionState.RUNNING)
+    assert job.producer_state(first) is ProducerState.RUNNING
+    report(job, 1, ExecutionState.RUNNING)
+    report(job, 1, ExecutionState.FAILED, ValueError("user"))
+    assert job.producer_state(first) is ProducerState.GONE, "it is cancelled"
+    report(job, 0, ExecutionState.CANCELED)
+    assert job.producer_state(first) is ProducerState.GONE
+    while job.status is not JobStatus.RUNNING:
+        await asyncio.sleep(0)
+    assert job.producer_state(first) is ProducerState.GONE, "another attempt has replaced it"
+    second = job.executions.executions[0, 0].attempt
+    assert job.producer_state(second) is ProducerState.AWAITED
+    report(job, 0, ExecutionState.FINISHED)
+    assert job.producer_state(second) is ProducerState.RUNNING, "its output is still there"
 
 
 async def test_a_deployment_that_fails_ends_the_job_and_later_ones_are_not_made(

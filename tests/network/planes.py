@@ -16,6 +16,7 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import (
     EXCLUSIVE_BUFFERS,
     FLOATING_BUFFERS,
+    ProducerState,
     RemoteInputChannel,
 )
 from aioflow.network.data_plane import DataPlane
@@ -57,6 +58,9 @@ class Planes:
         self.own_port = 0
         self.buffers = EXCLUSIVE_BUFFERS + FLOATING_BUFFERS
         """Segments of each channel."""
+        self.producer_state = ProducerState.RUNNING
+        """The answer of the JobMaster."""
+        self.asked = 0
 
     async def __aenter__(self) -> Self:
         self.own_port = await self.producer.listen(self.address)
@@ -89,7 +93,13 @@ class Planes:
         buffers = self.pool.create_buffer_pool(
             EXCLUSIVE_BUFFERS * SEGMENT_BYTES, self.buffers * SEGMENT_BYTES
         )
-        return RemoteInputChannel(index, name, subpartition, self.link, self.codec, buffers)
+        return RemoteInputChannel(
+            index, name, subpartition, self.link, self.codec, buffers, self._ask_producer
+        )
+
+    def _ask_producer(self, answer: Callable[[ProducerState], None]) -> None:
+        self.asked += 1
+        answer(self.producer_state)
 
     @property
     def is_quiet(self) -> bool:

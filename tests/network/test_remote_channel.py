@@ -14,7 +14,7 @@ from aioflow.core.errors import ProducerFailed, RemoteProtocolError, TypeNotSupp
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.batch import decode_batch
 from aioflow.core.wire.serializers import DecodeError
-from aioflow.network.channels import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS
+from aioflow.network.channels import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS, ProducerState
 from aioflow.protocol.consumer import UNTOLD_BATCHES_MAX
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
 from aioflow.protocol.framing import FrameType
@@ -94,6 +94,48 @@ def test_a_partition_that_never_comes_is_given_up_after_the_last_delay() -> None
         assert asyncio.get_running_loop().time() - start == pytest.approx(
             sum(REQUEST_BACKOFF_MS) / 1000, abs=0.3
         )
+        reader.channel.release()
+
+    in_virtual_time(main)
+
+
+def test_a_partition_is_requested_for_as_long_as_its_producer_is_to_be_deployed() -> None:
+    """C13.2: the JobMaster is asked each time."""
+
+    async def main(planes: Planes) -> None:
+        planes.producer_state = ProducerState.AWAITED
+        reader = Reader(planes.channel("late"))
+        await asyncio.sleep(3 * sum(REQUEST_BACKOFF_MS) / 1000)
+        assert reader.error is None
+        assert planes.asked > len(REQUEST_BACKOFF_MS)
+        planes.partition("late").subpartitions[0].add(RecordBatch([1]))
+        await asyncio.sleep(REQUEST_BACKOFF_MS[-1] / 1000 + 0.1)
+        assert reader.records == [1]
+        reader.channel.release()
+
+    in_virtual_time(main)
+
+
+def test_a_channel_whose_producer_is_gone_ends_at_once() -> None:
+    async def main(planes: Planes) -> None:
+        planes.producer_state = ProducerState.GONE
+        reader = Reader(planes.channel("never"))
+        await asyncio.sleep(0.02)
+        assert isinstance(reader.error, ProducerFailed)
+        assert planes.asked == 1
+        reader.channel.release()
+
+    in_virtual_time(main)
+
+
+def test_a_channel_goes_on_for_a_while_if_the_jobmaster_does_not_answer() -> None:
+    async def main(planes: Planes) -> None:
+        planes.producer_state = ProducerState.UNKNOWN
+        reader = Reader(planes.channel("late"))
+        await asyncio.sleep(sum(REQUEST_BACKOFF_MS[:4]) / 1000 + 0.01)
+        planes.partition("late").subpartitions[0].add(RecordBatch([1]))
+        await asyncio.sleep(REQUEST_BACKOFF_MS[4] / 1000 + 0.1)
+        assert reader.records == [1]
         reader.channel.release()
 
     in_virtual_time(main)

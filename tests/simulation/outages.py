@@ -23,11 +23,12 @@ from typing import Any
 
 import aioflow as af
 from aioflow.cluster import taskmanager
+from aioflow.cluster.cluster_job import ClusterJob
 from aioflow.testing.simulation import SimulatedHost, Simulation, simulate
 from tests.simulation.oracle import Violation
 from tests.simulation.worker_world import SimulatedPulse, install, workers_of
 
-__all__ = ["Outages", "run_outages"]
+__all__ = ["Outages", "run_late_deployment", "run_outages"]
 
 ELEMENTS = 300
 PAUSE_S = 0.25
@@ -89,15 +90,20 @@ async def _watched(job: af.Job, rows: list[Any]) -> float:
     return longest_s
 
 
+def counting(rows: list[Any]) -> af.Flow:
+    flow = af.Flow("outages", parallelism=2)
+    flow.source(numbers, uid="numbers").rebalance().key_by(key_of).count(uid="count").sink(
+        rows.append
+    )
+    return flow
+
+
 async def _main(host: SimulatedHost, seed: int) -> Outages:
     sim = host.sim
     install(sim)
     rows: list[Any] = []
     lengths_s: list[float] = []
-    flow = af.Flow("outages", parallelism=2)
-    flow.source(numbers, uid="numbers").rebalance().key_by(key_of).count(uid="count").sink(
-        rows.append
-    )
+    flow = counting(rows)
     outcome: list[Any] = []
 
     async def service(alpha: SimulatedHost) -> int:
@@ -146,6 +152,33 @@ def run_outages(seed: int) -> Outages:
     with _without_threads_and_log():
         result = simulate(lambda host: _main(host, seed), seed, max_steps=3_000_000)
     return result.value
+
+
+def run_late_deployment(delay_s: float) -> tuple[int, int]:
+    """Runs a job whose source is deployed `delay_s` after its consumers.
+
+    Returns its restarts, and the number of its results.
+    """
+    made: Any = ClusterJob
+    submit, rows = made._submit, list[Any]()
+
+    def late(job: Any, attempt: Any, *args: Any) -> None:
+        is_source = job.job_master.executions.graph.vertex(attempt.vertex_id).head.source
+        delay = delay_s if is_source is not None else 0.0
+        asyncio.get_running_loop().call_later(delay, submit, job, attempt, *args)
+
+    async def main(host: SimulatedHost) -> int:
+        install(host.sim)
+        async with counting(rows).run(host=host, workers=2) as job:  # type: ignore[call-overload]
+            return (await job.wait()).restarts
+
+    made._submit = late
+    try:
+        with _without_threads_and_log():
+            restarts = simulate(main, 1, max_steps=3_000_000).value
+    finally:
+        made._submit = submit
+    return restarts, len(rows)
 
 
 def _one(seed: int) -> tuple[int, Outages | None, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.outages import PROGRESS_S, run_outages
+from tests.simulation.outages import ELEMENTS, PROGRESS_S, run_late_deployment, run_outages
 
 
 def test_a_job_whose_workers_cannot_reach_each_other_for_a_while_goes_on_or_restarts() -> None:
@@ -11,3 +11,8 @@ def test_a_job_whose_workers_cannot_reach_each_other_for_a_while_goes_on_or_rest
     assert min(lengths_s) < 30 < max(lengths_s), "some are shorter than a link lives, some longer"
     assert sum(outages.restarts for outages in seen) > 0
     assert max(outages.longest_s for outages in seen) <= PROGRESS_S
+
+
+def test_consumers_wait_for_a_producer_that_is_deployed_late() -> None:
+    """The JobMaster tells them that it comes. There is no restart policy that would help."""
+    assert run_late_deployment(60.0) == (0, ELEMENTS)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
 from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier, RecordBatch
 from aioflow.graph.deployment import ExecutionAttemptId
+from aioflow.network.channels import ProducerState
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.operator import Operator
 from aioflow.state.snapshot import StateFile
@@ -45,6 +46,11 @@ class Answers:
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self.ended += 1
+
+    def ask_producer(
+        self, attempt: ExecutionAttemptId, answer: Callable[[ProducerState], None]
+    ) -> None:
+        answer(ProducerState.RUNNING)
 
 
 class HeldStore:
