@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy
+from aioflow.operators.inlining import why_off
 from aioflow.operators.traits import ONE_BY_ONE
 
 if TYPE_CHECKING:
@@ -31,13 +32,15 @@ def explain_graph(graph: JobGraph) -> str:
     """Describes a graph in one paragraph for each task, producers first.
 
     A paragraph lists the inputs of the task, with their partitioning, and then its operators in
-    order.
+    order. The second line says why no function is inlined, if that is so in this process.
     """
     count = len(graph.vertices)
     lines = [
         f"flow {graph.name!r}: {count} task{'s' * (count > 1)}, "
         f"{'bounded' if graph.bounded else 'unbounded'}"
     ]
+    if (reason := why_off()) is not None:
+        lines.append(f"functions are called, none is inlined: {reason}")
     of_columns = any(
         _may_give_columns(node.source) for vertex in graph.vertices for node in vertex.nodes
     )

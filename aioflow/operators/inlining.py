@@ -5,9 +5,11 @@ a function as source over any variable. The body must be one expression of opera
 constants and displays of its only parameter, without calls, other names or branches. So the result
 depends on the record alone, and only operators of its values are run.
 
-The source is decompiled from the bytecode. It is used only if compiling it results in exactly that
-bytecode and those constants. So a function that this interpreter compiles in an unexpected way is
-called as before, and no other code depends on the version of the interpreter.
+The source is decompiled from the bytecode, with a table of the instructions of Python 3.11 to 3.15.
+It is used only if compiling it results in exactly those instructions and constants. So a function
+that this interpreter compiles in an unexpected way is called as before, and no other code depends
+on the version of the interpreter. `why_off` tells if that, or a tool, keeps all bodies from being
+inlined.
 
 While a debugger, a profiler or a coverage tool is active when the loop is made, no body is inlined,
 because the tool would not see the function. When a loop fails in an inlined body, the function is
@@ -25,7 +27,7 @@ from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["Body", "as_getter", "body_of", "call_again", "failure_of"]
+__all__ = ["Body", "as_getter", "body_of", "call_again", "failure_of", "why_off"]
 
 INSTRUCTIONS_MAX = 60
 """Maximum number of instructions; in longer functions the call is a small part of the cost."""
@@ -84,8 +86,9 @@ def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     body = body_of(function)
     if body is None or type(function) is not FunctionType:
         return function
-    code = function.__code__
-    getters: list[Any] = [*map(attrgetter, code.co_names), *map(itemgetter, code.co_consts)]
+    given = [instruction.argval for instruction in dis.get_instructions(function)]
+    getters: list[Any] = [*map(itemgetter, given)]
+    getters += [attrgetter(name) for name in given if isinstance(name, str)]
     return next((getter for getter in getters if _getter_body(getter) == body), function)
 
 
@@ -114,6 +117,19 @@ def call_again(function: Callable[[Any], Any], value: Any) -> Any:
     except Exception as error:
         error.__suppress_context__ = True
         raise
+
+
+def why_off() -> str | None:
+    """Returns why no body is inlined in this process, or None if simple ones are."""
+    if _is_watched():
+        return "a debugger, a profiler or a coverage tool is active"
+    if body_of(_simple) is None:
+        return f"the bytecode of Python {sys.version_info[0]}.{sys.version_info[1]} is not known"
+    return None
+
+
+def _simple(x: Any) -> Any:
+    return (x[0], x.field + 1)
 
 
 def _is_watched() -> bool:
@@ -150,19 +166,26 @@ def _read(code: CodeType) -> Body | None:
     for count, instruction in enumerate(dis.get_instructions(code)):
         if count > INSTRUCTIONS_MAX:
             return None
-        if instruction.opname == "RESUME":
+        name = instruction.opname
+        if name == "RESUME":
             continue
-        if instruction.opname == "RETURN_VALUE":
+        if name != "RETURN_VALUE":
+            step = _STEPS.get(name)
+            made = None if step is None else step(stack, instruction)
+            if made is None:
+                return None
+            stack.append(made)
+        if name in ("RETURN_VALUE", "RETURN_CONST"):
             return stack[0] if len(stack) == 1 else None
-        step = _STEPS.get(instruction.opname)
-        made = None if step is None else step(stack, instruction)
-        if made is None:
-            return None
-        stack.append(made)
     return None
 
 
 def _load_argument(_stack: list[Body], _instruction: dis.Instruction) -> Body | None:
+    return Body(("", ""))
+
+
+def _load_argument_twice(stack: list[Body], _instruction: dis.Instruction) -> Body | None:
+    stack.append(Body(("", "")))
     return Body(("", ""))
 
 
@@ -193,6 +216,11 @@ def _build(stack: list[Body], instruction: dis.Instruction) -> Body | None:
     return _display(members, "(" if instruction.opname == "BUILD_TUPLE" else "[")
 
 
+def _keep(stack: list[Body], _instruction: dis.Instruction) -> Body | None:
+    """Leaves the value for the `not` that follows, which tests its truth anyway."""
+    return stack.pop() if stack else None
+
+
 def _take_item(stack: list[Body], _instruction: dis.Instruction) -> Body | None:
     if len(stack) < 2:
         return None
@@ -202,7 +230,14 @@ def _take_item(stack: list[Body], _instruction: dis.Instruction) -> Body | None:
 
 def _apply_operator(stack: list[Body], instruction: dis.Instruction) -> Body | None:
     sign = instruction.argrepr
-    return _infix(stack, sign) if sign in _BINARY or sign in _COMPARED else None
+    if sign == "[]":
+        return _take_item(stack, instruction)
+    return _infix(stack, sign) if sign in _BINARY else None
+
+
+def _compare(stack: list[Body], instruction: dis.Instruction) -> Body | None:
+    sign = instruction.argval
+    return _infix(stack, sign) if sign in _COMPARED else None
 
 
 def _test_identity(stack: list[Body], instruction: dis.Instruction) -> Body | None:
@@ -223,20 +258,28 @@ def _infix(stack: list[Body], sign: str) -> Body | None:
 
 _STEPS: dict[str, Callable[[list[Body], dis.Instruction], Body | None]] = {
     "LOAD_FAST": _load_argument,
+    "LOAD_FAST_BORROW": _load_argument,  # 3.14
+    "LOAD_FAST_LOAD_FAST": _load_argument_twice,  # 3.13
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": _load_argument_twice,  # 3.14
     "LOAD_CONST": _load_constant,
+    "LOAD_SMALL_INT": _load_constant,  # 3.14
+    "LOAD_COMMON_CONSTANT": _load_constant,  # 3.15, for None, True, False, -1 and ""
+    "RETURN_CONST": _load_constant,  # 3.12 and 3.13
     "LOAD_ATTR": _load_attribute,
     "BUILD_TUPLE": _build,
     "BUILD_LIST": _build,
-    "BINARY_SUBSCR": _take_item,
+    "BINARY_SUBSCR": _take_item,  # until 3.13, then BINARY_OP
     "BINARY_OP": _apply_operator,
-    "COMPARE_OP": _apply_operator,
+    "COMPARE_OP": _compare,
     "IS_OP": _test_identity,
     "CONTAINS_OP": _test_membership,
+    "TO_BOOL": _keep,  # 3.13
     **dict.fromkeys(_UNARY, _apply_unary),
 }
 """For each instruction, the step that takes operands from the stack and returns the result.
 
-A step returns None for a form that is not inlined, as does an instruction without a step.
+A comment names the version that brought an instruction, if not all from 3.11 on have it. A step
+returns None for a form that is not inlined, as does an instruction without a step.
 """
 
 
@@ -269,13 +312,23 @@ def _same(code: CodeType, body: Body, parameter: str) -> bool:
         )
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    made: CodeType = lambda_of.__code__
-    return (
-        made.co_code == code.co_code
-        and made.co_names == code.co_names
-        and [(type(one), repr(one)) for one in made.co_consts]
-        == [(type(one), repr(one)) for one in code.co_consts]
-    )
+    return _instructions(lambda_of.__code__) == _instructions(code)
+
+
+def _instructions(code: CodeType) -> list[tuple[object, ...]]:
+    """Returns the instructions of `code`, with constants by value instead of by number.
+
+    The numbers depend on constants that Python computed and left unused, as 2 in `x + 2 * 3`.
+    """
+    return [
+        (
+            one.opname,
+            None if one.opcode in dis.hasconst else one.arg,
+            type(one.argval),
+            repr(one.argval),
+        )
+        for one in dis.get_instructions(code)
+    ]
 
 
 def _getter_body(getter: Any) -> Body | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -48,6 +49,20 @@ def test_a_flow_is_told_task_by_task_with_names_exchanges_and_reasons() -> None:
         "before gives rows, keyed state\n"
         "  shown: on rows: the step before gives rows"
     )
+
+
+def test_second_line_says_why_no_function_is_inlined() -> None:
+    stream = af.Flow("debugged").source([1, 2], name="numbers").map(halves, name="halved")
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        lines = stream.explain().splitlines()
+    finally:
+        sys.settrace(before)
+    assert lines[1] == (
+        "functions are called, none is inlined: a debugger, a profiler or a coverage tool is active"
+    )
+    assert "\n".join([lines[0], *lines[2:]]) == stream.explain()
 
 
 def inputs(stream: Any) -> list[str]:

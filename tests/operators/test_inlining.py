@@ -4,6 +4,7 @@ might differ is called.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.elements import RecordBatch
+from aioflow.operators import inlining
 from aioflow.operators.aggregate.functions import agg, count
 from aioflow.operators.aggregate.functions import sum as total
-from aioflow.operators.inlining import as_getter, body_of
+from aioflow.operators.inlining import Body, as_getter, body_of, why_off
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
 
 from .process_context import Context, opened
@@ -46,6 +48,7 @@ INLINED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x["user"]["name"], "v['user']['name']"),
     (lambda x: x.user.name, "v.user.name"),
     (field, "v.user"),
+    (documented, "v[0]"),
     (lambda x: (x * 31 + 7) & 0x7FFF_FFFF, "(((v * 31) + 7) & 2147483647)"),
     (lambda x: x & 3 != 0, "((v & 3) != 0)"),
     (lambda x: not x, "(not v)"),
@@ -55,6 +58,10 @@ INLINED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x in (1, 2), "(v in (1, 2))"),
     (lambda x: x is not None, "(v is not None)"),
     (lambda x: 1.5, "1.5"),
+    (lambda x: None, "None"),
+    (lambda x: (x, x), "(v, v, )"),
+    (lambda x: x + 2 * 3, "(v + 6)"),
+    (lambda x: not (x == 1), "(not (v == 1))"),  # noqa: SIM201
     (itemgetter(2), "v[2]"),
     (attrgetter("a.b"), "v.a.b"),
 ]
@@ -72,7 +79,6 @@ CALLED: list[Any] = [
     lambda x: [y for y in x],  # noqa: C416
     lambda x: f"{x}",
     looked_up,
-    documented,
     int,
     itemgetter(1, 2),
     attrgetter("a", "b"),
@@ -87,12 +93,34 @@ CALLED: list[Any] = [
 
 @pytest.mark.parametrize(("function", "source"), INLINED, ids=[source for _, source in INLINED])
 def test_an_expression_of_the_argument_is_read_off_the_bytecode(function: Any, source: str) -> None:
-    """On Python 3.11 for certain; a later version that compiles differently may call the
-    function.
-    """
+    """From Python 3.11 to 3.15; a later version may have other instructions, and call it."""
     body = body_of(function)
-    assert body is not None or sys.version_info >= (3, 12)
+    assert body is not None or sys.version_info >= (3, 16)
     assert body is None or body.over("v") == source
+
+
+def test_function_whose_bytecode_is_not_known_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a later version of Python."""
+    assert why_off() is None
+    monkeypatch.setattr(inlining, "_STEPS", {})
+    assert body_of(lambda x: x[0]) is None
+    assert body_of(itemgetter(0)) is not None
+    assert re.fullmatch(r"the bytecode of Python 3\.\d+ is not known", why_off() or "")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda _stack, _instruction: Body(("", "")),  # Takes a constant for the argument.
+        lambda _stack, _instruction: Body(("7",)),  # Takes each constant for 7.
+    ],
+)
+def test_body_that_does_not_compile_to_the_same_instructions_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, step: Any
+) -> None:
+    wrong = dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT"), step)
+    monkeypatch.setattr(inlining, "_STEPS", inlining._STEPS | wrong)
+    assert body_of(lambda x: x[0]) is None
 
 
 @pytest.mark.parametrize("function", CALLED, ids=range(len(CALLED)))
@@ -113,6 +141,7 @@ def test_a_debugger_sees_each_call() -> None:
     sys.settrace(lambda *_: None)
     try:
         assert body_of(lambda x: x[0]) is None
+        assert why_off() == "a debugger, a profiler or a coverage tool is active"
     finally:
         sys.settrace(before)
 
@@ -202,7 +231,7 @@ async def test_failing_membership_test_in_a_body_is_not_taken_for_a_bad_result()
     steps = [StatelessStep(StatelessKind.FLAT_MAP, lambda x: (x, 3 in x))]
     operator = await opened(StatelessOperator(steps), Context(keyed=False))
     operator.process_batch(RecordBatch([[3]]))
-    with pytest.raises(TypeError, match=r"^argument of type 'int' is not iterable"):
+    with pytest.raises(TypeError, match=r"^argument of type 'int' is not "):
         operator.process_batch(RecordBatch([7]))
 
 
