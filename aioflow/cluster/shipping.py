@@ -20,11 +20,12 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import partial
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Generic, NewType, get_type_hints
+from typing import TYPE_CHECKING, Any, ForwardRef, Generic, NewType, get_type_hints
 
 import cloudpickle
 import msgspec
 
+from aioflow.cluster.annotations import annotations_of, evaluated
 from aioflow.cluster.struct_classes import with_fields
 from aioflow.core.errors import GraphError
 from aioflow.core.wire.kinds import kind_of
@@ -272,6 +273,13 @@ MSGSPEC_CACHE = "__msgspec_cache__"
 It cannot be pickled. msgspec makes it again if it is missing.
 """
 
+LEFT_OUT = frozenset((MSGSPEC_CACHE, "__annotations_cache__", "__classdictcell__"))
+"""Attributes of a class that are not sent.
+
+From Python 3.14 on, the last two hold annotations, which are sent apart, and the names of a class
+body.
+"""
+
 UNNAMED_FILE = "<dynamic-code>"
 """Placeholder that cloudpickle 3.1.3 writes for the file of a code object."""
 
@@ -317,12 +325,19 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             return partial(
                 msgspec.Meta, **dict(value.__rich_repr__())
             ), ()  # It cannot be pickled; `__rich_repr__` lists all its arguments.
+        elif type(value) is ForwardRef:
+            # From Python 3.14 on it holds all global names of its program.
+            return ForwardRef, (value.__forward_arg__,)
         elif value is dataclasses.MISSING:
             # By name: fields without a default would take a copy for their default.
             return "MISSING"
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)
+
+    def _dynamic_function_reduce(self, function: FunctionType) -> Any:
+        """Reduces a function by value. Annotations that cannot be evaluated travel as text."""
+        return super()._dynamic_function_reduce(evaluated(function))
 
     def _with_filename(self, code: CodeType) -> tuple[Any, ...]:
         """Reduces the code of a function that is sent by value, with the name of its file.
@@ -344,14 +359,14 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         if type(reduced) is not tuple or len(reduced) != 6:
             return reduced  # By reference.
         make, args, (attributes, slots), *rest = reduced
-        kept = {name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}
+        kept = {name: value for name, value in attributes.items() if name not in LEFT_OUT}
         subscript = kept.get("__class_getitem__")
-        of_generic = Generic.__class_getitem__.__func__  # type: ignore[attr-defined]
+        of_generic = getattr(Generic.__class_getitem__, "__func__", None)  # None from 3.12 on.
         if isinstance(subscript, classmethod) and subscript.__func__ is of_generic:
             del kept[
                 "__class_getitem__"
             ]  # A generic NamedTuple has a copy of Generic's method, which cannot be pickled.
-        if own := kept.get("__annotations__"):
+        if own := annotations_of(cls):
             kept["__annotations__"] = self._meant(cls, own)
         return make, args, (kept, slots), *rest
 

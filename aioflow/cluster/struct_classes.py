@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from aioflow.cluster.annotations import annotations_of
+
 __all__ = ["with_fields"]
 
 OPTIONS = (
@@ -69,7 +71,7 @@ def _own_fields(cls: Any) -> dict[str, _Field]:
     """Returns the fields that the class itself declares, in order."""
     names, defaults = cls.__struct_fields__, cls.__struct_defaults__
     default_of = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    own = inspect.get_annotations(cls)
+    own = annotations_of(cls)
     fields = {}
     for name, encoded in zip(names, cls.__struct_encode_fields__, strict=True):
         if name in own:

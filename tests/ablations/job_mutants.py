@@ -838,7 +838,7 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "annotations of the program arrive as text",
         "aioflow/cluster/shipping.py",
-        '        if own := kept.get("__annotations__"):\n',
+        "        if own := annotations_of(cls):\n",
         "        if own := None:\n",
         (
             "tests/cluster/test_shipping.py::"

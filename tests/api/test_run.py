@@ -1246,6 +1246,7 @@ async def test_system_exit_of_user_code_names_the_operator(workers: int) -> None
     assert notes(caught.value) == ["aioflow: in operator 'map(leaves)', subtask 1/1, at record 1"]
 
 
+@pytest.mark.filterwarnings("ignore:'asyncio.get_event_loop_policy' is deprecated")
 async def test_a_run_leaves_signals_policy_and_the_exception_handler_alone() -> None:
     """J6: nothing of the host program's is touched."""
     loop = asyncio.get_running_loop()

@@ -333,8 +333,12 @@ def test_a_generic_namedtuple_of_the_program_travels(monkeypatch: pytest.MonkeyP
     assert done.stdout.decode().strip() == "Row(n=1) True 7"
 
 
+EVALUATED_LATE = pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="annotations are evaluated when a class is made"
+)
+"""For programs whose annotations name what is defined later, without quotes."""
+
 ANNOTATED = """
-from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 import msgspec
@@ -366,14 +370,16 @@ class Odd:
 """
 
 
+@pytest.mark.parametrize("as_text", [True, pytest.param(False, marks=EVALUATED_LATE)])
 def test_annotations_of_the_programs_classes_are_known_on_arrival(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, as_text: bool
 ) -> None:
     """Typed JSON lines look there for what to make; as text it says names of a program that is
     not there.
     """
     program = ModuleType("__main__")
-    exec(compile(ANNOTATED, "<program>", "exec", dont_inherit=True), vars(program))
+    text = f"from __future__ import annotations{ANNOTATED}" if as_text else ANNOTATED
+    exec(compile(text, "<program>", "exec", dont_inherit=True), vars(program))
     monkeypatch.setitem(sys.modules, "__main__", program)
     flow = af.Flow("rows")
     flow.source([1]).map(
@@ -403,6 +409,26 @@ def test_annotations_of_the_programs_classes_are_known_on_arrival(
     assert done.stdout.decode().strip() == "Struct(inner=Inner(x=1), more=[]) Inner", (
         done.stderr.decode()
     )
+
+
+@EVALUATED_LATE
+def test_annotations_that_no_program_can_evaluate_travel_as_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names for type checkers alone, in functions and classes."""
+    program = ModuleType("__main__")
+    text = (
+        "def double(n: Missing = 2, *, by: int = 2) -> Missing:\n    'Doubles.'\n    return n * by"
+    )
+    text += "\nclass Odd:\n    n: int\n    other: list[Missing]"
+    exec(compile(text, "<program>", "exec", dont_inherit=True), vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    double, odd = pickle.loads(shipping._dumps((program.double, program.Odd), {}))
+    assert (double(), double(3, by=3), double.__doc__) == (4, 9, "Doubles.")
+    assert double.__annotations__ == {"n": "Missing", "by": "int", "return": "Missing"}
+    assert odd.__annotations__ == {"n": "int", "other": "list[Missing]"}
+    with pytest.raises(NameError):
+        print(program.double.__annotations__)
 
 
 CONSTRAINED = """
