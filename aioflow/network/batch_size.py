@@ -39,19 +39,20 @@ so the limits of levels and items alone would allow millions.
 """
 
 _FLAT: Final = frozenset([int, float, bool, str, bytes, bytearray, type(None), complex])
+_BYTES: Final = frozenset([bytes])
 _COLLECTIONS: Final = (tuple, list, set, frozenset, deque)
 
 
 def batch_bytes(batch: RecordBatch, record_bytes: int) -> int:
     """Returns the estimated size of a batch whose records take `record_bytes` each.
 
-    Bytes and columns are measured.
+    Batches of bytes alone, and columns, are measured.
     """
     values = batch.values
     if type(values) is not list:
         return BATCH_OVERHEAD + _column_size(values)
     count = len(values)
-    if count and type(values[0]) is bytes:
+    if count and type(values[0]) is bytes and _BYTES.issuperset(map(type, values)):
         return BATCH_OVERHEAD + RECORD_OVERHEAD * count + sum(map(len, values))
     return BATCH_OVERHEAD + record_bytes * count
 

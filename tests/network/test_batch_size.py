@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import pytest
 
-from aioflow.network.batch_size import DEPTH_MAX, value_size
+from aioflow.core.elements import RecordBatch
+from aioflow.network.batch_size import DEPTH_MAX, batch_bytes, value_size
 
 BIG = bytes(1_000_000)
 
@@ -103,3 +105,12 @@ def test_a_graph_is_not_walked_along_all_of_its_paths() -> None:
         node.near = nodes
     assert value_size(nodes[0]) > 0
     assert visits <= 30 * DEPTH_MAX * 2
+
+
+def test_a_batch_of_bytes_is_measured_and_one_that_begins_with_bytes_is_estimated() -> None:
+    def batch(*values: Any) -> RecordBatch:
+        return RecordBatch(list(values))
+
+    assert batch_bytes(batch(b"", BIG), 10) > len(BIG)
+    for other in (7, date(2024, 1, 1), BIG.decode(), [BIG]):
+        assert batch_bytes(batch(b"", other), 10) == batch_bytes(batch(other, b""), 10)

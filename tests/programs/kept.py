@@ -52,4 +52,41 @@ KEPT: dict[str, tuple[str, Program]] = {
             (2,),
         ),
     ),
+    "a batch that began with bytes was taken for one of bytes alone": (
+        "plainly",
+        Program(
+            300104,
+            False,
+            (
+                Step(
+                    "source",
+                    (),
+                    {
+                        "rows": [
+                            (0, 5, 0, {"a": {"b": None}, 1: "x"}),
+                            ("", 1, 0, None),
+                            (1.5, 5, 0, ()),
+                        ],
+                        "type": "N",
+                        "keys": "odd",
+                        "delay": 0,
+                        "strategy": "bounded",
+                        "stamp": "lambda",
+                        "columnar": False,
+                    },
+                ),
+                Step(
+                    "running",
+                    (0,),
+                    {
+                        "agg": "aggregate",
+                        "key": "odd_key",
+                        "key_form": "object",
+                        "spec": [("", "count", "n_of", None)],
+                    },
+                ),
+            ),
+            (1,),
+        ),
+    ),
 }
