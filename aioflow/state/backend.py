@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "INTERNAL_PREFIX",
     "NO_KEY",
+    "ExpiringBackend",
     "KeyedStateBackend",
     "OperatorStateBackend",
     "PendingSnapshot",
@@ -229,6 +230,20 @@ class KeyedStateBackend(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ExpiringBackend(Protocol):
+    """A keyed backend that removes expired values while no value is written, too."""
+
+    def watch_expiry(self, start: Callable[[], None]) -> None:
+        """Calls `start` once, as soon as there is a state with a time to live."""
+
+    def remove_expired(self) -> int:
+        """Removes some expired values, and returns the ms after which to call again.
+
+        Called between two elements, after `start`.
+        """
 
 
 class OperatorStateBackend(Protocol):

@@ -340,6 +340,12 @@ class HeapKeyedStateBackend:
     def names(self) -> list[str]:
         return list(self._tables)
 
+    def watch_expiry(self, start: Callable[[], None]) -> None:
+        self._named.watch_expiry(start)
+
+    def remove_expired(self) -> int:
+        return self._named.remove_expired()
+
     def unclaimed(self) -> Mapping[str, Table]:
         """Returns restored state that an operator of another kind wrote, once this operator is
         open.

@@ -52,6 +52,7 @@ class NamedStates(Generic[T]):
         """
         self._owner = owner
         self._make = make
+        self._on_timed: Callable[[], None] | None = None
 
     def get_state(self, descriptor: StateDescriptor, namespace: Any) -> Any:
         """Returns the state that `descriptor` declares, see `KeyedStateBackend`."""
@@ -113,6 +114,19 @@ class NamedStates(Generic[T]):
             if (alive := state.still_alive()) is not None
         }
 
+    def watch_expiry(self, start: Callable[[], None]) -> None:
+        """Calls `start` once, as soon as there is a state with a time to live."""
+        if any(isinstance(state, ttl.TimedView) for state in self.states.values()):
+            start()
+        else:
+            self._on_timed = start
+
+    def remove_expired(self) -> int:
+        """Removes some expired values, and returns the ms after which to call again."""
+        return min(
+            state.expire() for state in self.states.values() if isinstance(state, ttl.TimedView)
+        )
+
     def bind(self) -> None:
         for state in self.states.values():
             state.bind()
@@ -137,11 +151,15 @@ class NamedStates(Generic[T]):
             self.has_converted = True
             restored.meta = TableMeta(descriptor.kind, timed)
             ttl.convert(restored, descriptor.kind, self._owner.now_ms() if timed else None)
-        return view(
+        state = view(
             self._owner,
             self.open_table(descriptor.name, TableMeta(descriptor.kind, timed)),
             descriptor,
         )
+        if timed and (start := self._on_timed) is not None:
+            self._on_timed = None
+            start()
+        return state
 
     def _known(self, name: str) -> T:
         table = self.tables.get(name)

@@ -4,11 +4,11 @@ Values are stored as `(written_ms, value)`; elements of a list and entries of a 
 times. A write refreshes the time, and with `refresh_on_read` also each read. Expired values are
 never returned, unless `return_expired` shows them until they are removed. An expired value is
 removed when it is accessed (not with `return_expired`); writes also remove others, and a snapshot
-leaves expired values out.
+leaves expired values out. The task removes others too, from time to time (`TimedView.expire`).
 
-Two indexes find the values to remove at a write. `ExpiryIndex` groups writes into coarse slices of
-time, so that each removal finds expired values and no table is ever scanned. It names every key, so
-it is for tables in memory. `SweepIndex` reads a larger table in passes, some rows every few writes.
+Two indexes find the values to remove. `ExpiryIndex` groups writes into coarse slices of time, so
+that each removal finds expired values and no table is ever scanned. It names every key, so it is
+for tables in memory. `SweepIndex` reads a larger table in passes, some rows every few writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aioflow.state.views import (
     register_namespaced,
 )
 
-__all__ = ["VIEWS", "ExpiryIndex", "SweepIndex", "convert"]
+__all__ = ["VIEWS", "ExpiryIndex", "SweepIndex", "TimedView", "convert"]
 
 REMOVED_PER_WRITE = 4
 """Number of values removed at each write: above the one value that a write can add, so that the
@@ -49,6 +49,16 @@ SWEEP_ROWS = 64
 """Number of rows read in a step. With four rows a write, a pass comes to its end even if the table
 grows. At most a third of the rows of a full table have expired.
 """
+
+
+EXPIRED_A_STEP = 256
+"""Number of values that the task removes at once: about 1 ms."""
+
+STEP_MS = 20
+"""Time between two steps of the task while there is more to remove."""
+
+WAIT_MS_MAX = 3_600_000
+"""Longest time between two searches of the task."""
 
 
 class ExpiryIndex:
@@ -90,6 +100,11 @@ class ExpiryIndex:
             self._find_oldest()
         return taken
 
+    def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
+        """Removes and returns some expired values, and whether there may be more."""
+        taken = self.take_ended(now_ms, EXPIRED_A_STEP)
+        return taken, bool(taken)
+
     def _find_oldest(self) -> None:
         self._oldest_end = (
             (min(self._slices) + 1) * self._width - 1 + self.ttl_ms if self._slices else None
@@ -99,7 +114,7 @@ class ExpiryIndex:
 class SweepIndex:
     """Finds expired values by passes over a table that may be larger than memory.
 
-    A pass begins at most `SLICES` times in a time to live, and reads only while there are writes.
+    A pass begins at most `SLICES` times in a time to live.
     """
 
     __slots__ = ("_alive", "_chunks", "_due_ms", "_pass", "_width", "_writes")
@@ -128,14 +143,28 @@ class SweepIndex:
         if self._writes < SWEEP_WRITES:
             return ()
         self._writes = 0
+        return self._read(now_ms) or ()
+
+    def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
+        """Does the same, without regard to writes, and also returns whether the pass goes on."""
+        ended: list[tuple[Any, Any]] = []
+        for _ in range(EXPIRED_A_STEP // SWEEP_ROWS):
+            some = self._read(now_ms)
+            if some is None:
+                return ended, False
+            ended += some
+        return ended, True
+
+    def _read(self, now_ms: int) -> list[tuple[Any, Any]] | None:
+        """Reads some rows and returns the expired values. Returns None if no pass is due."""
         if self._pass is None:
             if self._due_ms is not None and now_ms < self._due_ms:
-                return ()
+                return None
             self._pass, self._due_ms = self._chunks(SWEEP_ROWS), now_ms + self._width
         chunk = next(self._pass, None)
         if chunk is None:
             self._pass = None
-            return ()
+            return None
         alive = self._alive
         return [
             (namespace, key)
@@ -193,6 +222,14 @@ class TimedView(View):
     def still_alive(self) -> Callable[[Any], Any]:
         now = self._now_ms()
         return lambda stored: self.alive(stored, now)
+
+    def expire(self) -> int:
+        """Removes some expired values, of any key, and returns the ms until the next call."""
+        now = self._now_ms()
+        ended, goes_on = self._index.step(now)
+        for namespace, key in ended:
+            self._settle(namespace, key, now)
+        return STEP_MS if goes_on else min(max(STEP_MS, self._ttl_ms // SLICES), WAIT_MS_MAX)
 
     def _settle(self, namespace: Any, key: Any, now_ms: int) -> Any:
         # Removes the expired parts of one key; returns the rest.

@@ -50,6 +50,7 @@ from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_reader
 from aioflow.task.end_watch import EndWatch, end_source_code
 from aioflow.task.ending import TaskEnd, TaskLife, TaskPhase
+from aioflow.task.expiry import remove_expired_state
 from aioflow.task.input import InputStatus
 from aioflow.task.latency import LatencyEmitter, LatencyStats
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
@@ -250,6 +251,13 @@ class StreamTask:
         loop = self._assemble(assembly)
         if restore is not None:
             await runtime.restore(restore, assembly.state_input(), self._environment.codec)
+        for context in runtime.contexts:
+            if context.keyed_state is not None:
+                remove_expired_state(
+                    context.keyed_state,
+                    self._environment.processing_ms,
+                    self._timers.register_timer,
+                )
         await runtime.open(restore)
         if isinstance(loop, SourceLoop):
             with naming_source(runtime.head, runtime.scope):

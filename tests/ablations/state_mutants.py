@@ -673,4 +673,11 @@ STATE_MUTANTS: list[Mutant] = [
             "test_a_replaced_value_is_written_as_it_was_and_not_copied",
         ),
     ),
+    Mutant(
+        "state that is not written any more keeps its expired values",
+        "aioflow/task/expiry.py",
+        "    backend.watch_expiry(lambda: wait(0))\n",
+        "",
+        ("tests/state/test_ttl_idle.py::test_a_job_removes_expired_values_while_nothing_comes",),
+    ),
 ]
