@@ -40,9 +40,14 @@ from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.sweeping import GRACE_MS, sweep, sweep_state
 from aioflow.checkpoint.urls import flow_url, join_url
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
-from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.cluster.fencing import StaleLeader
-from aioflow.cluster.restoring import RestorePoint, found_checkpoint, restore_point, start_over
+from aioflow.cluster.restoring import (
+    RestorePoint,
+    checkpointed_vertices,
+    found_checkpoint,
+    restore_point,
+    start_over,
+)
 from aioflow.core.aio import CANCEL_GRACE_S, cancel_and_wait, end_task, wait_all
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
 from aioflow.graph.deployment import ExecutionState

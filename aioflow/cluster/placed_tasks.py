@@ -2,6 +2,10 @@
 
 A task runs in a TaskManager, in the process that submitted the job, or here: if the job runs inside
 the program that it belongs to, tasks that stay in the program are reached by direct calls.
+
+A healthy process watches the end of its own cancelled tasks (`task/end_watch.py`). This module
+watches the processes: if a function blocks the event loop of a process, the cancellation does not
+even get there.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ import cloudpickle
 from aioflow.cluster.job_peers import SUBMITTER, JobPeers
 from aioflow.cluster.job_session import AttemptKey, attempt_key
 from aioflow.cluster.job_taps import JobTaps, Submitter
-from aioflow.cluster.overdue import until_overdue
 from aioflow.cluster.split_discovery import pack_splits
 from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, wait_all
 from aioflow.core.errors import Broken, JobNotRunning
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
+from aioflow.task.closing import CLEANUP_TIMEOUT_S
 
 if TYPE_CHECKING:
     from aioflow.cluster.gateways import OnMissed
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from aioflow.core.wire.serializers import Codec
     from aioflow.operators.source import Split
 
-__all__ = ["PlacedTasks"]
+__all__ = ["PlacedTasks", "until_overdue"]
 
 logger = logging.getLogger(__name__)
 
@@ -201,3 +205,24 @@ class PlacedTasks:
         for error in errors:
             if not isinstance(error, Broken):
                 raise error
+
+
+GRACE_S = 5.0
+"""Extra time for messages in transit, beyond the timeout of the process."""
+
+
+async def until_overdue(answers: Sequence[asyncio.Future[Any]], timeout_s: float) -> str:
+    """Waits until a task is overdue and returns the reason.
+
+    `answers`: done when its process has received the cancellation.
+    """
+    if not await wait_all(answers, timeout_s=timeout_s):
+        return (
+            f"was cancelled {timeout_s:g} s ago, and its process does not answer: a function "
+            "holds its event loop"
+        )
+    longest = (
+        2 * timeout_s + CLEANUP_TIMEOUT_S + GRACE_S
+    )  # Functions end first, then that of the source.
+    await asyncio.sleep(longest)
+    return f"has not ended {longest:g} s after it was cancelled"

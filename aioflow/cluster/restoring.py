@@ -1,17 +1,24 @@
-"""The start state of a job: which checkpoint or savepoint, and each task's part of it."""
+"""The start state of a job: which checkpoint or savepoint, and each task's part of it.
+
+`checkpointed_vertices` says what a job graph looks like to its checkpoints.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.assignment import assign_splits, plan_restore
+from aioflow.checkpoint.completed import CheckpointedOperator
+from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import decode_source_state
 from aioflow.checkpoint.store import RESTORE_ONLY, FlowStore, open_store, read_checkpoint
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
-from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.core.errors import RestoreError, did_you_mean
+from aioflow.graph.job_graph import JobEdge, JobGraph, JobVertex, connected_subtasks
+from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -26,7 +33,14 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import BaseSource
 
-__all__ = ["GivenSavepoint", "RestorePoint", "start_over", "found_checkpoint", "restore_point"]
+__all__ = [
+    "GivenSavepoint",
+    "RestorePoint",
+    "checkpointed_vertices",
+    "found_checkpoint",
+    "restore_point",
+    "start_over",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -190,3 +204,54 @@ def _recognised(
         )
     names = iter(now)
     return [[replace(split, id=next(names)) for split in splits] for splits in former], found
+
+
+def checkpointed_vertices(graph: JobGraph) -> tuple[CheckpointedVertex, ...]:
+    """Returns the vertices of `graph`, producers first."""
+    return tuple(
+        CheckpointedVertex(
+            vertex_id=vertex.id,
+            name=vertex.name,
+            operators=tuple(
+                _operator(vertex, node.name, uid)
+                for node, uid in zip(vertex.nodes, vertex.uids, strict=True)
+            ),
+            inputs=tuple(_input(graph, edge) for edge in graph.inputs_of(vertex.id)),
+        )
+        for vertex in graph.vertices
+    )
+
+
+def _operator(vertex: JobVertex, name: str, uid: str) -> CheckpointedOperator:
+    return CheckpointedOperator(
+        uid=uid, name=name, parallelism=vertex.parallelism, max_parallelism=vertex.max_parallelism
+    )
+
+
+def _input(graph: JobGraph, edge: JobEdge) -> VertexInput:
+    strategy = edge.partitioning.strategy
+    return VertexInput(
+        edge.source,
+        _producers(graph, edge),
+        edge_id=edge.id,
+        keyed=strategy is ShipStrategy.HASH,
+        may_be_overtaken=strategy.may_be_overtaken,
+    )
+
+
+def _producers(graph: JobGraph, edge: JobEdge) -> tuple[Sequence[int], ...] | None:
+    """Lists for each consumer the producers that reach it; None if all of them do."""
+    if not edge.partitioning.strategy.pointwise:
+        return None
+    producers, consumers = (
+        graph.vertex(edge.source).parallelism,
+        graph.vertex(edge.target).parallelism,
+    )
+    reached = [
+        connected_subtasks(edge.partitioning.strategy, producer, producers, consumers)
+        for producer in range(producers)
+    ]
+    return tuple(
+        tuple(p for p in range(producers) if consumer in reached[p])
+        for consumer in range(consumers)
+    )

@@ -46,14 +46,13 @@ from aioflow.monitoring.answers import (
     json_response,
 )
 from aioflow.monitoring.monitor import Call, Monitor
-from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import (
     is_loopback_name,
     parse_monitor_address,
     parse_monitor_options,
     served_options,
 )
-from aioflow.monitoring.routes import ROUTES
+from aioflow.monitoring.routes import ROUTES, openapi_document
 from aioflow.monitoring.schemas import BODIES
 from aioflow.monitoring.view import monitored
 from aioflow.network.http_limits import Door

@@ -20,15 +20,35 @@ pools without an expectation.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
-from aioflow.core.byte_sizes import to_bytes
 from aioflow.core.errors import InsufficientBuffers
 from aioflow.network.local_pool import LocalBufferPool
 from aioflow.protocol.framing import SEGMENT_BYTES
 
-__all__ = ["NETWORK_MEMORY_BYTES", "NetworkBufferPool", "network_bytes", "redistribute"]
+__all__ = ["NETWORK_MEMORY_BYTES", "NetworkBufferPool", "network_bytes", "redistribute", "to_bytes"]
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_TEXT = re.compile(r"\s*([0-9]+)\s*(B|KiB|MiB|GiB)\s*", re.ASCII)
+
+
+def to_bytes(size: int | str, name: str = "size") -> int:
+    """Returns `size` in bytes; `name` is the parameter in errors.
+
+    Raises TypeError for a value of another type, ValueError for a text that is no size.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    expected = "a number of bytes, or a text such as '512KiB', '64MiB' or '2GiB'"
+    if not isinstance(size, str):
+        raise TypeError(f"{name} is {size!r} of type {type(size).__name__}, expected {expected}")
+    match = _TEXT.fullmatch(size)
+    if match is None:
+        raise ValueError(f"{name} is {size!r}, expected {expected}")
+    return int(match[1]) * _UNITS[match[2]]
+
 
 NETWORK_MEMORY_BYTES = 64 << 20
 """Default network memory of a process, as in the smallest worker of Flink."""

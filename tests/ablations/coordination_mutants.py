@@ -326,7 +326,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a source hands over what its chain had time for, however long it waits for its operators",
-        "aioflow/task/handover.py",
+        "aioflow/task/source_input.py",
         "        since_ns = begun_ns if self._blocked_ns is None else self._blocked_ns\n",
         "        since_ns = begun_ns\n",
         (

@@ -26,10 +26,9 @@ from aioflow.inspection.process import FlameSampler, await_chain, thread_infos
 from aioflow.monitoring import app
 from aioflow.monitoring.metrics import MetricIndex, shown_value
 from aioflow.monitoring.monitor import Monitor
-from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import MonitorOptions
 from aioflow.monitoring.rest_vertices import tree
-from aioflow.monitoring.routes import ROUTES
+from aioflow.monitoring.routes import ROUTES, openapi_document
 from aioflow.monitoring.view import monitored
 from aioflow.network import http_limits
 from tests.monitoring.watching import CONTROL, PATIENCE_S, TOKEN, check, watched

@@ -11,7 +11,7 @@ import aioflow as af
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX, ColumnBatch, ObjectColumn
 from aioflow.operators.source import Split
 from aioflow.task.chain import ChainStatus
-from aioflow.task.handover import HAND_OVER_NS, HandOver
+from aioflow.task.source_input import HAND_OVER_NS, HandOver
 
 IDLE, MORE, BLOCKED = ChainStatus.IDLE, ChainStatus.MORE, ChainStatus.BLOCKED
 

@@ -19,7 +19,7 @@ from aioflow.checkpoint.assignment import plan_restore
 from aioflow.checkpoint.completed import CompletedCheckpoint
 from aioflow.checkpoint.metadata import decode_metadata, encode_metadata
 from aioflow.checkpoint.plan import CheckpointedVertex
-from aioflow.cluster.checkpoint_shape import checkpointed_vertices
+from aioflow.cluster.restoring import checkpointed_vertices
 from aioflow.core.host import Host
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import TaskDeploymentDescriptor
