@@ -28,10 +28,21 @@ LONG_ALLOWED = {
     "api/streams.py": "the classes of streams return each other, so apart they are a circle"
 }
 
-PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/behaviours.md")
-"""Pages that send a reader to files, as `task/chain.py` or `aioflow/task/chain.py`."""
+DECISIONS = tuple(
+    f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
+)
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/behaviours.md", *DECISIONS)
+"""Pages that send a reader to files, such as `task/chain.py`, and to names."""
+
+FOREIGN_NAMES = {
+    *("BaseException", "Queue", "TaskGroup", "__code__", "as_completed", "await"),
+    *("getswitchinterval", "groupBy", "hash", "numLateRecordsDropped", "numRecordsIn"),
+    *("testing", "uuid4", "NAME"),
+}
+"""Names in the pages that are of Python, Spark and Flink, or stand for any name."""
 
 NAMED_FILE = re.compile(r"`([a-z]\w*(?:/[\w.*]+)+/?)`")
+NAMED_OBJECT = re.compile(r"`(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w+)(?:\([^`\n]*\))?=?`")
 
 COMPOSITION_ROOTS = ("__init__.py", "__main__.py", "cli", "testing")
 """Modules that may import packages instead of modules: the places where the parts are put
@@ -522,3 +533,50 @@ def test_page_names_files_that_exist(page: str) -> None:
 def test_check_for_named_files_leaves_other_words_alone() -> None:
     text = "`task/chain.py`, `tests/spark`, `io/*_files.py`, but `a/b`, `/jobs/x` and `af.io.csv`"
     assert named_files(text) == ["task/chain.py", "tests/spark", "io/*_files.py"]
+
+
+@cache
+def defined_names() -> frozenset[str]:
+    """Returns the names of the package and its tests: classes, functions, parameters, variables."""
+    found = set()
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]:
+        for node in ast.walk(tree_of(path)):
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                    found.add(name)
+                case ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                    found.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    found.add(name)
+                case ast.keyword(arg=str(name)):
+                    found.add(name)
+    return frozenset(found)
+
+
+def named_objects(text: str) -> list[str]:
+    """Returns the classes, functions, parameters and attributes that a page names.
+
+    Left out are blocks of code, files, and the ids of behaviours.
+    """
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [
+        name
+        for name in NAMED_OBJECT.findall(prose)
+        if name not in ("py", "toml", "md", "txt") and not re.fullmatch(r"[A-Z]?\d[\d.]*", name)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_names_objects_that_exist(page: str) -> None:
+    named = set(named_objects((ROOT / page).read_text(encoding="utf-8")))
+
+    lost = sorted(named - defined_names() - FOREIGN_NAMES)
+
+    assert not lost, f"{page} names {lost}, which nothing defines: renamed, or spelled wrongly?"
+
+
+def test_check_for_named_objects_leaves_other_words_alone() -> None:
+    text = (
+        "`Host`, `flow.run()`, `af.io.csv(path)`, `every=`, `a b`, `x.py`, `F6.1`, `task/chain.py`"
+    )
+    assert named_objects(text) == ["Host", "run", "csv", "every"]
