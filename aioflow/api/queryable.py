@@ -99,7 +99,10 @@ class StateReader:
         return self._cluster.job_master.executions.graph.vertex(self._vertex_id)
 
     async def _ask(self, group: int, query: Any, timeout: str | timedelta) -> Any:
-        """Asks the subtask that owns a key group."""
+        """Returns the result of `query` on the state of the subtask that owns key group `group`.
+
+        Waits for a restart of the subtask, at most until `timeout`.
+        """
         deadline = self._cluster.host.clock.monotonic() + to_seconds(timeout)
         while True:
             master, vertex = self._cluster.job_master, self._vertex

@@ -126,7 +126,7 @@ def status_of(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def statistics_of(told: ToldCheckpoints) -> CheckpointStatistics:
-    """Returns the statistics in the form of a local job's."""
+    """Returns reported checkpoints as the statistics that a job in this process keeps."""
     made = CheckpointStatistics(())
     made.adopt(told.counts, told.latest, told.records)
     return made

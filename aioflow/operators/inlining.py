@@ -217,7 +217,7 @@ def _build(stack: list[Body], instruction: dis.Instruction) -> Body | None:
 
 
 def _keep(stack: list[Body], _instruction: dis.Instruction) -> Body | None:
-    """Leaves the value for the `not` that follows, which tests its truth anyway."""
+    """Skips a conversion to bool: the `not` that follows tests the truth of any value."""
     return stack.pop() if stack else None
 
 

@@ -62,7 +62,7 @@ class KeySpelling:
         self._several.update([True] if self._first is not None or bool in self._types else [])
 
     def is_one(self, keys: Iterable[Any]) -> bool:
-        """Returns whether `keys`, and all keys before them, need no replacement."""
+        """Returns whether every key so far, `keys` included, is in its first spelling."""
         types = self._types
         types.update(map(type, keys))
         return (

@@ -135,7 +135,7 @@ class Space:
         return list(islice(self.entries, start, start + count))
 
     def skip(self, keys: Iterable[Any]) -> None:
-        """Notes restored keys of timers, see `TimerSpace`."""
+        """Handles that restored files contain `keys`. Does nothing here, see `TimerSpace`."""
 
     def columns(self, keys: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
         """Returns namespaces and keys of the rows of `keys` in a file."""

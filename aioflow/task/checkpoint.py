@@ -144,9 +144,10 @@ class TaskCheckpoint:
 def _keep_chain(
     capture: ChannelStateCapture, chain: OperatorChain, network: NetworkInput | None
 ) -> None:
-    """Stores data that waits in the chain, unprocessed restored data, and the event time behind.
+    """Adds to `capture` the data that waits in the chain, restored data that is not processed yet,
+    and the event time that the input has reached.
 
-    The event time is stored always, since other tasks may have data in flight.
+    The event time is added even without data, because other tasks may have data in flight.
     """
     for first, watermark, waiting in chain.waiting():
         for batch, input_index in waiting:

@@ -136,8 +136,9 @@ async def end_source_code(
 ) -> CancellationTimeout | None:
     """Cancels `task`, in which the code of a source runs, and waits for its end.
 
-    Returns the error that names `place` if the code did not end in time. It is closed by force
-    then, and abandoned at last. `name`: of the task of the job.
+    Returns None if the code ended within `timeout_s`. Otherwise the code is closed by force, and
+    abandoned if it goes on even then. Then the error is returned. It names `place`, and the task of
+    the job by its `name`.
     """
     end_task(task)
     if await wait_all([task], timeout_s=timeout_s):

@@ -204,7 +204,7 @@ class Longest:
         self._one_before = self._now_s = 0.0
 
     def read(self, now: float) -> float:
-        """Returns milliseconds."""
+        """Returns the longest stay in milliseconds; `now` is on the clock of the constructor."""
         if now - self._begun >= WINDOW_S:
             self._begun, self._one_before, self._now_s = now, self._now_s, 0.0
         self._now_s = max(self._now_s, self._take())

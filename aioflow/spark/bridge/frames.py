@@ -198,8 +198,9 @@ def encode_words(*words: Any) -> bytes:
 
 
 def decode_words(kind: FrameKind, body: bytes | bytearray | memoryview, *types: type) -> list[Any]:
-    """Returns the values in a body, one of each of `types`. Raises RemoteProtocolError
-    otherwise.
+    """Returns the values in the body of a frame, whose types are `types` in this order.
+
+    Raises RemoteProtocolError if they have other types, or if the body cannot be read.
     """
     try:
         words = msgpack.unpackb(body)
