@@ -225,6 +225,27 @@ class TimerQueue:
                     return timestamp, timer[0], timer[1]
         return None
 
+    def pop_together(self, limit: int, count: int) -> tuple[int, list[Timer]] | None:
+        """Does the same as `pop` for up to `count` timers of the same timestamp.
+
+        Returns the timestamp and the timers, or None.
+        """
+        first = self.pop(limit)
+        if first is None:
+            return None
+        timestamp, *timer = first
+        timers = [(timer[0], timer[1])]
+        bucket = self._buckets.get(timestamp)
+        if isinstance(bucket, Firing):
+            while len(timers) < count and bucket.pending:
+                for other, order in bucket.left:
+                    if order:
+                        timers.append(other)
+                        self._spend(timestamp, bucket, other, order)
+                        break
+            self.popped += len(timers) - 1
+        return timestamp, timers
+
     def take_all(self) -> Iterator[tuple[int, Any, Any]]:
         """Removes and yields the present timers, one by one, in firing order.
 
@@ -453,6 +474,19 @@ class InternalTimerService:
                 self.current_watermark = reached
             self._backend.current_key = timer[1]
         return timer
+
+    def pop_due_together(self, watermark: int, count: int) -> tuple[int, list[Timer]] | None:
+        """Does the same as `pop_due` for up to `count` timers of one timestamp.
+
+        Returns the timestamp and (key, namespace) of each. Does not set the current key.
+        """
+        if watermark < self.current_watermark:
+            watermark = self.current_watermark
+        due = self._event.pop_together(watermark, count)
+        reached = watermark if due is None or watermark == MAX_WATERMARK else due[0]
+        if reached > self.current_watermark:
+            self.current_watermark = reached
+        return due
 
     def take_waiting(self) -> Iterator[tuple[int, Any, Any]]:
         """Removes and yields the present processing-time timers in order, because no clock will

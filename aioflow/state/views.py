@@ -99,6 +99,11 @@ class View:
             table.marks(None),
         )
 
+    @property
+    def table(self) -> Table:
+        """The table of the view, for an operator that changes it a batch at a time."""
+        return self._table
+
     def prepare(self) -> None:
         """Reads those attributes of the descriptor that the view needs."""
 

@@ -114,6 +114,36 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a run of elements takes late ones too",
+        "aioflow/operators/window/runs.py",
+        "if min(times[begin:stop], default=live) < live:",
+        "if min(times[begin:stop], default=live) < min(times):",
+        (
+            "tests/operators/"
+            "test_window.py::test_time_windows_give_the_rows_of_the_textbook_for_every_cut",
+        ),
+    ),
+    Mutant(
+        "a run of elements goes on where a window is due",
+        "aioflow/operators/window/runs.py",
+        "stop = bisect_left(watermarks, timers.next_event_time, begin, stop)",
+        "stop = max(stop, begin)",
+        (
+            "tests/operators/"
+            "test_window.py::test_time_windows_give_the_rows_of_the_textbook_for_every_cut",
+        ),
+    ),
+    Mutant(
+        "a run of elements keeps the count of a window that has fired",
+        "aioflow/operators/window/runs.py",
+        "counts.pop(key, None)",
+        "pass",
+        (
+            "tests/operators/"
+            "test_window.py::test_a_run_of_elements_does_what_its_elements_do_one_by_one",
+        ),
+    ),
+    Mutant(
         "windows that give nothing hold the loop until the last of them has fired",
         "aioflow/operators/results.py",
         "len(self._values) >= self._limit or self._tried >= self._limit",
@@ -170,14 +200,14 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a mail fires as many windows of the clock as are due, at any cost",
         "aioflow/operators/window/operator.py",
-        "        if self._rests or out.pending or out.full:\n",
-        "        if self._rests or out.pending:\n",
+        "        if self.rests or out.pending or out.full:\n",
+        "        if self.rests or out.pending:\n",
         ("tests/operators/test_turns.py::test_windows_that_the_clock_fires_do_so_in_turns",),
     ),
     Mutant(
         "a mail that gives nothing leaves windows unfired until the next mail",
         "aioflow/operators/window/operator.py",
-        "        if batch.values or self._rests:\n",
+        "        if batch.values or self.rests:\n",
         "        if batch.values:\n",
         (
             "tests/operators/"
@@ -210,9 +240,9 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a window is forgotten before its last result",
         "aioflow/operators/window/operator.py",
-        "                if not done:\n",
-        "                self._acted(result, key, window, namespace, over=over)\n                "
-        "if not done:\n",
+        "        if not done:\n            return",
+        "        self._acted(result, key, window, namespace, over=over)\n        "
+        "if not done:\n            return",
         (
             "tests/operators/test_turns.py::"
             "test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",
@@ -596,8 +626,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a window is shown with its key as it came, not as it came first",
         "aioflow/operators/window/operator.py",
-        "            keys = self._spelling.shown(keys, self._held_keys())\n",
-        "            pass\n",
+        "batch.keys and self._spelling.shown(batch.keys, self._held_keys())",
+        "batch.keys",
         ("tests/operators/test_window.py::test_the_first_spelling_of_a_key_is_the_one_shown",),
     ),
     Mutant(

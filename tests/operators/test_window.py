@@ -45,6 +45,7 @@ from aioflow.operators.window.triggers import (
     early,
     on_count,
     on_processing_time,
+    on_watermark,
     purging,
 )
 
@@ -192,6 +193,59 @@ async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(
     after = drive(second, cut(records[at:], MAX_WATERMARK, [1]))
 
     assert values_of(before + after) == values_of(expected)
+
+
+class Called(Trigger[Any]):
+    """A trigger that does the same as another one, so that no element is part of a run."""
+
+    def __init__(self, inner: Trigger[Any]) -> None:
+        self._inner = inner
+
+    def on_element(self, value: Any, timestamp: Any, window: Any, ctx: Any) -> TriggerResult:
+        return self._inner.on_element(value, timestamp, window, ctx)
+
+    def on_event_time(self, time: int, window: Any, ctx: Any) -> TriggerResult:
+        return self._inner.on_event_time(time, window, ctx)
+
+    def clear(self, window: Any, ctx: Any) -> None:
+        self._inner.clear(window, ctx)
+
+
+COUNTED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "count window": (global_window(), {"trigger": purging(on_count(3))}),
+    "sliding count window": (global_window(), {"trigger": on_count(2), "evictor": keep_last(3)}),
+    "each element": (global_window(), {"trigger": purging(on_count(1))}),
+    "counts of time": (tumbling("10ms"), {"trigger": on_count(2), "lateness_ms": 3}),
+    "purged counts of time": (sliding("9ms", "3ms"), {"trigger": purging(on_count(2))}),
+    "kept within": (tumbling("10ms"), {"trigger": on_watermark(), "evictor": keep_within("4ms")}),
+    "purged at the end": (tumbling("7ms"), {"trigger": purging(on_watermark())}),
+    "at the end of all": (global_window(at_end=True), {"trigger": on_watermark()}),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@given(STEPS, SIZES, st.integers(0, 60), st.integers(1, 3), st.booleans())
+@settings(max_examples=40, deadline=None)
+async def test_a_run_of_elements_does_what_its_elements_do_one_by_one(
+    name: str, steps: Any, sizes: Any, at: int, resume: int, elements: bool
+) -> None:
+    assigner, options = COUNTED[name]
+    records, _ = out_of_order(steps, 3, 0)
+    reached = records[at].watermark if at < len(records) else MAX_WATERMARK
+    options = {**options, **({"process": Elements()} if elements else {"aggregate": Total()})}
+    called = {**options, "trigger": Called(options["trigger"])}
+
+    async def rows(first: Any, second: Any) -> Any:
+        before = await window(assigner, **first)
+        given = drive(before, cut(records[:at], reached, sizes), resume)
+        after = await window(assigner, Context(before.ctx), **second)
+        given += drive(after, cut(records[at:], MAX_WATERMARK, sizes), resume)
+        return given, before.ctx.side + after.ctx.side, before.ctx.dropped() + after.ctx.dropped()
+
+    one_by_one = await rows(called, called)
+    assert await rows(options, options) == one_by_one
+    assert await rows(options, called) == one_by_one
+    assert await rows(called, options) == one_by_one
 
 
 KINDS: dict[str, Any] = {

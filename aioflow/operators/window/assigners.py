@@ -51,6 +51,7 @@ __all__ = [
     "TimestampedValue",
     "keep_last",
     "keep_within",
+    "keeps_some",
     "window_fn_results",
     "SliceGrid",
     "last_instant",
@@ -423,8 +424,8 @@ class _KeepWithin(Evictor[Any]):
     ) -> list[TimestampedValue[Any]]:
         if not elements:
             return elements
-        cutoff = max(element.timestamp for element in elements) - self.interval
-        return [element for element in elements if element.timestamp > cutoff]
+        cutoff = max(timestamp for _, timestamp in elements) - self.interval
+        return [element for element in elements if element[1] > cutoff]
 
 
 @explained
@@ -441,6 +442,14 @@ def keep_within(d: Duration) -> Evictor[Any]:
     one.
     """
     return _KeepWithin(positive_ms(d, "keep_within", "duration"))
+
+
+def keeps_some(evictor: Evictor[Any] | None) -> bool:
+    """Returns whether `evictor` is absent or built in.
+
+    Then no window is left empty, and elements may be plain pairs.
+    """
+    return evictor is None or type(evictor) in (_KeepLast, _KeepWithin)
 
 
 def _offset(offset: int) -> str:

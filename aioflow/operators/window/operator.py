@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
@@ -38,10 +38,12 @@ from aioflow.operators.userfunction import UserFunction, all_of
 from aioflow.operators.window.assigners import (
     GLOBAL,
     Evictor,
+    GlobalWindows,
     TimestampedValue,
     TimeWindow,
     Window,
     WindowAssigner,
+    keeps_some,
     window_fn_results,
 )
 from aioflow.operators.window.context import (
@@ -49,7 +51,8 @@ from aioflow.operators.window.context import (
     BoundWindowContext,
     MergingWindowSet,
 )
-from aioflow.operators.window.triggers import Trigger, fires_by_clock_alone
+from aioflow.operators.window.runs import WindowRuns, takes_runs
+from aioflow.operators.window.triggers import Trigger, fires_by_clock_alone, plain_trigger
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
@@ -88,6 +91,7 @@ class WindowOperator(Operator):
     _trigger_ctx: BoundTriggerContext
     _window_ctx: BoundWindowContext
     _out: ResumableOutput
+    _runs: WindowRuns | None
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class WindowOperator(Operator):
             raise TypeError("a window needs an aggregate or a process function")
         self._lateness = lateness_ms
         self.late_tag = late_tag
-        self._rests: deque[Iterator[None]] = deque()
+        self.rests: deque[Iterator[None]] = deque()
         """Remaining work of windows that have fired: a window may have more results than there is
         room for.
         """
@@ -145,9 +149,36 @@ class WindowOperator(Operator):
         self._timers.on_processing_done = self._emit_between_batches
         self._trigger_ctx = BoundTriggerContext(ctx, self._timers, self._state)
         self._window_ctx = BoundWindowContext(ctx, self._timers, self._state, merging=merging)
+        self._runs = self._made_runs()
         self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
         for function in self._functions:
             await function.open(ctx)
+
+    def _made_runs(self) -> WindowRuns | None:
+        """Returns the runs of this operator, None if elements have to be added one by one."""
+        assigner, evictor = self._assigner, self._evictor
+        by_event_time = assigner.is_event_time or isinstance(assigner, GlobalWindows)
+        plain = plain_trigger(self._trigger, is_event_time=by_event_time)
+        if (
+            plain is None
+            or not takes_runs(assigner)
+            or not keeps_some(evictor)
+            or (assigner.is_event_time and not self.ctx.has_event_time)
+        ):
+            return None
+        return WindowRuns(
+            assigner,
+            plain,
+            self._contents,
+            self._state,
+            self._timers,
+            self.ctx,
+            self._out,
+            self,
+            aggregate=None if self._holds_elements else self._aggregate,
+            timed=evictor is not None,
+            lateness_ms=self._lateness,
+        )
 
     def _check_same_kind(self) -> None:
         """Checks that the restored state belongs to windows of the same kind.
@@ -192,7 +223,7 @@ class WindowOperator(Operator):
 
     @property
     def has_pending(self) -> bool:
-        return self._out.pending or bool(self._rests)
+        return self._out.pending or bool(self.rests)
 
     def resume(self, max_records: int) -> RecordBatch:
         return (
@@ -211,23 +242,24 @@ class WindowOperator(Operator):
         )
 
     def _run(self, batch: RecordBatch) -> Iterator[None]:
-        timers, state, out, add = self._timers, self._state, self._out, self._element
-        keys, watermarks = batch.keys, batch.watermarks
-        if keys is not None:
-            keys = self._spelling.shown(keys, self._held_keys())
-        timestamps: Iterable[int | None] = batch.timestamps or [None] * len(batch.values)
-        for i, (value, timestamp) in enumerate(zip(batch.values, timestamps, strict=True)):
-            if watermarks is not None and watermarks[i] > timers.current_watermark:
-                yield from self._advance(watermarks[i])
+        timers, state, out, runs = self._timers, self._state, self._out, self._runs
+        batch = _as_lists(batch)
+        values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
+        keys = batch.keys and self._spelling.shown(batch.keys, self._held_keys())
+        begin, count = 0, len(values)
+        while begin < count:
             assert keys is not None  # Checked in process_batch.
-            state.set_current_key(keys[i])
-            try:
-                add(keys[i], value, timestamp)
-            except BaseException as error:
-                place, key = describe_place(self.ctx), describe_record(keys[i])
-                note_once(error, f"in {place}, at record {describe_record(value)} of key {key}")
-                raise
-            if self._rests:
+            if watermarks is not None and watermarks[begin] > timers.current_watermark:
+                yield from self._advance(watermarks[begin])
+            stop = begin if runs is None else runs.end(batch, begin)
+            if runs is not None and stop > begin:
+                begin = runs.add(batch, keys, begin, stop)
+            else:
+                self._add_alone(
+                    keys[begin], values[begin], None if timestamps is None else timestamps[begin]
+                )
+                begin += 1
+            if self.rests:
                 yield from self._drain()
             if out.full:
                 state.clear_current_key()
@@ -239,6 +271,16 @@ class WindowOperator(Operator):
             yield from self._advance(batch.watermark)
         state.clear_current_key()
 
+    def _add_alone(self, key: Any, value: Any, timestamp: int | None) -> None:
+        self._state.set_current_key(key)
+        try:
+            self._element(key, value, timestamp)
+        except BaseException as error:
+            place = describe_place(self.ctx)
+            record, of_key = describe_record(value), describe_record(key)
+            note_once(error, f"in {place}, at record {record} of key {of_key}")
+            raise
+
     def _held_keys(self) -> Iterator[Any]:
         """Yields all keys with contents, once for each window, read on demand."""
         for namespace in self._contents.namespaces():
@@ -249,6 +291,9 @@ class WindowOperator(Operator):
         if timers.next_event_time > watermark:
             timers.current_watermark = watermark
             return
+        if self._runs is not None and self._runs.fires_at_end:
+            yield from self._runs.fire_ended(watermark)
+            return
         yield from self._fire_all(iter(partial(timers.pop_due, watermark), None), event=True)
 
     def _fire_all(
@@ -257,7 +302,7 @@ class WindowOperator(Operator):
         """Fires the timers of `due`. Advancing the iterator sets the current key."""
         out, state = self._out, self._state
         for time, key, namespace in due:
-            rest = self._on_timer(time, key, namespace, event=event)
+            rest = self.fire_timer(time, key, namespace, event=event)
             if rest is not None:
                 yield from rest
             out.tried()
@@ -272,12 +317,12 @@ class WindowOperator(Operator):
 
     def _drain(self) -> Iterator[None]:
         """Does the remaining work of windows that have fired, in pieces."""
-        while self._rests:
-            yield from self._rests.popleft()
+        while self.rests:
+            yield from self.rests.popleft()
 
     def _emit_between_batches(self) -> None:
         batch = self._out.take()
-        if batch.values or self._rests:
+        if batch.values or self.rests:
             self.ctx.emit(batch)
 
     # Elements.
@@ -329,7 +374,7 @@ class WindowOperator(Operator):
                 result, key, window, namespace, timestamp, self._timers.current_watermark
             )
             if rest is not None:
-                self._rests.append(rest)
+                self.rests.append(rest)
         self._register_cleanup(key, window)
 
     def _add_to_session(self, key: Any, value: Any, timestamp: int | None, window: Any) -> bool:
@@ -416,15 +461,15 @@ class WindowOperator(Operator):
         Work for which this mail has no room is done in pieces, like due event-time work.
         """
         out = self._out
-        if self._rests or out.pending or out.full:
-            self._rests.append(self._fire_later(time, key, namespace))
+        if self.rests or out.pending or out.full:
+            self.rests.append(self._fire_later(time, key, namespace))
             return
-        rest = self._on_timer(time, key, namespace, event=False)
+        rest = self.fire_timer(time, key, namespace, event=False)
         if rest is not None:
-            self._rests.append(rest)
+            self.rests.append(rest)
         out.tried()
 
-    def _on_timer(
+    def fire_timer(
         self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
     ) -> Iterator[None] | None:
         """Handles a due timer. Returns the remaining work, as `_act` does."""
@@ -462,15 +507,19 @@ class WindowOperator(Operator):
         self._take(key, namespace)
         self._trigger_ctx.window = window
         self._trigger.clear(window, self._trigger_ctx)
-        process = self._process
-        if process is not None and isinstance(process.function, ProcessWindowFunction):
-            self._window_ctx.window = window
-            process.function.clear(self._window_ctx)
+        self.clear_process(window)
         if self._assigner.is_merging:
             table = self._sessions.of_key(None, key)
             sessions = MergingWindowSet(table.get(key))
             sessions.retire(window)  # type: ignore[arg-type]
             self._store_sessions(table, key, sessions)
+
+    def clear_process(self, window: Window) -> None:
+        """Has the window function clear its state of a window that is dropped."""
+        process = self._process
+        if process is not None and isinstance(process.function, ProcessWindowFunction):
+            self._window_ctx.window = window
+            process.function.clear(self._window_ctx)
 
     def _store_sessions(
         self, table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet
@@ -528,33 +577,56 @@ class WindowOperator(Operator):
         Returns the remaining work, if there are more results than the current piece accepts. `time`
         is the time of the element or timer, which is the time of results of a global window.
         """
-        if result & TriggerResult.FIRE:
+        if result is TriggerResult.FIRE or result is TriggerResult.FIRE_AND_PURGE:
             held = self._contents.peek(namespace).get(key, _ABSENT)
             if held is not _ABSENT:
                 timestamp = window.max_timestamp if window else time
-                try:
-                    self._bind(window, timestamp, watermark)
-                    evicting = self._evictor is not None
-                    results = (
-                        self._evicted(key, window, namespace, held)
-                        if evicting
-                        else self._results(key, window, held)
-                    )
-                    if (
-                        type(results) not in _COUNTED
-                        # These types have a length.
-                        or len(results) > self._out.room  # type: ignore[arg-type]
-                    ):
-                        results = iter(results)
-                    done = self._emit(results, timestamp, watermark)
-                except BaseException as error:
-                    self._name(error, key, window)
-                    raise
-                if not done:
-                    return self._by_turns(
-                        results, result, key, window, namespace, timestamp, watermark, over=over
-                    )
+                rest = self.fire_window(
+                    held, result, key, window, namespace, timestamp, watermark, over=over
+                )
+                if rest is not None:
+                    return rest
         self._acted(result, key, window, namespace, over=over)
+        return None
+
+    def fire_window(
+        self,
+        held: Any,
+        result: TriggerResult,
+        key: Any,
+        window: Window,
+        namespace: tuple[int, ...],
+        timestamp: int | None,
+        watermark: int,
+        *,
+        over: bool,
+    ) -> Iterator[None] | None:
+        """Emits the results of a window with the contents `held`.
+
+        Returns the remaining work, as `_act` does; it includes the rest of the decision `result`.
+        """
+        try:
+            self._bind(window, timestamp, watermark)
+            evicting = self._evictor is not None
+            results = (
+                self._evicted(key, window, namespace, held)
+                if evicting
+                else self._results(key, window, held)
+            )
+            if (
+                type(results) not in _COUNTED
+                # These types have a length.
+                or len(results) > self._out.room  # type: ignore[arg-type]
+            ):
+                results = iter(results)
+            done = self._emit(results, timestamp, watermark)
+        except BaseException as error:
+            self._name(error, key, window)
+            raise
+        if not done:
+            return self._by_turns(
+                results, result, key, window, namespace, timestamp, watermark, over=over
+            )
         return None
 
     def _by_turns(
@@ -621,7 +693,7 @@ class WindowOperator(Operator):
     ) -> None:
         if over:
             self._forget(key, window, namespace)
-        elif result & TriggerResult.PURGE:
+        elif result is TriggerResult.FIRE_AND_PURGE or result is TriggerResult.PURGE:
             self._take(key, namespace)
 
     def _name(self, error: BaseException, key: Any, window: Window) -> None:
@@ -635,21 +707,23 @@ class WindowOperator(Operator):
     ) -> Iterator[Any]:
         evictor, ctx, aggregate = self._evictor, self._window_ctx, self._aggregate
         assert evictor is not None
-        elements = evictor.evict_before([TimestampedValue(*entry) for entry in held], window, ctx)
-        values = [element.value for element in elements]
+        built_in = keeps_some(evictor)
+        elements = held if built_in else list(starmap(TimestampedValue, held))
+        elements = evictor.evict_before(elements, window, ctx)
+        values = [value for value, _ in elements]
         if aggregate is None:
             yield from self._results(key, window, values)
         elif values:
-            accumulator = aggregate.create_accumulator()
+            accumulator, add = aggregate.create_accumulator(), aggregate.adder(values[0])
             for value in values:
-                accumulator = aggregate.add(value, accumulator)
+                accumulator = add(value, accumulator)
             yield from self._results(key, window, accumulator)
-        kept = [
-            (element.value, element.timestamp)
-            for element in evictor.evict_after(elements, window, ctx)
-        ]
+        kept = evictor.evict_after(elements, window, ctx)
         if kept:
-            self._contents.of_key(namespace, key)[key] = kept
+            # Plain pairs in a list of their own are what state holds.
+            self._contents.of_key(namespace, key)[key] = (
+                list(kept) if built_in else [(one.value, one.timestamp) for one in kept]
+            )
         else:
             self._take(key, namespace)
 
@@ -670,6 +744,24 @@ class WindowOperator(Operator):
         if window_fn is not None:
             return window_fn_results(window_fn.call(key, window, result))
         return (WindowResult(key, window.start, window.end, result),)
+
+
+def _as_lists(batch: RecordBatch) -> RecordBatch:
+    """Returns `batch` as lists: its times and watermarks may be columns."""
+    if all(
+        type(own) is list
+        for own in (batch.values, batch.timestamps, batch.watermarks)
+        if own is not None
+    ):
+        return batch
+    return RecordBatch(
+        list(batch.values),
+        None if batch.timestamps is None else list(batch.timestamps),
+        batch.keys,
+        None if batch.watermarks is None else list(batch.watermarks),
+        batch.watermark,
+        batch.taken,
+    )
 
 
 def _joined(first: list[Any], second: list[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ the window.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from aioflow.advice.calls import explained
 from aioflow.core.elements import MAX_WATERMARK
@@ -20,6 +20,8 @@ from aioflow.core.timeunits import Duration
 from aioflow.operators.window.arguments import is_event_time, positive_ms
 
 __all__ = [
+    "TRIGGER_COUNT",
+    "PlainTrigger",
     "Trigger",
     "TriggerContext",
     "continuous",
@@ -30,6 +32,7 @@ __all__ = [
     "on_count",
     "on_processing_time",
     "on_watermark",
+    "plain_trigger",
     "purging",
 ]
 
@@ -169,7 +172,7 @@ def _sum(a: int, b: int) -> int:
     return a + b
 
 
-_COUNT: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-count", _sum)
+TRIGGER_COUNT: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-count", _sum)
 _NEXT_FIRE: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-next-fire", _earliest)
 
 
@@ -235,7 +238,7 @@ class _OnCount(Trigger[Any]):
     def on_element(
         self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
     ) -> TriggerResult:
-        count = ctx.get_partitioned_state(_COUNT)
+        count = ctx.get_partitioned_state(TRIGGER_COUNT)
         count.add(1)
         if count.get() < self.n:
             return TriggerResult.CONTINUE
@@ -243,10 +246,10 @@ class _OnCount(Trigger[Any]):
         return TriggerResult.FIRE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
-        ctx.merge_partitioned_state(_COUNT)
+        ctx.merge_partitioned_state(TRIGGER_COUNT)
 
     def clear(self, window: Any, ctx: TriggerContext) -> None:
-        ctx.get_partitioned_state(_COUNT).clear()
+        ctx.get_partitioned_state(TRIGGER_COUNT).clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,10 +446,37 @@ class _Purging(Trigger[Any]):
 
 
 def _with_purge(result: TriggerResult) -> TriggerResult:
-    return TriggerResult.FIRE_AND_PURGE if result & TriggerResult.FIRE else result
+    return TriggerResult.FIRE_AND_PURGE if result is TriggerResult.FIRE else result
 
 
 _ON_WATERMARK = _OnWatermark()
+
+
+class PlainTrigger(NamedTuple):
+    """The decisions of a built-in trigger for elements of a window that has not ended."""
+
+    every: int | None
+    """Number of elements at which it fires; None if no element fires it."""
+    purges: bool
+    at_end: bool
+    """Whether it has a timer at the end of the window."""
+
+
+def plain_trigger(trigger: Trigger[Any], *, is_event_time: bool) -> PlainTrigger | None:
+    """Returns `trigger` in the form that an operator can carry out without calls, or None.
+
+    `is_event_time` says by which time its windows end.
+    """
+    purges = False
+    while isinstance(trigger, _Purging):
+        trigger, purges = trigger.inner, True
+    if isinstance(trigger, _OnCount):
+        return PlainTrigger(trigger.n, purges, at_end=False)
+    if isinstance(trigger, _Never):
+        return PlainTrigger(None, purges, at_end=False)
+    if isinstance(trigger, _OnWatermark if is_event_time else _AtProcessingTime):
+        return PlainTrigger(None, purges, at_end=True)
+    return None
 
 
 def fires_by_clock_alone(trigger: Trigger[Any]) -> bool:

@@ -1,0 +1,383 @@
+"""Adds runs of elements to their windows: part of a batch at once, without a call for each element.
+
+A *run* is a part of a batch in which no timer is due and no window of an element has passed its
+end. So no element of a run is late, and only a count may fire a window in the midst of it. The
+trigger must be one of the built-in ones that `plain_trigger` describes. Then an element of an open
+window costs a few look-ups. Timers are registered with the first element of a key and window, since
+a plain trigger never deletes them while the window is open.
+
+State is the same as if `WindowOperator` had added each element by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.core.elements import MAX_WATERMARK
+from aioflow.core.errors import describe_record, note_once
+from aioflow.core.functions import TriggerResult
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.window.assigners import (
+    GLOBAL,
+    GlobalWindows,
+    SliceGrid,
+    SlidingWindows,
+    TimeWindow,
+    TumblingWindows,
+    Window,
+    WindowAssigner,
+    last_instant,
+)
+from aioflow.operators.window.triggers import TRIGGER_COUNT, PlainTrigger
+
+if TYPE_CHECKING:
+    from aioflow.core.elements import RecordBatch
+    from aioflow.operators.aggregate.folding import FoldingAggregate
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.results import ResumableOutput
+    from aioflow.state.backend import KeyedStateBackend, StateTable
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = ["WindowRuns", "Windows", "takes_runs"]
+
+RUN_MAX = 512
+"""Maximum number of elements of a run, over all their windows.
+
+RocksDB keeps twice as many keys in memory for the operator that named them.
+"""
+
+FIRED_TOGETHER = 512
+"""Maximum number of keys of one window whose contents are fetched together."""
+
+WINDOWS_MAX = 32
+"""Maximum number of windows of one element."""
+
+_ABSENT: Any = object()
+
+
+def takes_runs(assigner: WindowAssigner) -> bool:
+    """Returns whether the windows of `assigner` follow from the time of an element alone."""
+    if isinstance(assigner, SlidingWindows):
+        return assigner.slide <= assigner.size <= WINDOWS_MAX * assigner.slide
+    return isinstance(assigner, TumblingWindows | GlobalWindows)
+
+
+class Windows(Protocol):
+    """The interface that runs use of their operator."""
+
+    rests: deque[Iterator[None]]
+    """Remaining work of windows that have fired."""
+
+    def fire_window(
+        self,
+        held: Any,
+        result: TriggerResult,
+        key: Any,
+        window: Window,
+        namespace: tuple[int, ...],
+        timestamp: int | None,
+        watermark: int,
+        *,
+        over: bool,
+    ) -> Iterator[None] | None:
+        """Emits the results of a window with the contents `held`.
+
+        Returns the remaining work, which includes the rest of the decision `result`, or None if it
+        emitted all results. The current key is set.
+        """
+
+    def fire_timer(
+        self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
+    ) -> Iterator[None] | None:
+        """Handles a due timer. Returns the remaining work."""
+
+    def clear_process(self, window: Window) -> None:
+        """Has the window function clear its state of a window that is dropped."""
+
+
+class _Open:
+    """One window, as a run changes it."""
+
+    __slots__ = ("contents", "counts", "dues", "namespace", "purged", "uncounted", "window")
+
+    def __init__(self, window: Window, namespace: tuple[int, ...], dues: tuple[int, ...]) -> None:
+        self.window = window
+        self.namespace = namespace
+        self.dues = dues
+        """Times of the timers of each key."""
+        self.contents: Any = None
+        self.counts: Any = None
+        self.purged: list[Any] = []
+        """Keys that were purged in this run."""
+        self.uncounted: list[Any] = []
+        """Keys whose count was cleared in this run."""
+
+
+class WindowRuns:
+    """The runs of one window operator."""
+
+    def __init__(
+        self,
+        assigner: WindowAssigner,
+        trigger: PlainTrigger,
+        contents: StateTable,
+        state: KeyedStateBackend,
+        timers: InternalTimerService,
+        ctx: OperatorContext,
+        out: ResumableOutput,
+        windows: Windows,
+        *,
+        aggregate: FoldingAggregate | None,
+        timed: bool,
+        lateness_ms: int,
+    ) -> None:
+        """`aggregate` is None if windows hold their elements, with their times if `timed`."""
+        self._trigger = trigger
+        self._contents = contents
+        self._state = state
+        self._timers = timers
+        self._ctx = ctx
+        self._out = out
+        self._windows = windows
+        self._aggregate = aggregate
+        self._timed = timed
+        self._lateness = lateness_ms
+        self._is_event_time = assigner.is_event_time
+        self._register = (
+            timers.register_event_time_timer
+            if assigner.is_event_time or isinstance(assigner, GlobalWindows)
+            else timers.register_processing_time_timer
+        )
+        self._grid: SliceGrid | None = None
+        self._run_max = RUN_MAX
+        if isinstance(assigner, TumblingWindows):
+            self._grid = SliceGrid(assigner.size, assigner.size, assigner.offset)
+        elif isinstance(assigner, SlidingWindows):
+            self._grid = SliceGrid(assigner.size, assigner.slide, assigner.offset)
+            self._run_max = RUN_MAX * assigner.slide // assigner.size
+
+    @property
+    def fires_at_end(self) -> bool:
+        """Whether each window has one timer of event time, which ends it."""
+        return self._is_event_time and self._trigger.at_end and not self._lateness
+
+    def end(self, batch: RecordBatch, begin: int) -> int:
+        """Returns the end of the run that begins at record `begin`, whose watermark is in force.
+
+        Returns `begin` if the windows of that record have to be examined one by one.
+        """
+        timers, watermarks, times = self._timers, batch.watermarks, batch.timestamps
+        stop, reached = min(begin + self._run_max, len(batch.values)), timers.current_watermark
+        if watermarks is not None:
+            stop = bisect_left(watermarks, timers.next_event_time, begin, stop)
+            reached = max(reached, watermarks[stop - 1])
+        if not self._is_event_time:
+            return stop if reached != MAX_WATERMARK else begin
+        if times is None:
+            return begin
+        assert self._grid is not None  # Windows of event time have a length.
+        live = self._grid.next_end(reached) - self._grid.slide
+        if min(times[begin:stop], default=live) < live:
+            return next(i for i in range(begin, stop) if times[i] < live)
+        return stop
+
+    def add(self, batch: RecordBatch, keys: Sequence[Any], begin: int, stop: int) -> int:
+        """Adds the run from `begin` to `stop`, and returns the index behind the last element.
+
+        Ends early if results are left, or if the output is full.
+        """
+        values, own_keys = batch.values[begin:stop], keys[begin:stop]
+        times = batch.timestamps and batch.timestamps[begin:stop]
+        opened, windows_of = self._open(own_keys, times)
+        if self._timed:
+            arrived = times or [self._ctx.processing_time()] * len(values)
+            elements: Iterable[Any] = zip(values, arrived, strict=True)
+        else:
+            elements = values
+        aggregate, every, register = self._aggregate, self._trigger.every, self._register
+        add = None if aggregate is None else aggregate.adder(values[0])
+        at, paused = begin, False
+        try:
+            for value, key, windows in zip(elements, own_keys, windows_of):  # noqa: B905
+                for window in windows:
+                    contents = window.contents
+                    held = contents.get(key, _ABSENT)
+                    if held is _ABSENT:
+                        for due in window.dues:
+                            register(key, window.namespace, due)
+                        held = [] if aggregate is None else aggregate.create_accumulator()
+                    if add is None:
+                        held.append(value)
+                    else:
+                        held = add(value, held)
+                    contents[key] = held
+                    if every is not None:
+                        counts = window.counts
+                        count = counts.get(key, 0) + 1
+                        if count < every:
+                            counts[key] = count
+                        else:
+                            counts.pop(key, None)
+                            window.uncounted.append(key)
+                            paused |= self._reached(batch, at, key, window, held)
+                at += 1
+                if paused:
+                    break
+        except BaseException as error:
+            record, key = describe_record(batch.values[at]), describe_record(keys[at])
+            note_once(error, f"in {describe_place(self._ctx)}, at record {record} of key {key}")
+            raise
+        for window in opened:
+            _forget(self._contents, window.namespace, window.contents, window.purged)
+            if every is not None:
+                _forget(self._counts, window.namespace, window.counts, window.uncounted)
+        if (
+            batch.watermarks is not None
+            and batch.watermarks[at - 1] > self._timers.current_watermark
+        ):
+            self._timers.current_watermark = batch.watermarks[at - 1]
+        return at
+
+    def _reached(self, batch: RecordBatch, at: int, key: Any, window: _Open, held: Any) -> bool:
+        """Fires `window`, whose count is reached. Returns whether the run has to pause."""
+        timers, watermarks, purges = self._timers, batch.watermarks, self._trigger.purges
+        if watermarks is not None and watermarks[at] > timers.current_watermark:
+            timers.current_watermark = watermarks[at]
+        self._state.set_current_key(key)
+        decision = TriggerResult.FIRE_AND_PURGE if purges else TriggerResult.FIRE
+        own, namespace = window.window, window.namespace
+        time = None if batch.timestamps is None else batch.timestamps[at]
+        timestamp = own.max_timestamp if own else time
+        reached = timers.current_watermark
+        rest = self._windows.fire_window(
+            held, decision, key, own, namespace, timestamp, reached, over=False
+        )
+        if rest is not None:
+            self._windows.rests.append(rest)
+            return True
+        if purges:
+            del window.contents[key]
+            window.purged.append(key)
+        return self._out.full
+
+    def fire_ended(self, watermark: int) -> Iterator[None]:
+        """Fires the windows that end up to `watermark`, the keys of one window together.
+
+        Only if `fires_at_end`.
+        """
+        out, state, windows = self._out, self._state, self._windows
+        pop = self._timers.pop_due_together
+        while (due := pop(watermark, max(1, min(out.room, FIRED_TOGETHER)))) is not None:
+            time, found = due
+            for namespace, own in groupby(found, itemgetter(1)):
+                keys = [key for key, _ in own]
+                window = TimeWindow(*namespace)
+                if window.max_timestamp == time:
+                    yield from self._fire_keys(keys, window, namespace, time)
+                    continue
+                for key in keys:  # A timer of a window as it was before a restore.
+                    state.set_current_key(key)
+                    yield from windows.fire_timer(time, key, namespace, event=True) or ()
+        state.clear_current_key()
+
+    def _fire_keys(
+        self, keys: list[Any], window: TimeWindow, namespace: tuple[int, ...], time: int
+    ) -> Iterator[None]:
+        out, state, windows, fire = self._out, self._state, self._windows, TriggerResult.FIRE
+        contents, gone = self._contents.of(namespace, keys), list[Any]()
+        for at, key in enumerate(keys, 1):
+            held = contents.get(key, _ABSENT)
+            if held is not _ABSENT:
+                state.set_current_key(key)
+                rest = windows.fire_window(
+                    held, fire, key, window, namespace, time, time - 1, over=True
+                )
+                if rest is None:
+                    del contents[key]
+                    gone.append(key)
+                    windows.clear_process(window)
+                else:
+                    yield from rest
+            out.tried()
+            if out.full:
+                _forget(self._contents, namespace, contents, gone)
+                state.clear_current_key()
+                yield
+                if at == len(keys):
+                    return
+                contents, gone = self._contents.of(namespace, keys[at:]), []
+        _forget(self._contents, namespace, contents, gone)
+
+    def _open(
+        self, keys: Sequence[Any], times: Sequence[int] | None
+    ) -> tuple[Collection[_Open], Iterable[list[_Open]]]:
+        """Returns the windows of a run, and those of each of its elements."""
+        grid = self._grid
+        if grid is None:
+            dues = (MAX_WATERMARK,) if self._trigger.at_end else ()
+            only = _Open(GLOBAL, (), dues)
+            self._name(only, keys)
+            return [only], repeat([only])
+        if not self._is_event_time:
+            times = [self._ctx.processing_time()] * len(keys)
+        assert times is not None  # Checked in `end`.
+        width, offset = grid.width, grid.offset
+        slices = [time - (time - offset) % width for time in times]
+        opened: dict[int, _Open] = {}
+        if slices.count(slices[0]) == len(slices):
+            found = self._windows_at(grid, slices[0], keys, opened)
+            return opened.values(), repeat(found)
+        keys_of: dict[int, list[Any]] = {}
+        for key, start in zip(keys, slices, strict=True):
+            keys_of.setdefault(start, []).append(key)
+        windows_of = {
+            start: self._windows_at(grid, start, own, opened) for start, own in keys_of.items()
+        }
+        return opened.values(), map(windows_of.__getitem__, slices)
+
+    def _windows_at(
+        self, grid: SliceGrid, start: int, keys: Sequence[Any], opened: dict[int, _Open]
+    ) -> list[_Open]:
+        """Returns the windows of the slice at `start`, earliest first, for changes of `keys`."""
+        found = []
+        for end in range(grid.first_end(start), grid.last_end(start) + 1, grid.slide):
+            window = opened.get(end)
+            if window is None:
+                last = last_instant(end)
+                over = min(last + self._lateness, MAX_WATERMARK)
+                dues = (last, over) if self._trigger.at_end and last != over else (over,)
+                bounds = TimeWindow(end - grid.size, end)
+                window = opened[end] = _Open(bounds, tuple(bounds), dues)
+            self._name(window, keys)
+            found.append(window)
+        return found
+
+    def _name(self, window: _Open, keys: Sequence[Any]) -> None:
+        """Names the keys of `window` that are about to change."""
+        window.contents = self._contents.of(window.namespace, keys)
+        if self._trigger.every is not None:
+            window.counts = self._counts.of(window.namespace, keys)
+
+    @property
+    def _counts(self) -> StateTable:
+        """The table of the trigger's counts, declared when it is first used."""
+        table: StateTable = self._state.get_state(TRIGGER_COUNT).table
+        return table
+
+
+def _forget(table: StateTable, namespace: Any, entries: Any, removed: list[Any]) -> None:
+    """Notes which keys of `entries` were removed and did not come back.
+
+    Drops a namespace without keys.
+    """
+    if not entries:
+        table.drop(namespace)
+        return
+    for key in dict.fromkeys(removed):
+        if key not in entries:
+            table.removed(namespace, key)
