@@ -41,11 +41,8 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 TABLES = {
     ("pandas", "DataFrame"): "af.io.arrow(pyarrow.Table.from_pandas(df, preserve_index=False))",
-    ("polars", "DataFrame"): "af.io.arrow(df.to_arrow())",
-    ("polars", "LazyFrame"): "af.io.arrow(df.collect().to_arrow())",
+    ("polars", "LazyFrame"): "flow.source(df.collect())",
     ("pyspark", "DataFrame"): "af.io.spark(bridge, df), with the af.SparkBridge that made it",
-    ("pyarrow", "Table"): "af.io.arrow(table)",
-    ("pyarrow", "RecordBatch"): "af.io.arrow(batch)",
     ("duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
     ("_duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
 }

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, overload
 
 from aioflow.advice.calls import explained_methods, nearest_method, no_such_method
 from aioflow.api.build import (
@@ -53,6 +53,12 @@ U = TypeVar("U")
 V = TypeVar("V")
 
 
+class ArrowFrame(Protocol):
+    """A table that gives its rows through Arrow's C interface."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> object: ...
+
+
 @explained_methods
 class Flow:
     """A dataflow program.
@@ -83,6 +89,12 @@ class Flow:
                 f"{parallelism}"
             )
         self._graph = StreamGraph(name, parallelism, max_parallelism)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Shows the tasks of the flow in a notebook, as `aioflow graph --svg` draws them."""
+        from aioflow.api.notebook import show_flow
+
+        return {"text/plain": repr(self), **show_flow(self._graph)}
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self._graph.nodes)} operators)"
@@ -148,6 +160,16 @@ class Flow:
     @overload
     def source(
         self,
+        what: ArrowFrame,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        watermarks: WatermarkStrategy[Any] | None = None,
+    ) -> DataStream[dict[str, Any]]: ...
+    @overload
+    def source(
+        self,
         what: Callable[[], AsyncIterator[T]],
         *,
         name: str | None = None,
@@ -187,7 +209,8 @@ class Flow:
     ) -> DataStream[Any]:
         """Returns a stream that is read from `what`.
 
-        `what` is a Source, a re-iterable such as a list, or a function that returns an iterator or
+        `what` is a Source, a re-iterable such as a list, a table of pandas, polars or Arrow, whose
+        rows are read as dicts, or a function that returns an iterator or
         an async iterator. A function with one parameter `position` that yields `(value, position)`
         can be replayed after a restart, any other cannot. An iterable is one split, read by one
         subtask; the flow's parallelism begins after it.

@@ -96,6 +96,12 @@ class Job:
         self._told_of_uids = False
         self._loop = asyncio.get_running_loop()
 
+    def _repr_html_(self) -> str:
+        """Shows status and numbers of the job at this moment in a notebook."""
+        from aioflow.api.notebook import show_job
+
+        return show_job(repr(self), self._job_graph, self.metrics(), self.monitor_url)
+
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.id[:8]}, {self.status.value})"
 

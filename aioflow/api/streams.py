@@ -182,6 +182,14 @@ class DataStream(Generic[T]):
         names = " + ".join(self._graph.nodes[upstream.node_id].name for upstream in self._upstreams)
         return f"{type(self).__name__}({names})"
 
+    def _repr_html_(self) -> str:
+        """Shows name, schema and first rows in a notebook, as far as they are known without a
+        run.
+        """
+        from aioflow.api.notebook import show_stream
+
+        return show_stream(repr(self), self._graph, self._upstreams)
+
     def __iter__(self) -> Any:
         raise TypeError(
             "a stream is not a list: use `await stream.collect()`, or `async for x in "
@@ -683,6 +691,31 @@ class DataStream(Generic[T]):
         """
         (rows,) = await self._flow.collect(self, **options)
         return rows
+
+    async def to_arrow(self, **options: Any) -> Any:
+        """Runs like `collect`, and returns the elements as a pyarrow Table.
+
+        The columns are the keys of dicts or the fields of records, f0, f1 and so on of a tuple, and
+        `value` of any other element. Needs the extra `[columns]`.
+        """
+        from aioflow.io.frames import table_of
+
+        return table_of(await self.collect(**options), "to_arrow()")
+
+    async def to_pandas(self, **options: Any) -> Any:
+        """Runs like `collect`, and returns a pandas DataFrame with the columns of `to_arrow`."""
+        from aioflow.io.frames import table_of
+
+        return table_of(await self.collect(**options), "to_pandas()").to_pandas()
+
+    async def to_polars(self, **options: Any) -> Any:
+        """Runs like `collect`, and returns a polars DataFrame with the columns of `to_arrow`."""
+        from aioflow.io.frames import table_of
+
+        table = table_of(await self.collect(**options), "to_polars()")
+        import polars
+
+        return polars.from_arrow(table)
 
     def execute_and_collect(self, **options: Any) -> RowStream[T]:
         """Runs the flow while the elements are read: `async for x in stream.execute_and_collect()`.

@@ -184,15 +184,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _graph(arguments: argparse.Namespace) -> int:
-    from aioflow.cli import graph_drawing
-    from aioflow.cli.graph_drawing import svg
+    from aioflow.api import drawing
+    from aioflow.api.drawing import svg
 
     flow = load_flow(arguments.target)
     try:
         graph = flow.job_graph()
     except GraphError as error:
         raise UsageError(str(error)) from error
-    makers = {"text": graph_drawing.text, "mermaid": graph_drawing.mermaid, "svg": svg}
+    makers = {"text": drawing.text, "mermaid": drawing.mermaid, "svg": svg}
     written = False
     for kind, path in (("svg", arguments.svg), ("mermaid", arguments.mermaid)):
         if path is not None:

@@ -86,6 +86,11 @@ class ArrowTable(BaseSource[Any]):
     def __init__(self, table: Any) -> None:
         self._table = table
 
+    @property
+    def table(self) -> Any:
+        """The pyarrow Table."""
+        return self._table
+
     def __repr__(self) -> str:
         return f"arrow(table of {self._table.num_rows} rows)"
 

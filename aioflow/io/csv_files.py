@@ -121,6 +121,7 @@ def csv(
         on_error=on_error,
         roll=roll,
         block_bytes=CSV_BLOCK_BYTES,
+        record_type=type,
     )
 
 

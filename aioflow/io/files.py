@@ -113,6 +113,7 @@ class Files(FileConnector[T]):
         split_bytes: int = SPLIT_BYTES,
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
+        record_type: Any = None,
     ) -> None:
         """Makes the connector of the format that `function` names.
 
@@ -131,6 +132,8 @@ class Files(FileConnector[T]):
                 f"{function}({str(path)!r}): follow=True finds new files too: leave out "
                 "discover_every=, or follow="
             )
+        self.record_type = record_type
+        """The type of the records, if `type=` gave one."""
         self._decoder = decoder
         self._column_decoder = column_decoder
         self._narrows = narrows

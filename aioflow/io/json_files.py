@@ -98,6 +98,7 @@ def jsonl(
         on_error=on_error,
         split_bytes=split_bytes,
         roll=roll,
+        record_type=type,
     )
 
 

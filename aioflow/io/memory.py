@@ -260,7 +260,7 @@ T = TypeVar("T")
 
 ONLY_SPLIT = "0"
 
-TABLES_OF = frozenset({"pandas", "polars", "pyspark", "pyarrow", "duckdb", "_duckdb"})
+TABLES_OF = frozenset({"pandas", "polars", "pyspark", "duckdb", "_duckdb"})
 """Packages whose tables do not iterate over records."""
 
 
@@ -281,6 +281,11 @@ def as_source(what: Any) -> BaseSource[Any]:
             "iterable of elements or a function: "
             f"{_to_read(what)}for a single element write [{what!r}]"
         )
+    if hasattr(what, "__arrow_c_stream__") or hasattr(what, "__arrow_c_array__"):
+        from aioflow.io.frames import frame_source, is_frame
+
+        if is_frame(what):
+            return frame_source(what)
     if type(what).__module__.partition(".")[0] in TABLES_OF:
         from aioflow.advice.hints import hint_of_table, is_table
 
@@ -349,6 +354,11 @@ class IterableSource(BaseSource[T]):
             )
         self._items = tuple(items) if isinstance(items, (Set, Mapping)) else items
         self.name = type(self._items).__name__
+
+    @property
+    def items(self) -> Iterable[T]:
+        """The object that is iterated."""
+        return self._items
 
     def __repr__(self) -> str:
         size = f" of {len(self._items)}" if isinstance(self._items, Sequence) else ""

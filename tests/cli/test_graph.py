@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import aioflow as af
+from aioflow.api.drawing import mermaid, svg
 from aioflow.cli.command import main
-from aioflow.cli.graph_drawing import mermaid, svg
 from aioflow.graph.job_graph import JobGraph
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,0 +1,104 @@
+"""Frames: tables of pandas, polars and Arrow as sources, and elements of a stream as a table.
+
+Everything goes through Arrow, in its C interface. A library is imported only if its frame is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aioflow.core.errors import GraphError, describe_record
+from aioflow.core.wire.kinds import Kind, fields_of, kind_of
+from aioflow.io.arguments import require_columns
+from aioflow.io.arrow_files import ArrowTable
+
+__all__ = ["attribute_names", "frame_source", "is_frame", "table_of"]
+
+
+def is_frame(what: object) -> bool:
+    """Returns whether `what` is a table for Arrow's C interface; a single column is none."""
+    return (
+        hasattr(type(what), "__arrow_c_stream__") or hasattr(type(what), "__arrow_c_array__")
+    ) and (hasattr(what, "columns") or hasattr(what, "schema"))
+
+
+def frame_source(what: Any) -> ArrowTable:
+    """Returns a source of the rows of a frame, as dicts.
+
+    Named levels of the index of a pandas frame are columns. A reader of record batches can be read
+    only once, so it is read now.
+    """
+    named = f"{type(what).__name__} of {type(what).__module__.partition('.')[0]}"
+    require_columns(f"flow.source({named})")
+    import pyarrow as pa
+
+    try:
+        if type(what).__module__.partition(".")[0] == "pandas":
+            index = [name for name in what.index.names if name is not None]
+            table = pa.Table.from_pandas(
+                what.reset_index(level=index) if index else what, preserve_index=False
+            )
+        elif isinstance(what, pa.RecordBatch):
+            table = pa.Table.from_batches([what])
+        else:
+            table = pa.table(what)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise GraphError(
+            f"flow.source got a {named} that is no Arrow table: {error}; give its columns types "
+            "that Arrow has, or write flow.source(rows) with a list of records"
+        ) from error
+    return ArrowTable(table.replace_schema_metadata(None))
+
+
+def table_of(rows: Sequence[Any], place: str) -> Any:
+    """Returns elements as a pyarrow Table.
+
+    The columns are the keys of dicts, or the fields of records. Those of a tuple are f0, f1 and so
+    on, and that of any other element is `value`. A key that an element lacks is null.
+    """
+    require_columns(place)
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {}
+    if rows:
+        columns = _columns(rows, place)
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = pa.array(values)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise TypeError(
+                f"{place}: column {name!r} is no column of Arrow: {error}; convert it before, as "
+                "with .map(...) or .select(...)"
+            ) from error
+    return pa.table(arrays)
+
+
+def _columns(rows: Sequence[Any], place: str) -> dict[str, list[Any]]:
+    kind = type(rows[0])
+    names = attribute_names(kind)
+    if kind is not dict and kind is not tuple and names is None:
+        return {"value": list(rows)}
+    stranger = next((row for row in rows if type(row) is not kind), None)
+    if stranger is not None:
+        raise TypeError(
+            f"{place}: {describe_record(stranger)} is of type {type(stranger).__name__}, and the "
+            f"elements before it are of type {kind.__name__}; expected one type for a table"
+        )
+    if kind is dict:
+        keys = dict.fromkeys(key for row in rows for key in row)
+        return {str(key): [row.get(key) for row in rows] for key in keys}
+    if kind is tuple:
+        if len(set(map(len, rows))) > 1:
+            raise TypeError(f"{place}: the tuples have different lengths, expected one for a table")
+        return {f"f{i}": [row[i] for row in rows] for i in range(len(rows[0]))}
+    return {name: [getattr(row, name) for row in rows] for name in names or ()}
+
+
+def attribute_names(kind: type) -> list[str] | None:
+    """Returns the names of the fields of a class of records; None for any other class."""
+    form = kind_of(kind)
+    if form in (None, Kind.ENUM, Kind.TEXT):
+        return None
+    return [name for name in fields_of(kind, form) if not name.startswith("__pydantic")]
