@@ -1,5 +1,5 @@
 """Test tools for users and for the project: a harness for one operator, simulation of whole flows
-by seed, pytest fixtures.
+by seed, a kill with a restart, pytest fixtures.
 
 Names are loaded when they are first used, so that importing this package costs nothing.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aioflow.task.mutation import ValueMutated
+    from aioflow.testing.crashing import CrashedRun, crash_and_restore
     from aioflow.testing.fault_proxy import FaultProxy
     from aioflow.testing.harness import HarnessSnapshot, ManualClock, OperatorHarness, Timer
     from aioflow.testing.simulated import SimulatedRun, run_simulated
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from aioflow.testing.simulation.transport import NetworkOptions
 
 __all__ = [
+    "CrashedRun",
     "FaultProxy",
     "Faults",
     "HarnessSnapshot",
@@ -35,11 +37,14 @@ __all__ = [
     "SimulatedRun",
     "Timer",
     "ValueMutated",
+    "crash_and_restore",
     "run_simulated",
     "simulate",
 ]
 
 _MODULES = {
+    "crash_and_restore": "aioflow.testing.crashing",
+    "CrashedRun": "aioflow.testing.crashing",
     "OperatorHarness": "aioflow.testing.harness",
     "HarnessSnapshot": "aioflow.testing.harness",
     "ManualClock": "aioflow.testing.harness",
