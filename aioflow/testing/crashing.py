@@ -19,7 +19,7 @@ from aioflow.api.build import OperatorOptions, add_sink, refuse_pushed
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import describe_record
 from aioflow.operators.sink import BaseWriter
-from aioflow.operators.source import own_source
+from aioflow.operators.source import completed
 from aioflow.testing.simulation.host import SimulatedHost
 from aioflow.testing.simulation.run import simulate
 from aioflow.testing.virtual_loop import outside_of_loops
@@ -213,8 +213,8 @@ def _simulate(
     refuse_pushed(graph, "crash_and_restore()")
     for number, node in graph.nodes.items():
         if node.source is not None:
-            paced: Any = _PacedSource(own_source(node.source))
-            graph.nodes[number] = replace(node, source=paced)
+            paced: Any = _PacedSource(node.source.own())
+            graph.nodes[number] = replace(node, source=completed(paced))
     add_sink(graph, stream.upstreams, _Compared(rows), OperatorOptions(name="crash_and_restore"))
     errors: list[Exception] = []
 
