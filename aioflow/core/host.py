@@ -203,13 +203,6 @@ class FileSystem(Protocol):
         """Opens a file for reading. Blocks: only inside a function given to `Host.blocking`."""
         ...
 
-    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
-        """Opens a file for writing, emptied unless `append`.
-
-        Blocks: only inside a function given to `Host.blocking`.
-        """
-        ...
-
 
 class Listener(Protocol):
     """A bound port that accepts connections until closed."""

@@ -106,9 +106,6 @@ class SystemFileSystem:
     def open_read(self, path: str) -> BinaryIO:
         return open(path, "rb")
 
-    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
-        return open(path, "ab" if append else "wb")
-
 
 # What takes more than one call of the system. Each of these blocks.
 

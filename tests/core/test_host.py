@@ -93,12 +93,9 @@ async def test_missing_file_raises_file_not_found(host: SystemHost, tmp_path: Pa
 
 async def test_file_handles_work_inside_a_blocking_call(host: SystemHost, tmp_path: Path) -> None:
     path = str(tmp_path / "lines")
+    await host.fs.write(path, b"one\ntwo\n")
 
     def work() -> bytes:
-        with host.fs.open_write(path) as file:
-            file.write(b"one\n")
-        with host.fs.open_write(path, append=True) as file:
-            file.write(b"two\n")
         with host.fs.open_read(path) as file:
             file.seek(2)
             return file.read(4)

@@ -23,7 +23,7 @@ import io
 import os
 import posixpath
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from aioflow.core.host import FileStat
 from aioflow.testing.simulation.loop import SimLoop
@@ -508,13 +508,6 @@ class SimFileSystem:
     def open_read(self, path: str) -> BinaryIO:
         return io.BytesIO(bytes(self._disk.file(_normal(path)).data))
 
-    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
-        full = _normal(path)
-        self._disk.check("open", full, writes=True)
-        file = self._disk.open(self._process.machine, full, empty=not append)
-        # A raw file has all of BinaryIO that a writer needs; it is no subclass only by name.
-        return cast("BinaryIO", _Writer(self._disk, self._process.machine, full, file))
-
     async def _do(self, what: str, path: str, call: Callable[[str], T]) -> T:
         full = _normal(path)
 
@@ -529,33 +522,6 @@ class SimFileSystem:
 
     def _note(self, what: str, *details: object) -> None:
         self._disk.loop.note("DISK", self._process.name, what, *details)
-
-
-class _Writer(io.RawIOBase):
-    """An open file that writes through to the page cache, at its end only."""
-
-    def __init__(self, disk: SimDisk, machine: SimMachine, path: str, file: SimFile) -> None:
-        super().__init__()
-        self._disk = disk
-        self._machine = machine
-        self._path = path
-        self._file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        if self.closed:
-            raise ValueError("I/O operation on closed file.")
-        # Anything with the buffer protocol.
-        chunk = bytes(memoryview(data))  # type: ignore[arg-type]
-        self._disk.check("write", self._path, writes=True)
-        self._disk.fit(self._path, self._file, self._machine, chunk)
-        self._disk.append(self._machine, self._file, chunk)
-        return len(chunk)
-
-    def tell(self) -> int:
-        return len(self._file.data)
 
 
 def _normal(path: str) -> str:
