@@ -13,7 +13,10 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "aioflow"
-ROOMS = ("mailbox", "network", "protocol", "task", "checkpoint", "cluster")
+ROOMS = (
+    *("mailbox", "network", "protocol", "task", "checkpoint", "cluster"),
+    *("graph", "columns", "inspection", "advice"),
+)
 
 EXCEPTIONS = {
     "checkpoint.savepoint.Savepoint.edit": "for users: `af.Savepoint` edits savepoints",

@@ -48,7 +48,6 @@ __all__ = [
     "KeyNotSupported",
     "SubtaskCache",
     "canonical_key",
-    "default_max_parallelism",
     "key_group",
     "key_groups",
     "range_for_subtask",
@@ -58,7 +57,6 @@ __all__ = [
 MAX_PARALLELISM_LIMIT = 1 << 15
 """As in Flink: a key group is a 16-bit number."""
 
-_DEFAULT_MAX_PARALLELISM = 128
 _TEXT = frozenset((str,))
 _TEXT_CHECKSUM = zlib.crc32(b"s")
 _INTEGERS = frozenset((int,))
@@ -137,18 +135,6 @@ def canonical_key(key: Any) -> bytes:
         raise KeyNotSupported(
             "a key is nested too deeply; key by a flat tuple of its parts"
         ) from None
-
-
-def default_max_parallelism(parallelism: int) -> int:
-    """Returns 1.5 times `parallelism` rounded up to a power of two, within 128 and 32768, as Flink
-    does.
-
-    Raises GraphError unless 1 <= parallelism <= 32768.
-    """
-    if not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
-        raise GraphError(f"parallelism is {parallelism}, expected 1 to {MAX_PARALLELISM_LIMIT}")
-    wanted = parallelism + parallelism // 2
-    return min(max(1 << (wanted - 1).bit_length(), _DEFAULT_MAX_PARALLELISM), MAX_PARALLELISM_LIMIT)
 
 
 def subtask_for_group(group: int, parallelism: int, max_parallelism: int) -> int:

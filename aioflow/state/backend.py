@@ -40,7 +40,6 @@ __all__ = [
     "StateBackend",
     "StateTable",
     "check_backend",
-    "choose_backend",
     "create_keyed_backend",
     "require_keyed",
 ]
@@ -283,22 +282,6 @@ class StateBackend(Protocol):
         codec: Codec,
         operator: str,
     ) -> KeyedStateBackend: ...
-
-
-def choose_backend(
-    application: str | StateBackend | None = None,
-    job: str | StateBackend | None = None,
-    cluster: str | StateBackend | None = None,
-) -> str | StateBackend:
-    """Returns the first state backend that is set: the application's, the job's, else the
-    cluster's.
-
-    Returns the heap backend if none of them is set.
-    """
-    for choice in (application, job, cluster):
-        if choice is not None:
-            return choice
-    return DEFAULT_BACKEND
 
 
 def check_backend(choice: object) -> None:

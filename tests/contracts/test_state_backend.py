@@ -26,7 +26,6 @@ from aioflow.core.states import (
 )
 from aioflow.state.backend import (
     KeyedStateBackend,
-    choose_backend,
     create_keyed_backend,
     require_keyed,
 )
@@ -135,16 +134,8 @@ def read(state: Any) -> Any:
 # Choosing a backend.
 
 
-def test_application_backend_wins_over_job_and_cluster() -> None:
-    """H1.1"""
-    assert choose_backend("app", "job", "cluster") == "app"
-    assert choose_backend(None, "job", "cluster") == "job"
-    assert choose_backend(None, None, "cluster") == "cluster"
-
-
 def test_without_any_choice_the_backend_is_the_heap() -> None:
     """H1.3"""
-    assert choose_backend() == "heap"
     made = create_keyed_backend(max_parallelism=128, key_group_range=ALL, now_ms=Clock())
     assert type(made).__name__ == "HeapKeyedStateBackend"
 

@@ -28,7 +28,6 @@ from aioflow.core.keygroups import (
     KeyNotSupported,
     SubtaskCache,
     canonical_key,
-    default_max_parallelism,
     key_group,
     key_groups,
     range_for_subtask,
@@ -422,22 +421,6 @@ def test_every_key_group_is_in_the_range_of_exactly_its_subtask(sizes: tuple[int
     assert all(
         subtask_for_group(group, parallelism, max_parallelism) == index for group, index in owners
     )
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "expected"),
-    [(1, 128), (85, 128), (86, 256), (171, 256), (172, 512), (32768, 32768)],
-)
-def test_default_max_parallelism_is_that_of_flink(parallelism: int, expected: int) -> None:
-    """H3.2."""
-    assert default_max_parallelism(parallelism) == expected
-
-
-@pytest.mark.parametrize("parallelism", [0, -1, 32769])
-def test_a_parallelism_out_of_bounds_has_no_default(parallelism: int) -> None:
-    """H3.2."""
-    with pytest.raises(GraphError, match="expected 1 to 32768"):
-        default_max_parallelism(parallelism)
 
 
 def test_a_parallelism_above_max_parallelism_is_refused() -> None:
