@@ -33,6 +33,7 @@ from aioflow.cli.cluster_access import (
     secret_of,
     secured_host,
     tls_arguments,
+    tls_files,
     whereabouts_of,
 )
 from aioflow.cli.jobs import print_jobs
@@ -227,6 +228,10 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
     return run_on_host(arguments, body)
 
 
+PRELOADED = ("aioflow.api.build", "aioflow.io.memory", "aioflow.operators.aggregate.running")
+"""Modules that most jobs import when they are loaded."""
+
+
 def _taskmanager(arguments: argparse.Namespace) -> int:
     async def body(host: Host) -> int:
         named = (
@@ -242,9 +247,12 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
             slots=arguments.slots,
             bind=arguments.bind,
             network_bytes=arguments.network_memory,
+            isolated=True,
+            tls=tls_files(arguments),
+            preloaded=PRELOADED,
         )
         secret = secret_of(arguments.secret_file or (arguments.data or DATA) / "secret")
-        manager = TaskManager(host, secret, options, end_process=_end_soon)
+        manager = TaskManager(host, secret, options)
         manager.inspector.start()
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
         with _stopped_by_signals(manager.stop):
@@ -252,22 +260,6 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         return FINISHED
 
     return run_on_host(arguments, body)
-
-
-STUCK = 4
-"""Exit code of a process that ends because one of its functions does not end."""
-
-STUCK_GRACE_S = 1.0
-
-
-def _end_soon(why: str) -> None:
-    """Ends this process soon, because a function continues although its task was cancelled.
-
-    The supervisor of the process starts another one.
-    """
-    print(f"this taskmanager ends: {why}", file=sys.stderr, flush=True)
-    # Delayed, so that the JobManager gets the message about it.
-    asyncio.get_running_loop().call_later(STUCK_GRACE_S, os._exit, STUCK)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class ClusterJob:
     """A `JobRunner` of the Dispatcher. `tasks` is the `TaskExecutorGateway` of its JobMaster.
 
     `declare(job_id, slots)` tells the ResourceManager how many slots the job wants, and
-    `lose(worker_id, why)` that a TaskManager counts as lost.
+    `lose(worker_id, why)` that its process in a TaskManager counts as lost.
     `on_over(job_id)` is called when the job holds nothing here any more.
     """
 
@@ -310,11 +310,7 @@ class ClusterJob:
                 self._carry_out(self._scheduler.withdraw(number))
 
     def _overdue(self, worker_id: str, attempt: ExecutionAttemptId, why: str) -> None:
-        """Declares a TaskManager lost because it has not ended or begun a task in time.
-
-        A provider ends its process. Otherwise its tasks, also those of other jobs, end once its
-        event loop is free again. It then registers again.
-        """
+        """Declares a process of the job lost because it has not ended or begun a task in time."""
         if worker_id != SUBMITTER:
             self._lose(worker_id, f"its task {attempt} {why}")
             return
@@ -626,7 +622,7 @@ class ClusterJob:
             self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
 
     def worker_lost(self, worker_id: str, loss: Broken | None = None) -> None:
-        """A TaskManager or its connection is lost. It ends its tasks by itself."""
+        """A TaskManager, its connection or its process for this job is lost, with its tasks."""
         ran = worker_id in self.tasks.placed.values()
         if self.tasks.peers.left(worker_id):
             self._metrics.pop(worker_id, None)

@@ -164,7 +164,7 @@ class JobSession:
         """Fencing token of the JobMaster. The submitter learns it with its first task."""
         self.metrics = MetricGroup(host.clock.monotonic)
         self._end_process = end_process
-        self._report = report
+        self.report = report
         on_stuck = None if end_process is None else self._on_stuck
         self.executor = TaskExecutor(
             host, self, self._executor_token, self.metrics, job.options, self._codec, on_stuck, pool
@@ -348,7 +348,7 @@ class JobSession:
         self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
     ) -> None:
         if state.is_terminal:
-            self._report()  # So that the final metrics of a job are complete.
+            self.report()  # So that the final metrics of a job are complete.
         self._tell(
             "update_task_state",
             self._job_id,

@@ -199,7 +199,7 @@ class JobManager:
             job,
             token,
             resources.declare,
-            resources.lose,
+            partial(resources.lose_job, job.job_id),
             submitter,
             self._forget,
             recovered,

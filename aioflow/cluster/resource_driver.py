@@ -23,7 +23,7 @@ from aioflow.cluster.heartbeat import (
 from aioflow.cluster.heartbeat import Instruction as HeartbeatInstruction
 from aioflow.cluster.resource_manager import (
     Instruction,
-    LoseWorker,
+    LoseProcess,
     NotEnoughResources,
     OpensSlowly,
     ReleaseWorker,
@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 class _TaskManager:
     connection: RpcConnection
     registration: int
+    isolated: bool = False
+    """Whether each job has a process of its own there."""
     fenced_total: int = 0
 
 
@@ -118,7 +120,12 @@ class ResourceManager:
     # TaskManagers.
 
     def register(
-        self, connection: RpcConnection, worker_id: str, report: Sequence[SlotStatus]
+        self,
+        connection: RpcConnection,
+        worker_id: str,
+        report: Sequence[SlotStatus],
+        *,
+        isolated: bool = False,
     ) -> int:
         """Registers a TaskManager and returns the number of its registration.
 
@@ -129,7 +136,7 @@ class ResourceManager:
         registration, instructions = self._slots.register_worker(
             self._token, worker_id, report, self._host.clock.monotonic()
         )
-        self._workers[worker_id] = _TaskManager(connection, registration)
+        self._workers[worker_id] = _TaskManager(connection, registration, isolated)
         self._monitor.monitor(worker_id, self._host.clock.monotonic())
         if self._provider is not None:
             self._provider.registered(worker_id)
@@ -182,6 +189,17 @@ class ResourceManager:
         """Declares a TaskManager lost, for a reason that is known elsewhere. Idempotent."""
         if worker_id in self._workers:
             self._lost(worker_id, reason)
+
+    def lose_job(self, job_id: str, worker_id: str, reason: str) -> None:
+        """Ends the process of a job that does not do what was asked of it.
+
+        If the TaskManager is that process, the TaskManager is lost.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.isolated:
+            worker.connection.notify("end_job", job_id, reason)
+        else:
+            self.lose(worker_id, reason)
 
     async def ask(self, worker_id: str, method: str, *args: Any) -> Any:
         """Calls a TaskManager for monitoring. Raises Broken if it is gone."""
@@ -256,8 +274,8 @@ class ResourceManager:
                         worker.connection.notify("release", reason)
                         for job in list(self._jobs.values()):
                             job.worker_lost(worker_id)
-                case LoseWorker(worker_id, reason):
-                    self.lose(worker_id, reason)
+                case LoseProcess(worker_id, job_id, reason):
+                    self.lose_job(job_id, worker_id, reason)
                 case OpensSlowly(worker_id, job_id, waited_s):
                     logger.warning(
                         "job %s waits for taskmanager %s, which has not opened it for %.0f s: it "

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Instruction",
-    "LoseWorker",
+    "LoseProcess",
     "NotEnoughResources",
     "OPENS_SLOWLY_S",
     "OpensSlowly",
@@ -136,10 +136,11 @@ class ReleaseWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class LoseWorker:
-    """Count the worker as lost: disconnect it, and unregister it."""
+class LoseProcess:
+    """Count the process of a job as lost, and the worker with it if it is the same process."""
 
     worker_id: str
+    job_id: str
     reason: str
 
 
@@ -173,7 +174,7 @@ Instruction = (
     StartWorker
     | RequestSlot
     | ReleaseWorker
-    | LoseWorker
+    | LoseProcess
     | OpensSlowly
     | NotEnoughResources
     | SlotsLost
@@ -591,11 +592,14 @@ class SlotManager:
             late = next(
                 (s for s in worker.slots if s.accept_by is not None and now >= s.accept_by), None
             )
-            if late is not None:
+            if late is not None and late.job_id is not None:
                 timeout_s = self.options.open_timeout_s
-                why = f"it has not opened job {late.job_id} within {timeout_s:g} s"
+                late.accept_by = now + timeout_s
+                why = f"job {late.job_id} was not opened within {timeout_s:g} s"
                 instructions.append(
-                    LoseWorker(worker.worker_id, f"{why}: an import of its program may hang")
+                    LoseProcess(
+                        worker.worker_id, late.job_id, f"{why}: an import of its program may hang"
+                    )
                 )
         return instructions
 

@@ -323,6 +323,30 @@ class TaskSlotTable:
 
     # From tasks and time.
 
+    def process_lost(self, job_id: str, reason: str) -> list[Instruction]:
+        """The process of a job has ended with all its tasks: frees the slots of the job.
+
+        The JobMaster counts as lost, so that the next slot opens the job again.
+        """
+        if self.is_connected(job_id):
+            self._job_masters[job_id].connected = False
+        instructions: list[Instruction] = []
+        for slot in self._of_job(job_id):
+            slot.tasks.clear()
+            slot.reason = slot.reason or reason
+            slot.deadline = slot.offer = None
+            instructions.append(self._make_free(slot))
+        self._forget_job_master(job_id)
+        return instructions
+
+    def holds(self, attempt: ExecutionAttemptId) -> bool:
+        """Whether a task has not ended yet."""
+        return any(attempt in slot.tasks for slot in self._slots)
+
+    def slots_of(self, job_id: str) -> int:
+        """Returns how many slots a job has here."""
+        return len(self._of_job(job_id))
+
     def task_ended(self, attempt: ExecutionAttemptId) -> list[Instruction]:
         """A task has ended and released its resources."""
         for slot in self._slots:

@@ -1,9 +1,10 @@
 """A TaskManager: offers its slots to the jobs of a cluster, and runs their tasks.
 
 It registers at the JobManager with the content of its slots, and sends heartbeats. It loads a job's
-code with the first slot of that job, and then offers the slot. When it loses the JobManager its
-tasks end, but it connects again. It keeps the slots of its jobs for a while for their next
-JobMasters. Its own slot table is authoritative; the JobManager has a copy.
+code with the first slot of that job, and then offers the slot. A TaskManager of a cluster loads
+each job into a process of its own. One that was started for a single job is that process. When it
+loses the JobManager its tasks end, but it connects again. It keeps the slots of its jobs for a
+while for their next JobMasters. Its own slot table is authoritative; the JobManager has a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.cluster.heartbeat import (
     HeartbeatMonitor,
@@ -25,6 +26,7 @@ from aioflow.cluster.heartbeat import (
     SendHeartbeat,
     TimedOut,
 )
+from aioflow.cluster.job_processes import JobProcess, JobProcesses
 from aioflow.cluster.job_session import REQUESTS, AttemptKey, JobSession, pack_error
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection
@@ -39,20 +41,21 @@ from aioflow.cluster.slots import (
     TaskSlotTable,
 )
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
-from aioflow.core.aio import cancel_and_wait
+from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import AioflowError, Broken, Closed
 from aioflow.core.log_backoff import LogBackoff
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
-from aioflow.inspection.process import ProcessInspector
+from aioflow.inspection.process import ProcessInspector, merged
 from aioflow.network.buffers import NETWORK_MEMORY_BYTES, NetworkBufferPool
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
 
     from aioflow.cluster.collector import Collector
     from aioflow.core.host import Host
+    from aioflow.network.security import TlsFiles
 
 __all__ = ["TaskManager", "TaskManagerOptions"]
 
@@ -88,6 +91,12 @@ class TaskManagerOptions:
     network_bytes: int | None = NETWORK_MEMORY_BYTES
     """Network memory for all jobs. None: its only job says how much."""
     reconnect_s: float = 0.5
+    isolated: bool = False
+    """Whether each job runs in a process of its own."""
+    tls: TlsFiles | None = None
+    """Files of the host's security, for the processes of jobs."""
+    preloaded: tuple[str, ...] = ()
+    """Modules that the process of a job imports before the job comes."""
     follows: bool = True
     """Whether it goes on to the next JobManager after losing its own.
 
@@ -96,6 +105,22 @@ class TaskManagerOptions:
     heartbeat: HeartbeatOptions = dataclasses.field(
         default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED)
     )
+
+
+class Session(Protocol):
+    """A job that is open here: a `JobSession`, or a `JobProcess` which has one."""
+
+    token: int
+    location: str
+    requests: dict[str, Callable[..., Any]]
+    """Answers by the names in `REQUESTS`; awaitables if the job has a process of its own."""
+
+    @property
+    def has_run(self) -> bool: ...
+    @property
+    def report(self) -> Callable[[], None]: ...
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None: ...
+    async def close(self) -> None: ...
 
 
 class TaskManager:
@@ -127,8 +152,13 @@ class TaskManager:
         self._pool = (
             None if options.network_bytes is None else NetworkBufferPool(options.network_bytes)
         )
-        self._sessions: dict[str, JobSession] = {}
-        self._ending: dict[JobSession, None] = {}
+        self._processes = (
+            JobProcesses(host, secret, self, self.inspector.logs, options.tls, options.preloaded)
+            if options.isolated
+            else None
+        )
+        self._sessions: dict[str, Session] = {}
+        self._ending: dict[Session, None] = {}
         """Sessions that are being closed. `run` waits for them."""
         self._opening: dict[str, asyncio.Task[None]] = {}
         """Tasks that find the JobMaster of a job and load its code, by job."""
@@ -159,6 +189,8 @@ class TaskManager:
         With `follows=False` it serves one only, and raises OSError or NobodyLeads if it does not
         find it.
         """
+        if self._processes is not None:
+            await self._processes.listen()
         find_until = self._host.clock.monotonic() + FIND_S
         timers = asyncio.get_running_loop().create_task(
             self._run_timers(), name="slots and heartbeats"
@@ -197,11 +229,18 @@ class TaskManager:
             await cancel_and_wait(
                 [timers, reports, *collecting, *self._opening.values(), *self._tasks]
             )
-            for session in [*self._ending, *self._sessions.values()]:
-                await session.close()
+            closings = [
+                asyncio.get_running_loop().create_task(session.close(), name="close a session")
+                for session in [*self._ending, *self._sessions.values()]
+            ]
+            await wait_all(closings)
+            if self._processes is not None:
+                await self._processes.close()
             if self._connection is not None:
                 await self._connection.close()
             await self.inspector.close()
+            for failure in await cancel_and_wait(closings):
+                raise failure
 
     def stop(self) -> None:
         """Ends the tasks, then `run`."""
@@ -238,7 +277,9 @@ class TaskManager:
         self._connection, self._accepted = connection, True
         try:
             async with asyncio.timeout(REGISTER_S):
-                self._registration = await connection.call("register", self.id, self._report())
+                self._registration = await connection.call(
+                    "register", self.id, self._report(), self._processes is not None
+                )
             waited_s = self._log_backoff.succeeded(self._host.clock.monotonic())
             after = "" if waited_s is None else f", after {waited_s:.0f} s without a jobmanager"
             where = "{}:{}".format(*address)
@@ -249,6 +290,8 @@ class TaskManager:
                 where,
                 after,
             )
+            if self._processes is not None:
+                self._processes.keep_spare()
             self._monitor.monitor(PEER, self._host.clock.monotonic())
             for job_id in dict.fromkeys(
                 status.job_id for status in self._table.report() if status.job_id is not None
@@ -288,7 +331,8 @@ class TaskManager:
             "free_slot": self._on_free_slot,
             "job_over": self._on_job_over,
             "close_job": self._on_close_job,
-            "inspect": self.inspector.ask,
+            "end_job": self._on_end_job,
+            "inspect": self._on_inspect,
             "release": self._on_release,
         }
 
@@ -319,14 +363,40 @@ class TaskManager:
 
     def _on_submit_task(
         self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes
-    ) -> None:
+    ) -> Awaitable[None] | None:
         attempt, session = ExecutionAttemptId(*key), self._session(job_id)
         self._table.add_task(attempt, allocation_id, token)
         try:
-            session.requests["submit_task"](job_id, token, key, allocation_id, content)
+            answer = session.requests["submit_task"](job_id, token, key, allocation_id, content)
         except BaseException:
-            self._carry_out(self._table.task_ended(attempt))
+            self.task_ended(attempt)
             raise
+        return None if answer is None else self._submitted(attempt, answer)
+
+    async def _submitted(self, attempt: ExecutionAttemptId, answer: Awaitable[None]) -> None:
+        try:
+            await answer
+        except AioflowError:
+            self.task_ended(attempt)
+            raise
+
+    async def _on_inspect(self, what: str, *args: Any) -> Any:
+        """Answers about this process, and those of its jobs, as `ProcessInspector.ask`."""
+        if self._processes is None:
+            return await self.inspector.ask(what, *args)
+        own = asyncio.get_running_loop().create_task(
+            self.inspector.ask(what, *args), name=f"inspect {what}"
+        )
+        try:
+            others = await self._processes.ask(what, *args, until=own)
+            return merged(what, [own.result(), *others])
+        finally:
+            await cancel_and_wait([own])
+
+    def _on_end_job(self, job_id: str, why: str) -> None:
+        """Ends the process of a job that does not do what was asked of it."""
+        if self._processes is not None:
+            self._processes.lose(job_id, why)
 
     def _on_free_slot(self, allocation_id: str, token: int, reason: str) -> None:
         self._carry_out(self._table.free_slot(allocation_id, token, reason))
@@ -344,14 +414,14 @@ class TaskManager:
 
     def give_up(self, why: str) -> None:
         """Asks the JobManager to end this process."""
-        self._tell("give_up", self.id, why)
+        self.tell("give_up", self.id, why)
 
     def _on_release(self, reason: str) -> None:
         logger.info("taskmanager %s is sent home: %s", self.id[:8], reason)
         self._released = True
         self._disconnected.set()
 
-    def _session(self, job_id: str) -> JobSession:
+    def _session(self, job_id: str) -> Session:
         session = self._sessions.get(job_id)
         if session is None:
             raise Closed(f"job {job_id} is not open on taskmanager {self.id}: it has no slot here")
@@ -375,11 +445,51 @@ class TaskManager:
                         session = self._sessions.get(attempt.job_id)
                         if session is not None:
                             session.cancel_task(attempt)
+                        if isinstance(session, JobProcess):
+                            self._begin(self._watch(attempt, session), f"end {attempt}")
                 case SlotFreed(_, job_id, allocation_id, reason):
-                    self._tell(
+                    self.tell(
                         "slot_freed", self.id, self._registration, job_id, allocation_id, reason
                     )
+                    self._share_memory(job_id)
                     self._close_unused()
+
+    async def _watch(self, attempt: ExecutionAttemptId, process: JobProcess) -> None:
+        """Ends the process of a task that does not end."""
+        why = await process.until_overdue()
+        if self._table.holds(attempt) and self._sessions.get(attempt.job_id) is process:
+            process.worker.lose(f"its task {attempt} {why}")
+
+    def _memory_of(self, job_id: str) -> int:
+        """Returns the network memory of a job: the part of its slots."""
+        total = self._options.network_bytes or NETWORK_MEMORY_BYTES
+        return total * self._table.slots_of(job_id) // self._options.slots
+
+    def _share_memory(self, job_id: str) -> None:
+        session = self._sessions.get(job_id)
+        if isinstance(session, JobProcess) and self._has_slot(job_id):
+            session.resize(self._memory_of(job_id))
+
+    # Reports of the processes of jobs.
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Sends a report to the JobManager, if one is connected."""
+        if self._connection is not None:
+            self._connection.notify(method, *args)
+
+    def task_ended(self, attempt: ExecutionAttemptId) -> None:
+        """Notes that a task has released its resources."""
+        self._carry_out(self._table.task_ended(attempt))
+
+    def process_lost(self, process: JobProcess, loss: Broken) -> None:
+        """Gives the slots of a process back that has ended with its tasks."""
+        job_id = process.job_id
+        if self._sessions.get(job_id) is not process:
+            return  # Another one has its slots.
+        del self._sessions[job_id]
+        # First the job, which tells why its tasks are lost. Then its slots are given away.
+        self.tell("process_lost", self.id, job_id, process.token, pack_error(loss, Codec()))
+        self._carry_out(self._table.process_lost(job_id, str(loss)))
 
     async def _offer(self, offer: OfferSlots) -> None:
         session, connection = self._sessions.get(offer.job_id), self._connection
@@ -434,38 +544,18 @@ class TaskManager:
                 self._sessions.pop(job_id, None)
                 old = None
             try:
+                failure = b""
                 if old is None:
-                    what = f"job {job_id} on taskmanager {self.id}"
-                    with (
-                        contextlib.nullcontext()
-                        if self._pulse is None
-                        else self._pulse.loading(what)
-                    ):
-                        job = load_job(content)
-                    session = JobSession(
-                        self._host,
-                        self._secret,
-                        job_id,
-                        job,
-                        token,
-                        self._tell,
-                        self._ask,
-                        self._is_writable,
-                        self._on_task_end,
-                        self._end_process,
-                        partial(self._report_metrics, job_id),
-                        self._pool,
-                    )
-                    await session.open(self._options.bind)
-                    self._sessions[job_id] = session
-                    if self._collector is not None:
-                        # Loaded code stays for ever, so the collector need not walk it again.
-                        gc.collect()
-                        gc.freeze()
+                    if self._processes is None:
+                        await self._open_here(job_id, token, content)
+                    else:
+                        failure = await self._open_apart(self._processes, job_id, token, content)
             # User code: any error belongs to the job.
             except Exception as error:  # noqa: BLE001
                 logger.warning("job %s cannot be opened: %r", job_id, error)
-                self._tell("job_not_opened", self.id, job_id, token, pack_error(error, Codec()))
+                failure = pack_error(error, Codec())
+            if failure:
+                self.tell("job_not_opened", self.id, job_id, token, failure)
                 # The slot may be requested again at once.
                 await asyncio.sleep(self._options.reconnect_s)
                 self._table.job_master_connected(job_id, token, self._host.clock.monotonic())
@@ -476,10 +566,60 @@ class TaskManager:
             )
             return
 
+    async def _open_here(self, job_id: str, token: int, content: bytes) -> None:
+        """Loads the code of a job into this process. Raises the errors of the code."""
+        what = f"job {job_id} on taskmanager {self.id}"
+        with contextlib.nullcontext() if self._pulse is None else self._pulse.loading(what):
+            job = load_job(content)
+        session = JobSession(
+            self._host,
+            self._secret,
+            job_id,
+            job,
+            token,
+            self.tell,
+            self.ask,
+            lambda: self.is_writable,
+            self._on_task_end,
+            self._end_process,
+            partial(self._report_metrics, job_id),
+            self._pool,
+        )
+        await session.open(self._options.bind)
+        self._sessions[job_id] = session
+        if self._collector is not None:
+            # Loaded code stays for ever, so the collector need not walk it again.
+            gc.collect()
+            gc.freeze()
+
+    async def _open_apart(
+        self, processes: JobProcesses, job_id: str, token: int, content: bytes
+    ) -> bytes:
+        """Loads the code of a job into a process of its own.
+
+        Returns the packed error of the code, or nothing. Raises Broken if the process has ended.
+        """
+        process = processes.take()
+        failure = b""
+        try:
+            memory = self._memory_of(job_id)
+            bind = self._options.bind
+            failure = await process.open(job_id, token, content, self.id, bind, memory)
+        finally:
+            if failure or not process.location:
+                process.is_closing = True
+                process.worker.lose("its job could not be opened")
+        if failure:
+            logger.warning("job %s cannot be opened: its code could not be loaded", job_id)
+        elif self._connection is not None:
+            self._sessions[job_id] = process
+            self._share_memory(job_id)
+        return failure
+
     def _on_task_end(self, attempt: ExecutionAttemptId) -> None:
         if self._collector is not None:
             self._collector.look_everywhere()
-        self._carry_out(self._table.task_ended(attempt))
+        self.task_ended(attempt)
 
     def _drop_job(self, job_id: str) -> None:
         session = self._sessions.get(job_id)
@@ -525,16 +665,15 @@ class TaskManager:
 
     # Messages and time.
 
-    def _tell(self, method: str, *args: Any) -> None:
-        if self._connection is not None:
-            self._connection.notify(method, *args)
-
-    async def _ask(self, method: str, *args: Any) -> Any:
+    async def ask(self, method: str, *args: Any) -> Any:
+        """Asks the JobMaster of a job. Raises Broken if there is no JobManager."""
         if self._connection is None:
             raise Broken("there is no jobmanager now")
         return await self._connection.call(method, *args)
 
-    def _is_writable(self) -> bool:
+    @property
+    def is_writable(self) -> bool:
+        """Whether the JobManager takes messages that are not needed."""
         return self._connection is not None and self._connection.is_writable
 
     def _report(self) -> list[tuple[Any, ...]]:
@@ -565,7 +704,7 @@ class TaskManager:
             for instruction in self._monitor.tick(now):
                 match instruction:
                     case SendHeartbeat(_, payload):
-                        self._tell(
+                        self.tell(
                             "heartbeat",
                             self.id,
                             self._registration,
@@ -581,13 +720,13 @@ class TaskManager:
     async def _run_reports(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
-            for job_id in self._sessions:
-                self._report_metrics(job_id)
+            for session in self._sessions.values():
+                session.report()
 
     def _report_metrics(self, job_id: str) -> None:
         session = self._sessions.get(job_id)
-        if session is None:
+        if not isinstance(session, JobSession):
             return
         own = self.inspector.metrics() if self.inspector.runs else {}
-        self._tell("report", job_id, self.id, {**own, **session.metrics.snapshot()})
+        self.tell("report", job_id, self.id, {**own, **session.metrics.snapshot()})
         session.tell_missed()

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from aioflow.cluster.cluster_job import ClusterJob
 from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.fencing import StaleLeader
+from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
+from aioflow.core.errors import Broken
+from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ class TaskManagerCalls:
             "open_job": self._open_job,
             "offer_slots": partial(self._offer_slots, connection),
             "job_not_opened": self._job_not_opened,
+            "process_lost": self._process_lost,
             "slot_freed": self._slot_freed,
             "update_task_state": partial(self.to_job, ClusterJob.on_task_state),
             "acknowledge_checkpoint": partial(self.to_job, ClusterJob.on_acknowledged),
@@ -68,10 +72,15 @@ class TaskManagerCalls:
         return None
 
     async def _register(
-        self, connection: RpcConnection, worker_id: str, report: Sequence[tuple[Any, ...]]
+        self,
+        connection: RpcConnection,
+        worker_id: str,
+        report: Sequence[tuple[Any, ...]],
+        isolated: bool = False,
     ) -> int:
         resources = await self._registers(connection)
-        return resources.register(connection, worker_id, [SlotStatus(*line) for line in report])
+        slots = [SlotStatus(*line) for line in report]
+        return resources.register(connection, worker_id, slots, isolated=isolated)
 
     def _on_heartbeat(
         self,
@@ -139,6 +148,14 @@ class TaskManagerCalls:
         job = self._jobs.get(job_id)
         if job is not None and job.token == token:
             job.not_opened(worker_id, error)
+
+    def _process_lost(self, worker_id: str, job_id: str, token: int, error: bytes) -> None:
+        """The process of a job has ended; its TaskManager and the other jobs there go on."""
+        job = self._jobs.get(job_id)
+        if job is not None and job.token == token:
+            loss = unpack_error(error, Codec())
+            assert isinstance(loss, Broken), "a TaskManager says how a process ended"
+            job.worker_lost(worker_id, loss)
 
     def _slot_freed(
         self, worker_id: str, registration: int, job_id: str, allocation_id: str, reason: str

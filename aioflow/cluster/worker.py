@@ -1,6 +1,11 @@
-"""A worker process of `workers=N`: a TaskManager for the one job of the program that started it.
+"""A worker process: a TaskManager for the job of a program with `workers=N`, or the process of one
+job of a TaskManager.
 
     python -m aioflow.cluster.worker_program HOST:PORT WORKER_ID SLOTS INTERVAL_S SILENCE_S
+    python -m aioflow.cluster.worker_program --job HOST:PORT ID MODULES CERT KEY CA PLAINTEXT
+
+The second form connects to the TaskManager at HOST:PORT; its last five arguments may be empty. The
+process that started a worker is called its program here.
 
 The secret comes through an inherited descriptor, never through arguments. The process ends with its
 connection, and with the program: its tasks must not go on beside their replacements. A terminal or
@@ -20,16 +25,19 @@ from typing import TYPE_CHECKING
 
 from aioflow.cluster.collector import COLLECTED_AFTER, collector_of_process
 from aioflow.cluster.heartbeat import HeartbeatOptions, OwnPauses
+from aioflow.cluster.job_process import JobServer
+from aioflow.cluster.job_processes import JOB
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.cluster.whereabouts import Whereabouts, parse_address
 from aioflow.core.errors import Broken, NotAuthenticated
-from aioflow.core.system_host import SystemHost
+from aioflow.core.system_host import SystemHost, prefer_when_memory_is_short
+from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
     from aioflow.cluster.collector import Collector
     from aioflow.core.host import Host
 
-__all__ = ["main", "taskmanager_of"]
+__all__ = ["main", "serve_job", "taskmanager_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +74,25 @@ def taskmanager_of(
     return manager
 
 
+async def serve_job(
+    host: Host, secret: bytes, arguments: Sequence[str], collector: Collector | None = None
+) -> None:
+    """Serves one job to the TaskManager that started this process with these arguments."""
+    address, own_id, modules, certificate, key, authority, plaintext = arguments
+    tls = TlsFiles.of(certificate, key, authority, ("CERT", "KEY", "CA"))
+    if tls is not None or plaintext:
+        host = SecuredHost(host, Security.of(tls, allow_plaintext=bool(plaintext)))
+    where = parse_address(address)
+    await JobServer(host, secret, where, own_id, collector, modules.split()).run()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the process and returns its exit code."""
+    if arguments[0] == JOB:
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        prefer_when_memory_is_short()
     gc.set_threshold(*COLLECTED_AFTER)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_main(arguments))
@@ -82,13 +107,18 @@ async def _main(arguments: Sequence[str]) -> int:
         )
     over, parent = threading.Event(), os.getppid()
     watching = host.blocking(_end_with_parent, parent, over, dedicated=True, name="aioflow-parent")
+    collector = collector_of_process(host.clock.perf_ns)
     try:
-        manager = taskmanager_of(host, secret, arguments, collector_of_process(host.clock.perf_ns))
-        manager.inspector.start()
-        await manager.run()
+        if arguments[0] == JOB:
+            await serve_job(host, secret, arguments[1:], collector)
+        else:
+            manager = taskmanager_of(host, secret, arguments, collector)
+            manager.inspector.start()
+            await manager.run()
         return FINISHED
     except (OSError, Broken) as error:
-        logger.error("%s cannot reach its program at %s: %s", arguments[1], arguments[0], error)
+        address, own_id = arguments[arguments[0] == JOB :][:2]
+        logger.error("%s cannot reach its program at %s: %s", own_id, address, error)
         return UNREACHABLE
     finally:
         if os.getppid() != parent:

@@ -1,4 +1,5 @@
-"""Starts the worker processes of one job by exec on this machine: a `WorkerProvider`.
+"""Starts worker processes by exec on this machine. `WorkerProcesses` is the `WorkerProvider` of one
+job; `job_processes` starts the processes of a TaskManager's jobs.
 
     started --registers--> there --ends, is silent, or is stopped--> lost
             --ends, or does not register in time--> its start has failed
@@ -15,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,30 @@ class WorkerProcess:
             self.process.kill()
         return self.loss
 
+    async def live(self, host: Host, arguments: Sequence[str], secret: bytes) -> None:
+        """Starts the process with the `arguments` of `worker_program`, and waits for its end.
+
+        It must be registered within `START_TIMEOUT_S`. `loss` then says how it ended.
+        """
+        # -P: the working directory is only on the path if it is on this process's path.
+        argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker_program", *arguments]
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        try:
+            process = await host.procs.exec(argv, env={"PYTHONPATH": paths}, secret=secret)
+        except OSError as error:
+            self.loss = Broken(f"{self.id} could not be started with {sys.executable}: {error}")
+            self.loss.__cause__ = error
+            return
+        self.process = process
+        if self.loss is not None:
+            process.kill()
+        end = asyncio.get_running_loop().create_task(process.wait(), name=f"exit of {self.id}")
+        if not await wait_first([end, self.registered], timeout_s=START_TIMEOUT_S):
+            self.lose(f"it did not register within {START_TIMEOUT_S:g} s")
+        code = await end
+        how = f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
+        self.lose(f"its process ended {how}", crashed=code > 0 or -code in CRASHES)
+
     def __str__(self) -> str:
         return f"{self.id} (process {self.pid})"
 
@@ -172,13 +197,16 @@ class WorkerProcesses:
 
     async def _live(self, worker: WorkerProcess, failed: Callable[[], object]) -> None:
         """Starts a worker and waits for the end of its process."""
-        try:
-            process = worker.process = await self._exec(worker)
-        except OSError as error:
-            worker.loss = Broken(f"{worker.id} could not be started with {sys.executable}: {error}")
-            worker.loss.__cause__ = error
-        else:
-            await self._until_end(worker, process)
+        beat = self._heartbeat
+        silence_s = beat.timeout_s * PROGRAM_SILENCE_FACTOR
+        arguments = [
+            self.address,
+            worker.id,
+            str(self.slots),
+            str(beat.interval_s),
+            str(silence_s),
+        ]
+        await worker.live(self._host, arguments, self._secret)
         if self._closing:
             return
         assert worker.loss is not None
@@ -189,25 +217,6 @@ class WorkerProcesses:
             self._start_failed(worker.loss)
             failed()
         del self.known[worker.id]
-
-    async def _exec(self, worker: WorkerProcess) -> Process:
-        # -P: the working directory is only on the path if it is on this process's path.
-        argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker_program"]
-        beat = self._heartbeat
-        silence_s = beat.timeout_s * PROGRAM_SILENCE_FACTOR
-        argv += [self.address, worker.id, str(self.slots), str(beat.interval_s), str(silence_s)]
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        return await self._host.procs.exec(argv, env={"PYTHONPATH": paths}, secret=self._secret)
-
-    async def _until_end(self, worker: WorkerProcess, process: Process) -> None:
-        if self._closing:
-            process.kill()
-        end = asyncio.get_running_loop().create_task(process.wait(), name=f"exit of {worker.id}")
-        if not await wait_first([end, worker.registered], timeout_s=START_TIMEOUT_S):
-            worker.lose(f"it did not register within {START_TIMEOUT_S:g} s")
-        code = await end
-        how = f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
-        worker.lose(f"its process ended {how}", crashed=code > 0 or -code in CRASHES)
 
 
 def _signal_name(number: int) -> str:

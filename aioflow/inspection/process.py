@@ -47,6 +47,7 @@ __all__ = [
     "Samples",
     "Stack",
     "await_chain",
+    "merged",
     "tasks_by_name",
     "thread_infos",
 ]
@@ -140,9 +141,8 @@ class LogTail(logging.Handler):
         except Exception:  # noqa: BLE001
             self.handleError(record)
             return
-        self._records.append(
+        self.add(
             {
-                "number": self._next,
                 "time": int(record.created * 1000),
                 "level": record.levelname,
                 "logger": record.name,
@@ -150,6 +150,10 @@ class LogTail(logging.Handler):
                 "stack": redacted(stack, MESSAGE_CHARACTERS_MAX),
             }
         )
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Keeps a record, of this process or of one that belongs to it, under the next number."""
+        self._records.append({"number": self._next, **record})
         self._next += 1
 
     def _alone(self, record: logging.LogRecord) -> bool:
@@ -180,13 +184,14 @@ class ProcessInspector:
     Lag and log are recorded from `start` on, at the latest from the first question.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, logs: LogTail | None = None) -> None:
+        """`logs` keeps the log records in another way than in this process."""
         self._host = host
         self._usage = host.procs.usage
         self._watch: LoopWatch | None = None
         self.lag = LoopLag()
         self.flames = FlameSampler(host)
-        self.logs = LogTail()
+        self.logs = LogTail() if logs is None else logs
         self.runs = False
 
     def start(self) -> None:
@@ -269,6 +274,37 @@ class ProcessInspector:
             for task in asyncio.all_tasks()
             if task is not running and task.get_name() in wanted
         ]
+
+
+def merged(what: str, answers: Sequence[Any]) -> Any:
+    """Returns one answer to a question that several processes have answered."""
+    match what:
+        case "loop":
+            lags = [answer["lag-ms"] for answer in answers]
+            return {
+                **answers[0],
+                "lag-ms": {name: max(lag[name] for lag in lags) for name in lags[0]},
+                "holds": sorted(
+                    (hold for answer in answers for hold in answer["holds"]),
+                    key=lambda hold: -hold["time"],
+                ),
+                "late-unexplained": sum(answer["late-unexplained"] for answer in answers),
+                "task-count": sum(answer["task-count"] for answer in answers),
+                "tasks": [task for answer in answers for task in answer["tasks"]][:TASKS_MAX],
+            }
+        case "memory":
+            counts: Counter[str] = Counter()
+            for answer in answers:
+                for one in answer["collectors"]:
+                    counts[one["name"]] += one["count"]
+            return {
+                "peak": sum(answer["peak"] for answer in answers),
+                "collectors": [{"name": name, "count": counts[name]} for name in counts],
+            }
+        case "waiting" | "flames" | "threads":
+            return [one for answer in answers for one in answer]
+        case _:
+            return answers[0]
 
 
 AWAITS_MAX = 50

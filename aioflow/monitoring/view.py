@@ -317,7 +317,8 @@ def vertex_hex(vertex: JobVertex) -> str:
     ).hexdigest()
 
 
-MEMORY = "Status.Shuffle."
+LARGEST = ("Status.Loop.lagMs", "Status.Loop.lagMsMax", "Status.Shuffle.Netty.RequestedMemoryUsage")
+"""Metrics of a process that are not summed up over the processes of a TaskManager."""
 
 HERE = "local"
 """Id of this process among the workers."""
@@ -467,11 +468,13 @@ class MonitoredCluster(Monitored):
         }
 
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
+        """Returns the metrics of the processes that run jobs there, or ran the last one."""
+        jobs = list(self._manager.known_jobs().values())
         found: dict[str, float] = {}
-        for job in self._manager.known_jobs().values():
+        for job in [one for one in jobs if not one.status.is_terminal] or jobs[-1:]:
             for name, value in status_of(job.metrics_of(worker_id)).items():
-                # Each job has its own network memory in the process, so that metric is summed.
-                found[name] = value + (found.get(name, 0) if name.startswith(MEMORY) else 0)
+                former = found.get(name, 0.0)
+                found[name] = max(former, value) if name in LARGEST else former + value
         return found
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:

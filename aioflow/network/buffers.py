@@ -129,6 +129,12 @@ class NetworkBufferPool:
         self._redistribute()
         return pool
 
+    def resize(self, total_bytes: int) -> None:
+        """Changes the total, to the guaranteed total at least."""
+        self.total_bytes = max(total_bytes, self.required_bytes)
+        self._redistribute()
+        self.add_used(0)
+
     @property
     def available_bytes(self) -> int:
         """Number of bytes that are not in use."""

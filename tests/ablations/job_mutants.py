@@ -20,6 +20,7 @@ HUNG = "tests/api/test_hung_calls.py::"
 CANCELS = "tests/api/test_user_code_cancels.py::"
 RESOURCES = "tests/cluster/test_resource_manager.py::"
 WORKERS = "tests/cluster/test_workers.py::"
+ISOLATION = "tests/integration/test_job_isolation.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
@@ -42,6 +43,33 @@ JOB_MUTANTS: list[Mutant] = [
             CANCELS + "test_code_that_swallows_its_cancellation_is_named_and_ended",
             CANCELS
             + "test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancellation",
+        ),
+    ),
+    Mutant(
+        "jobs run in the process of their TaskManager",
+        "aioflow/cli/cluster.py",
+        "            isolated=True,\n",
+        "            isolated=False,\n",
+        (ISOLATION + "test_process_that_ends_fails_its_own_job_and_its_slot_comes_back",),
+    ),
+    Mutant(
+        "the slots of a process that has ended stay taken",
+        "aioflow/cluster/slots.py",
+        "            instructions.append(self._make_free(slot))\n        self._forget",
+        "            pass\n        self._forget",
+        (
+            "tests/cluster/test_slots.py::"
+            "test_slots_of_a_job_whose_process_is_lost_are_free_and_open_it_again",
+        ),
+    ),
+    Mutant(
+        "a TaskManager ends for a function that holds the process of a job",
+        "aioflow/cluster/resource_driver.py",
+        "if worker is not None and worker.isolated:",
+        "if worker is not None and worker.fenced_total:",
+        (
+            "tests/cluster/test_resource_driver.py::"
+            "test_process_of_a_job_is_lost_without_its_taskmanager",
         ),
     ),
     Mutant(

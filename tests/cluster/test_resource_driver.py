@@ -110,3 +110,19 @@ async def test_a_provider_is_asked_for_all_workers_and_for_each_that_fails_or_is
         resources.register(cast(RpcConnection, SlowTaskManager()), "c", [SlotStatus(0)])
         assert await provider.told.get() == ("registered", "c")
         assert provider.told.empty()
+
+
+async def test_process_of_a_job_is_lost_without_its_taskmanager() -> None:
+    """A TaskManager that is the process of its job is lost with it."""
+    async with ResourceManager(
+        SystemHost(), 1, STANDALONE, HeartbeatOptions(), {}, "here"
+    ) as resources:
+        told: list[tuple[Any, ...]] = []
+        apart, alone = SlowTaskManager(), SlowTaskManager()
+        apart.notify = lambda *what: told.append(what)  # type: ignore[method-assign]
+        resources.register(cast(RpcConnection, apart), "a", [SlotStatus(0)], isolated=True)
+        resources.register(cast(RpcConnection, alone), "b", [SlotStatus(0)])
+        resources.lose_job("job", "a", "its function holds the loop")
+        resources.lose_job("job", "b", "its function holds the loop")
+        assert told == [("end_job", "job", "its function holds the loop")]
+        assert resources.overview() == [("a", 1, 1)]

@@ -14,7 +14,7 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.resource_manager import (
     OPENS_SLOWLY_S,
     Instruction,
-    LoseWorker,
+    LoseProcess,
     NotEnoughResources,
     OpensSlowly,
     ReleaseWorker,
@@ -325,8 +325,8 @@ def test_a_worker_that_does_not_open_its_job_in_time_counts_as_lost() -> None:
     rm.tick(309.9)
     assert rm.next_due() == 310.0
     (lose,) = rm.tick(310.0)
-    assert lose == LoseWorker("w", lose.reason)  # type: ignore[union-attr]
-    assert "it has not opened job job within 300 s" in lose.reason
+    assert lose == LoseProcess("w", "job", lose.reason)  # type: ignore[union-attr]
+    assert "job job was not opened within 300 s" in lose.reason
 
 
 def test_a_worker_that_opens_its_job_slowly_is_named_early() -> None:

@@ -44,6 +44,19 @@ def active(slots: int = 1) -> TaskSlotTable:
     return table
 
 
+def test_slots_of_a_job_whose_process_is_lost_are_free_and_open_it_again() -> None:
+    table = active(2)
+    table.add_task(attempt(), "a0", 1)
+    table.request(1, "other", "b1", "jm:1", 0.0)
+    assert table.process_lost("job", "its process ended") == [
+        SlotFreed(0, "job", "a0", "its process ended")
+    ]
+    assert table.report() == (SlotStatus(0), SlotStatus(1, "other", "b1"))
+    assert not table.holds(attempt())
+    assert table.task_ended(attempt()) == []
+    assert table.request(0, "job", "a2", "jm:1", 1.0) == [ConnectToJobMaster("job", "jm:1")]
+
+
 def test_a_requested_slot_is_offered_once_its_job_master_is_connected_then_it_is_active() -> None:
     """I4: request, connect, offer, accept."""
     table = TaskSlotTable(2, timeout_s=10.0)

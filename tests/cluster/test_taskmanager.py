@@ -93,7 +93,7 @@ async def test_taskmanager_bound_to_one_jobmanager_ends_with_it() -> None:
     host = SystemHost()
     registered: asyncio.Queue[tuple[RpcConnection, str]] = asyncio.Queue()
 
-    def register(connection: RpcConnection, worker_id: str, report: object) -> int:
+    def register(connection: RpcConnection, worker_id: str, *report: object) -> int:
         registered.put_nowait((connection, worker_id))
         return 1
 

@@ -5,7 +5,6 @@ are replaced (I1, I2, I4 to I6).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
@@ -577,45 +576,6 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(
             assert await anext(aiter(rows)) is not None
         await job.stop()
     assert job.status == "FINISHED"
-
-
-async def swallow(n: int, *, held: str) -> int:
-    """The fourth call makes the file `held`, and does not end when it is cancelled."""
-    while n == 3:
-        Path(held).touch()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-    return n
-
-
-def block(n: int, *, held: str) -> int:
-    """The fourth call makes the file `held`, and does not end."""
-    if n == 3:
-        Path(held).touch()
-        time.sleep(3600)
-    return n
-
-
-@pytest.mark.parametrize("function", [swallow, block])
-async def test_a_function_that_does_not_end_on_its_cancellation_ends_with_its_taskmanager(
-    cluster: Cluster, function: Any
-) -> None:
-    await asyncio.to_thread(cluster.start, workers=1, slots=1)
-    flow = af.Flow("stuck")
-    held = cluster.data / "held"
-    call, blocking = partial(function, held=str(held)), function is block
-    rows = flow.source(slow_ticks).map(call, name="map(it)", blocking=blocking)
-    rows.sink(af.io.blackhole())
-    where = af.RemoteCluster(cluster.data, secret=cluster.secret)
-    async with flow.run(on=where, cancellation_timeout="500ms", subscribe=[rows]) as job:
-        assert await first_rows(job, rows) == [0, 1, 2]
-        await asyncio.to_thread(until, held.exists, "the fourth call has begun")
-        async with asyncio.timeout(60):
-            await job.cancel()
-        assert job.status == "CANCELED"
-    told = "this taskmanager ends: operator 'map(it)', subtask 1/1 did not end within 0.5 s"
-    await asyncio.to_thread(until, lambda: told in cluster.log("taskmanager-1"), "it says why")
-    await asyncio.to_thread(until, lambda: not is_alive(cluster.pids()[1]), "it ends")
 
 
 async def two_then_one(*, directory: str) -> AsyncIterator[int]:

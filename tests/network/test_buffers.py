@@ -32,6 +32,15 @@ def test_minimums_beyond_the_total_are_refused_with_the_bytes() -> None:
     pool.create_buffer_pool(4 * 1024)
 
 
+def test_resized_memory_is_shared_again_and_never_falls_below_the_minimums() -> None:
+    parent = NetworkBufferPool(100)
+    pool = parent.create_buffer_pool(40)
+    parent.resize(200)
+    assert (parent.total_bytes, pool.size) == (200, 200)
+    parent.resize(10)
+    assert (parent.total_bytes, pool.size) == (40, 40)
+
+
 def test_a_pool_that_is_full_keeps_each_share_to_its_minimum() -> None:
     """D3.3: memory that one pool uses beyond its size is no room for the others."""
     parent = NetworkBufferPool(100)
