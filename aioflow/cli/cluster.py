@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -49,11 +49,13 @@ from aioflow.cli.options import (
     positive,
     served,
 )
+from aioflow.cli.supervision import keep_running
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
 from aioflow.cluster.secret_file import create_secret
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.cluster.whereabouts import Whereabouts
+from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
@@ -97,6 +99,16 @@ def add_commands(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="the shared secret (DIR/secret, made when absent)",
+    )
+    jobmanager.add_argument(
+        "--taskmanagers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="start N TaskManagers here too, and replace those that end unexpectedly (0)",
+    )
+    jobmanager.add_argument(
+        "--slots", type=positive, default=1, help="slots of each of these TaskManagers (1)"
     )
     add_monitor_options(jobmanager)
     jobmanager.set_defaults(carry_out=_jobmanager)
@@ -170,7 +182,7 @@ def add_commands(commands: Any) -> None:
         command.add_argument(
             "--request-timeout", type=duration, default="30s", metavar="TIME", help=short
         )
-    for command in (taskmanager, start):
+    for command in (jobmanager, taskmanager, start):
         short = "memory of each TaskManager for data between tasks, of all its jobs (64MiB)"
         command.add_argument(
             "--network-memory",
@@ -218,11 +230,27 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
             whole.write_text(f"{address}:{number}\n", encoding="utf-8")
             whole.replace(arguments.data / "address")
             print(f"jobmanager listens at {address}:{number}", flush=True)
+            start = partial(_spawn_taskmanager, arguments, f"{address}:{number}", path)
+            keeping.append(
+                asyncio.get_running_loop().create_task(
+                    keep_running(
+                        start,
+                        arguments.taskmanagers,
+                        lambda: manager.is_stopping,
+                        host.clock.monotonic,
+                    ),
+                    name="keep taskmanagers",
+                )
+            )
 
+        keeping: list[asyncio.Task[None]] = []
         manager = JobManager(host, secret, options, on_listening)
         with _stopped_by_signals(manager.stop):
-            async with served(manager, arguments):
-                await manager.run()
+            try:
+                async with served(manager, arguments):
+                    await manager.run()
+            finally:
+                await cancel_and_wait(keeping)
         return FINISHED
 
     return run_on_host(arguments, body)
@@ -230,6 +258,26 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
 
 PRELOADED = ("aioflow.api.build", "aioflow.io.memory", "aioflow.operators.aggregate.running")
 """Modules that most jobs import when they are loaded."""
+
+
+def _spawn_taskmanager(
+    arguments: argparse.Namespace, jobmanager: str, secret: Path, number: int
+) -> subprocess.Popen[bytes]:
+    """Starts TaskManager `number` of the JobManager that has these arguments."""
+    options = [
+        "--jobmanager",
+        jobmanager,
+        "--data",
+        str(arguments.data),
+        "--slots",
+        str(arguments.slots),
+        "--network-memory",
+        str(arguments.network_memory),
+        "--secret-file",
+        str(secret),
+    ]
+    tls = tls_arguments(arguments)
+    return _spawn(arguments.data, f"taskmanager-{number}", ["taskmanager", *options, *tls])
 
 
 def _taskmanager(arguments: argparse.Namespace) -> int:
@@ -320,8 +368,9 @@ def _start(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         for process in started:
             process.kill()
-        for process in started:
             process.wait()
+        for pid in {*_recorded(data), *processes_of(data)}:
+            _signal(pid, signal.SIGKILL)
         (data / "pids").unlink(missing_ok=True)
         (data / "address").unlink(missing_ok=True)
         raise
@@ -345,12 +394,14 @@ def _bring_up(
     tls: list[str],
     monitoring: list[str],
 ) -> int:
-    """Starts all processes, and waits until the TaskManagers are registered. Returns the exit code.
+    """Starts a JobManager, which starts the TaskManagers, and waits until these are registered.
 
-    The processes are appended to `started`.
+    The process is appended to `started`. Returns the exit code.
     """
     data = arguments.data
     options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
+    options += ["--taskmanagers", str(arguments.workers), "--slots", str(arguments.slots)]
+    options += ["--network-memory", str(arguments.network_memory)]
     with _uninterrupted():
         jobmanager = _spawn(
             data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring]
@@ -364,25 +415,10 @@ def _bring_up(
         jobmanager.wait()
         raise UsageError(f"the jobmanager did not start: {_last_words(data, 'jobmanager')}")
     address = (data / "address").read_text(encoding="utf-8").strip()
-    for number in range(1, arguments.workers + 1):
-        options = [
-            "--jobmanager",
-            address,
-            "--data",
-            str(data),
-            "--slots",
-            str(arguments.slots),
-            "--network-memory",
-            str(arguments.network_memory),
-            "--secret-file",
-            str(data / "secret"),
-        ]
-        with _uninterrupted():
-            started.append(_spawn(data, f"taskmanager-{number}", ["taskmanager", *options, *tls]))
     arguments.at, arguments.secret_file = whereabouts_of(data), data / "secret"
     return asking(
         arguments,
-        partial(_all_registered, arguments=arguments, taskmanagers=started[1:], address=address),
+        partial(_all_registered, arguments=arguments, address=address),
     )
 
 
@@ -411,17 +447,15 @@ def _uninterrupted() -> Iterator[None]:
 async def _all_registered(
     client: ClusterClient,
     arguments: argparse.Namespace,
-    taskmanagers: Sequence[subprocess.Popen[bytes]],
     address: str,
 ) -> int:
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
     while True:
         found = await client.taskmanagers()
-        ended = [
-            number for number, process in enumerate(taskmanagers, 1) if process.poll() is not None
-        ]
+        pids = _recorded(arguments.data)[1 : arguments.workers + 1]  # Those started first.
+        ended = [number for number, pid in enumerate(pids, 1) if not _signal(pid, 0)]
         if (
-            len(found) + len(ended) >= len(taskmanagers)
+            len(found) + len(ended) >= arguments.workers
             or asyncio.get_running_loop().time() > deadline
         ):
             break
@@ -442,7 +476,7 @@ async def _all_registered(
     for number in ended:
         said = _last_words(arguments.data, f"taskmanager-{number}")
         print(f"aioflow cluster: taskmanager {number} did not start: {said}", file=sys.stderr)
-    return FINISHED if len(found) == len(taskmanagers) else FAILED
+    return FINISHED if len(found) == arguments.workers else FAILED
 
 
 def _last_words(data: Path, name: str) -> str:
@@ -530,11 +564,21 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return asyncio.run(poll())
 
 
-def _signal(pid: int, number: int) -> None:
+def _recorded(data: Path) -> list[int]:
+    """Returns the processes that were started with the cluster: the JobManager, the TaskManagers,
+    and their replacements.
+    """
+    path = data / "pids"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Sends a signal. Returns whether there is such a process."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        return
+        return False
+    return True
 
 
 def _find(arguments: argparse.Namespace) -> None:

@@ -215,6 +215,11 @@ class JobManager:
             for oldest in list(self._ended)[:-ENDED_MAX]:
                 del self._ended[oldest]
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process, or the whole cluster, was told to end."""
+        return self._shutting_down or self._stopping.is_set()
+
     # For monitoring.
 
     @property

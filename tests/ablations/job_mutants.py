@@ -20,6 +20,7 @@ HUNG = "tests/api/test_hung_calls.py::"
 CANCELS = "tests/api/test_user_code_cancels.py::"
 RESOURCES = "tests/cluster/test_resource_manager.py::"
 WORKERS = "tests/cluster/test_workers.py::"
+SUPERVISION = "tests/cli/test_supervision.py::"
 ISOLATION = "tests/integration/test_job_isolation.py::"
 
 JOB_MUTANTS: list[Mutant] = [
@@ -44,6 +45,30 @@ JOB_MUTANTS: list[Mutant] = [
             CANCELS
             + "test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancellation",
         ),
+    ),
+    Mutant(
+        "a TaskManager that has ended is not replaced",
+        "aioflow/cli/supervision.py",
+        "        if code in (0, WRONG_USAGE) or",
+        "        if code or code in (0, WRONG_USAGE) or",
+        (
+            SUPERVISION + "test_each_process_is_replaced_until_it_ends_as_it_was_told",
+            SUPERVISION + "test_delay_grows_to_a_bound_and_the_replacements_end",
+        ),
+    ),
+    Mutant(
+        "a TaskManager is replaced for ever",
+        "aioflow/cli/supervision.py",
+        " or self.in_a_row >= REPLACEMENTS_MAX:",
+        ":",
+        (SUPERVISION + "test_delay_grows_to_a_bound_and_the_replacements_end",),
+    ),
+    Mutant(
+        "a TaskManager is replaced while its cluster is stopped",
+        "aioflow/cli/supervision.py",
+        "        if is_stopping():\n            return\n",
+        "",
+        (SUPERVISION + "test_nothing_is_replaced_while_the_cluster_stops",),
     ),
     Mutant(
         "jobs run in the process of their TaskManager",

@@ -35,6 +35,9 @@ endless_at_home.source(ticks).map(lambda n: -n).sink(print)
 wide = af.Flow("wide", parallelism=4)
 wide.source(range(100)).key_by(lambda n: n % 16).count().sink(af.io.blackhole())
 
+at_once = af.Flow("at_once")
+at_once.source(range(100)).key_by(lambda n: n % 4).count().sink(af.io.blackhole())
+
 at_home = af.Flow("at_home")
 at_home.source([1, 2, 3]).sink(print)
 

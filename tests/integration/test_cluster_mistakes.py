@@ -370,23 +370,19 @@ def test_two_jobs_of_one_flow_do_not_share_its_state(cluster: Cluster, tmp_path:
     assert cluster.job(first) == "RUNNING"
 
 
-def test_a_taskmanager_that_dies_while_a_job_comes_is_made_up_for(cluster: Cluster) -> None:
-    """One of two is killed at the moment of the submission: the job gets its slots when another one
-    comes.
-    """
+def test_a_taskmanager_that_dies_while_a_job_comes_is_replaced(cluster: Cluster) -> None:
+    """The JobManager of `cluster start` starts another one, and the job gets its slots there."""
     cluster.start(workers=1, slots=1, request_timeout="10m")
     os.kill(cluster.pids()[1], signal.SIGKILL)
-    job = cluster.submit("ending", "--restarts", "100")
-    cluster.spawn(
-        "taskmanager",
-        "--jobmanager",
-        cluster.address,
-        "--slots",
-        "1",
-        "--secret-file",
-        str(cluster.secret),
-    )
+    job = cluster.submit("at_once", "--restarts", "100")
     until(lambda: cluster.job(job) == "FINISHED", "the job ends")
+    said = "taskmanager 1 ended by signal 9, another one takes its place in 1 s (1 of 10)"
+    assert said in cluster.log("jobmanager")
+    pids = cluster.pids()
+    assert len(pids) == 3
+    stopped = aioflow("cluster", "stop", "--data", cluster.data)
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert not any(map(alive, pids))
 
 
 # Processes that were started by hand.
