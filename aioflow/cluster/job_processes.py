@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.cluster.job_session import REQUESTS, AttemptKey, attempt_key
-from aioflow.cluster.overdue import GRACE_S, until_overdue
+from aioflow.cluster.placed_tasks import GRACE_S, until_overdue
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S
 from aioflow.cluster.worker_processes import EXIT_TIMEOUT_S, WorkerProcess

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aioflow.core.wire.serializers import Codec
     from aioflow.operators.source import Split
 
-__all__ = ["PlacedTasks", "until_overdue"]
+__all__ = ["GRACE_S", "PlacedTasks", "until_overdue"]
 
 logger = logging.getLogger(__name__)
 

@@ -647,7 +647,7 @@ class TaskManager:
                 self._drop_token(job_id, session.token)
                 self._begin(self._close(session), f"close job {job_id[:8]}")
 
-    async def _close(self, session: JobSession) -> None:
+    async def _close(self, session: Session) -> None:
         """Closes a session that serves no job any more. A cancellation leaves that to `run`."""
         self._ending[session] = None
         await session.close()
