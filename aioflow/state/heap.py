@@ -27,16 +27,11 @@ from aioflow.state import views
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import MISSING, RESTORED, ChangeLog, Generation, Guard, GuardMarks, Space
 from aioflow.state.format import TIMERS, FileHeader
+from aioflow.state.heap_archive import Archive, Sections
 from aioflow.state.heap_churn import Churn
 from aioflow.state.heap_keys import KEYS_A_SLICE, Pace, Retired
 from aioflow.state.heap_restore import ReadState, read_handle, restored_archive
-from aioflow.state.heap_snapshot import (
-    HEAP_FORMAT,
-    Archive,
-    HeapSnapshot,
-    Sections,
-    SnapshotPlan,
-)
+from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan
 from aioflow.state.heap_timers import TimerSpace
 from aioflow.state.named import RAW, NamedStates, Table, find_unclaimed
 from aioflow.state.snapshot import (

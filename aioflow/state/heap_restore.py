@@ -16,8 +16,9 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.wire.serializers import Codec
 from aioflow.state.changes import Space
 from aioflow.state.format import TIMERS, Drops, Entries, FileHeader, groups_of_read, read_frames
+from aioflow.state.heap_archive import Archive, Sections, WrittenFile
 from aioflow.state.heap_keys import SpokenKeys
-from aioflow.state.heap_snapshot import BASES, HEAP_FORMAT, Archive, Sections, WrittenFile
+from aioflow.state.heap_snapshot import BASES, HEAP_FORMAT
 from aioflow.state.snapshot import (
     CANONICAL,
     KeyedStateHandle,

@@ -396,8 +396,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a batch that is changed while a snapshot is unfinished is shared with it",
         "aioflow/state/changes.py",
-        "                    _save(saved, fresh, held)\n",
-        "                    saved.update(zip(fresh, held, strict=True))\n",
+        "                save_values(saved, fresh, space.lookup(fresh))\n",
+        "                saved.update(zip(fresh, space.lookup(fresh), strict=True))\n",
         (
             "tests/state/"
             "test_changes.py::test_batches_changed_in_place_are_in_every_snapshot_as_they_were",
@@ -441,7 +441,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a section that is written again leaves out what it has in files that leave",
-        "aioflow/state/heap_snapshot.py",
+        "aioflow/state/heap_archive.py",
         "            whole = place >= self.end\n",
         "            if place < self.first:\n                continue\n            whole = place "
         ">= self.end\n",
@@ -452,7 +452,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file leaves while a section needs it",
-        "aioflow/state/heap_snapshot.py",
+        "aioflow/state/heap_archive.py",
         "    first = min(base for section, base in enumerate(archive.bases) if section not in "
         "chosen)\n",
         "    first = max(base for section, base in enumerate(archive.bases) if section not in "
@@ -464,7 +464,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "no file leaves at the front",
-        "aioflow/state/heap_snapshot.py",
+        "aioflow/state/heap_archive.py",
         "    first = min(base for section, base in enumerate(archive.bases) if section not in "
         "chosen)\n",
         "    first = 0\n",
@@ -472,7 +472,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what small files say is gone is lost when they are written together",
-        "aioflow/state/heap_snapshot.py",
+        "aioflow/state/heap_archive.py",
         "                found.append((None, written.gone))\n",
         "                pass\n",
         (f"{ARCHIVE}test_a_key_that_is_gone_stays_gone_wherever_the_bases_are",),
@@ -486,7 +486,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the newest bases are written again first",
-        "aioflow/state/heap_snapshot.py",
+        "aioflow/state/heap_archive.py",
         "    for section in sorted(range(sections), key=archive.bases.__getitem__):\n",
         "    for section in sorted(range(sections), key=archive.bases.__getitem__, "
         "reverse=True):\n",

@@ -1015,5 +1015,5 @@ def agrees(name: Any, steps: list[Any]) -> None:
         patch.multiple("aioflow.state.heap_keys", **few),
         patch.multiple("aioflow.state.heap_churn", **plain, **unnoted),
     ):
-        with patch.multiple("aioflow.state.heap_snapshot", **often), closing_backends():
+        with patch.multiple("aioflow.state.heap_archive", **often), closing_backends():
             asyncio.run(run())

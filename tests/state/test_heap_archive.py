@@ -12,9 +12,7 @@ import pytest
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.state.changes import Space
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.heap_keys import SpokenKeys
-from aioflow.state.heap_snapshot import (
-    BASES,
+from aioflow.state.heap_archive import (
     ROUND,
     SMALL_FILES_MAX,
     Archive,
@@ -23,6 +21,8 @@ from aioflow.state.heap_snapshot import (
     WrittenFile,
     choose,
 )
+from aioflow.state.heap_keys import SpokenKeys
+from aioflow.state.heap_snapshot import BASES
 from aioflow.state.snapshot import InlineState, KeyedStateHandle, StateFile
 
 MAX_PARALLELISM = 32
@@ -137,7 +137,7 @@ async def test_no_checkpoint_writes_more_than_a_few_times_what_has_changed(
     for the grain of a section.
     """
     monkeypatch.setattr(
-        "aioflow.state.heap_snapshot.SMALL_ROWS", 0
+        "aioflow.state.heap_archive.SMALL_ROWS", 0
     )  # In a large state that is nothing.
     whole = filled.output.sizes[0]
     await filled.change(64, 3 * ROUND)
