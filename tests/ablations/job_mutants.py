@@ -642,8 +642,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a source that was stopped has come to its end",
         "aioflow/task/source_input.py",
-        "        ended = self._is_finished and self._stopped is None\n",
-        "        ended = self._is_finished or self._stopped is not None\n",
+        "        ended = self._is_finished and self._stopped is None and not self._per_run\n",
+        "        ended = (self._is_finished or self._stopped is not None) and not self._per_run\n",
         (f"{CHECKPOINTS}test_a_source_that_was_stopped_is_read_on_also_without_a_savepoint",),
     ),
     Mutant(
@@ -850,7 +850,7 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a stop waits until a list is full or has waited",
         "aioflow/task/loop.py",
-        ("            self._runtime.input_stopped()\n"),
+        ("        self._runtime.input_stopped()\n"),
         (""),
         ("tests/api/test_stopping_sources.py::test_a_stop_does_not_wait_for_a_list_to_fill",),
     ),
@@ -942,8 +942,9 @@ JOB_MUTANTS: list[Mutant] = [
         "a worker keeps in state what its own program registered, not the job's",
         "aioflow/cluster/job_session.py",
         "            host, self, self._executor_token, self.metrics, job.options, self._codec, "
-        "on_stuck\n",
-        "            host, self, self._executor_token, self.metrics, job.options, None, on_stuck\n",
+        "on_stuck, pool\n",
+        "            host, self, self._executor_token, self.metrics, job.options, None, "
+        "on_stuck, pool\n",
         (
             "tests/integration/test_worker_programs.py::"
             "test_workers_keep_classes_of_a_script_in_state_and_savepoints",

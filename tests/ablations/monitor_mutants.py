@@ -85,9 +85,8 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "secrets in errors are shown",
         "aioflow/cluster/job_history.py",
-        '    return redacted(told or "".join(traceback.format_exception(error)), '
-        "TEXT_CHARACTERS_MAX)\n",
-        '    return (told or "".join(traceback.format_exception(error)))[:TEXT_CHARACTERS_MAX]\n',
+        "    return redacted(told or format_folded(error), TEXT_CHARACTERS_MAX)\n",
+        "    return (told or format_folded(error))[:TEXT_CHARACTERS_MAX]\n",
         (
             f"{INSIDE}test_no_secret_leaves_by_any_reading_path",
             f"{REST}test_a_failure_is_shown_with_its_operator_record_and_traceback",
