@@ -99,6 +99,7 @@ ASKED_BY_NAME = {
     ),
     "expressions/values.py": ("_fields", "of a NamedTuple"),
     "io/conversion.py": ("_asdict _fields choices tolist", "NamedTuple, pydantic, numpy"),
+    "io/frames.py": ("columns schema", "tables of pandas, polars and Arrow"),
     "io/kafka_client.py": ("close", "the name differs by client of aiokafka"),
     "io/memory.py": ("aclose close writer", "iterators; and a misuse"),
     "io/queues.py": ("QueueShutDown", "since Python 3.13"),

@@ -59,7 +59,7 @@ def show_stream(title: str, graph: StreamGraph, upstreams: Sequence[Upstream]) -
         rows = list(islice(source.items, ROWS_MAX))
         kinds = list(dict.fromkeys(map(type, rows)))
         return head + (_schema(_fields(kinds[0])) if len(kinds) == 1 else "") + _rows(rows)
-    return head + _schema(_fields(getattr(source, "record_type", None)))
+    return head + _schema(_fields(None if source is None else source.record_type))
 
 
 def show_job(

@@ -343,6 +343,8 @@ class BaseSource(Source[T_co]):
     """The interval between two calls of `discover`, if unbounded; None: one call."""
     side_outputs: tuple[OutputTag[Any], ...] | None = None
     """The side outputs of malformed elements; None: unknown."""
+    record_type: Any = None
+    """The type of the records, if it is known."""
     finder: SplitFinder | None = None
     """The memory of the splits found, if their ids alone do not identify them."""
     per_run: bool = False
@@ -422,6 +424,7 @@ class _CompletedSource(BaseSource[Any]):
     parallelism_max: Any = _Forwarded()
     discover_every: Any = _Forwarded()
     side_outputs: Any = _Forwarded()
+    record_type: Any = _Forwarded()
     finder: Any = _Forwarded()
     per_run: Any = _Forwarded()
     stays_here: Any = _Forwarded()
