@@ -19,7 +19,7 @@ DEBUGGED = tests/task tests/operators tests/advice tests/api
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test check static lint types layers unit debug hashseeds suite services browser processes spark sim hunt fuzz soak ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test check static lint types layers unit pythons debug hashseeds suite services browser processes spark sim hunt fuzz soak ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ layers: venv ## imports point down
 
 unit: venv ## the fast tests
 	$(BIN)/pytest -q -n $(JOBS) -m "$(FAST)"
+
+pythons: ## the fast tests on each Python that is installed; PYTHONS="python3.13 /path/to/python" chooses, LOWEST=1 takes the lowest dependencies
+	FAST="$(FAST)" JOBS=$(JOBS) LOWEST=$(LOWEST) TESTS="$(TESTS)" .ci/pythons $(PYTHONS)
 
 debug: venv ## fast tests of tasks, operators and the API in asyncio's debug mode
 	PYTHONASYNCIODEBUG=1 $(BIN)/pytest -q -n $(JOBS) -m "$(FAST)" $(DEBUGGED)

@@ -35,6 +35,9 @@ THREAD_GRACE_S = 30.0
 SHARED_DEVICES = frozenset({"/dev/null", "/dev/random", "/dev/urandom"})
 """Libraries open these once a process and keep them."""
 
+SHARED_LIBRARY = re.compile(r".*/libffi\.so[.0-9]*$")
+"""libffi keeps its own file open from the first callback on."""
+
 LOOP_TURNS = 5
 """How many turns of the loop a task that was already cancelled may take to end."""
 
@@ -226,5 +229,7 @@ def new_descriptors(before: dict[str, str]) -> list[str]:
     return [
         f"descriptor {number} -> {target}"
         for number, target in after
-        if number not in before and target not in SHARED_DEVICES
+        if number not in before
+        and target not in SHARED_DEVICES
+        and not SHARED_LIBRARY.match(target)
     ]

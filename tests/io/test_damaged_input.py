@@ -34,7 +34,7 @@ class Plain:
 GOOD = b'{"a":1,"b":"ok"}'
 
 BAD_JSON = {
-    "nested deep": b'{"a":1,"b":' + b"[" * 1000 + b"]" * 1000 + b"}",
+    "nested deep": b'{"a":1,"b":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
     "nested without end": b"[" * 200_000,
     "5,000 digits": b'{"a":' + b"9" * 5000 + b',"b":"x"}',
     "beyond floats": b'{"a":1e999,"b":"x"}',
