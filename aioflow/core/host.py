@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import builtins
 
 __all__ = [
-    "Clock", "FileStat", "FileSystem", "Host", "Ids", "Listener", "Network", "Process",
+    "Clock", "FileStat", "FileSystem", "Frame", "Host", "Ids", "Listener", "Network", "Process",
     "Processes", "ProcessIdentity", "ProtocolFactory", "Rng", "ThreadTimes",
 ]  # fmt: skip
 
@@ -301,6 +301,10 @@ class ThreadTimes:
         )
 
 
+Frame = tuple[str, int, str]
+"""File, line and name of the function."""
+
+
 class Process(Protocol):
     """A process that this host started."""
 
@@ -342,6 +346,12 @@ class Processes(Protocol):
         """Returns a reader of the clocks of the thread that calls the reader.
 
         None if there are no threads, as in a simulation.
+        """
+
+    def thread_frames(self, thread: int) -> list[Frame]:
+        """Returns the frames of a thread, innermost first; none where there are no threads.
+
+        The thread stands still meanwhile. May be called from any thread.
         """
 
     def has_ended(self, process: ProcessIdentity) -> bool:

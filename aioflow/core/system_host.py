@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import faulthandler
 import logging
 import os
 import random
+import re
 import resource
 import secrets
 import signal
 import socket
 import ssl as ssl_module
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +30,7 @@ from aioflow.core.host import ProcessIdentity, ThreadTimes
 from aioflow.core.system_files import SystemFileSystem
 
 if TYPE_CHECKING:
-    from aioflow.core.host import Listener, Process, ProtocolFactory, ProtocolT
+    from aioflow.core.host import Frame, Listener, Process, ProtocolFactory, ProtocolT
 
 __all__ = ["SECRET_FD_ENV", "SystemHost", "SystemNetwork", "SystemProcesses"]
 
@@ -323,6 +326,10 @@ class _SystemProcess:
                 self._process.send_signal(number)
 
 
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+"""A line of faulthandler."""
+
+
 class SystemProcesses:
     """The `Processes` of the operating system."""
 
@@ -350,6 +357,16 @@ class SystemProcesses:
             return ThreadTimes(time.thread_time(), waited_ns / 1e9, time.process_time())
 
         return read
+
+    def thread_frames(self, thread: int) -> list[Frame]:
+        # Walking frames in Python is no way: the interpreter may go to the other thread meanwhile,
+        # whose frames end. Python 3.11 then gave objects that were no frames.
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            text = file.read().decode("utf-8", "replace")
+        block = text.partition(f"0x{thread:016x} ")[2].partition("\n\n")[0]
+        return [(file, int(line), name) for file, line, name in FRAME.findall(block)]
 
     def has_ended(self, process: ProcessIdentity) -> bool:
         # Another boot, another machine or another container: its numbers mean nothing here.

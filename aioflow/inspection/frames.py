@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aioflow.core.host import Frame
 
 __all__ = ["Stack", "place_of", "spell_stack", "user_frames"]
 
@@ -17,7 +23,6 @@ LOOP_FILES = tuple(
     str(Path(asyncio.__file__).with_name(name))
     for name in ("base_events.py", "events.py", "runners.py")
 )
-IMPORT = "<frozen importlib"
 
 Stack = tuple[str, ...]
 """Frames, outermost first."""
@@ -28,8 +33,13 @@ def place_of(code: CodeType, line: int) -> str:
 
     The file is shown by its last two parts, because the machine's paths are private.
     """
-    parts = code.co_filename.replace("\\", "/").rsplit("/", 2)
-    return f"{code.co_qualname} ({'/'.join(parts[-2:])}:{line})"
+    return spell_place(code.co_qualname, code.co_filename, line)
+
+
+def spell_place(name: str, file: str, line: int) -> str:
+    """Returns a place in code as text."""
+    parts = file.replace("\\", "/").rsplit("/", 2)
+    return f"{name} ({'/'.join(parts[-2:])}:{line})"
 
 
 def spell_stack(stack: Stack) -> str:
@@ -37,25 +47,21 @@ def spell_stack(stack: Stack) -> str:
     return "".join(f"\n  at {place}" for place in stack)
 
 
-def user_frames(frame: FrameType) -> Stack:
-    """Returns the innermost frames above those of the engine and the loop, outermost first.
+def user_frames(frames: Sequence[Frame]) -> tuple[Stack, bool]:
+    """Returns the frames above those of the engine and the loop, outermost first.
 
-    Libraries that user code calls belong to them. What the engine imports does not.
+    Libraries that user code calls belong to them. Also returns whether the outermost of them is in
+    a file of the user, and not in a library that the engine calls or imports.
     """
     places: list[str] = []
-    kept, imports = 0, False
-    current: FrameType | None = frame
-    while current is not None:
-        file = current.f_code.co_filename
-        if file.startswith((ENGINE, "<aioflow")):
-            kept = 0 if imports else kept
+    kept, is_own = 0, False
+    for file, line, name in frames:
+        if file.startswith((ENGINE, "<aioflow")) or file in LOOP_FILES:
             break
-        if file in LOOP_FILES:
-            break
-        imports = file.startswith(IMPORT)
-        if not imports:
-            places.append(place_of(current.f_code, current.f_lineno))
-        if not file.startswith((LIBRARY, "<")) or "site-packages" in file:
+        is_library = file.startswith(LIBRARY) or "site-packages" in file
+        is_own = not is_library and not file.startswith("<")
+        if not file.startswith("<frozen"):
+            places.append(spell_place(name, file, line))
+        if is_own or "site-packages" in file:
             kept = len(places)
-        current = current.f_back
-    return tuple(reversed(places[:kept][:FRAMES_MAX]))
+    return tuple(reversed(places[:kept][:FRAMES_MAX])), is_own

@@ -28,9 +28,9 @@ from aioflow.core.scope import current_scope, scope_in
 from aioflow.inspection.frames import spell_stack, user_frames
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Sequence
 
-    from aioflow.core.host import Host, ThreadTimes
+    from aioflow.core.host import Frame, Host, ThreadTimes
     from aioflow.core.scope import ScopeOperator
     from aioflow.inspection.frames import Stack
 
@@ -101,8 +101,8 @@ class _Look:
     operator: ScopeOperator | None
     task: str
     stack: Stack
-    at: tuple[int, int]
-    """The innermost frame and its instruction."""
+    at: Frame
+    """The innermost frame."""
 
 
 class LoopWatch:
@@ -277,10 +277,9 @@ class LoopWatch:
             looks = self._looks
             if self._now() - self._beat_at <= HELD_S:
                 continue
-            frame = sys._current_frames().get(self._thread)
-            if frame is not None:
-                looks.append(_seen(frame, asyncio.current_task(self._loop)))
-            del frame  # It would keep the locals of the loop's thread alive.
+            frames = self._host.procs.thread_frames(self._thread)
+            if frames:
+                looks.append(_seen(frames, asyncio.current_task(self._loop)))
 
 
 def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bool:
@@ -300,15 +299,18 @@ def _commonest(looks: list[_Look]) -> _Look:
     return next(look for look in reversed(looks) if (look.operator, look.task) == best)
 
 
-def _seen(frame: FrameType, task: asyncio.Task[Any] | None) -> _Look:
+def _seen(frames: Sequence[Frame], task: asyncio.Task[Any] | None) -> _Look:
     context = None if task is None else _context_of(task)
     scope = None if context is None else scope_in(context)
+    operator = None if scope is None else scope.operator_context
+    stack, is_own = user_frames(frames)
     return _Look(
         "" if scope is None else scope.job,
-        None if scope is None else scope.operator_context,
+        operator,
         "" if task is None else task.get_name(),
-        user_frames(frame),
-        (id(frame), frame.f_lasti),
+        # Without an operator, the engine itself may have called a library.
+        stack if is_own or operator is not None else (),
+        frames[0],
     )
 
 

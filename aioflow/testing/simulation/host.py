@@ -14,7 +14,7 @@ import ssl as ssl_module
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
-from aioflow.core.host import Listener, Process, ProcessIdentity, ProtocolFactory
+from aioflow.core.host import Frame, Listener, Process, ProcessIdentity, ProtocolFactory
 from aioflow.testing.simulation.disk import SimDisk, SimFileSystem
 from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.network import SimNetwork
@@ -389,6 +389,9 @@ class _SimProcesses:
 
     def thread_times(self) -> None:
         return None
+
+    def thread_frames(self, thread: int) -> list[Frame]:
+        return []
 
     def has_ended(self, process: ProcessIdentity) -> bool:
         if process.machine != self._process.machine.name:
