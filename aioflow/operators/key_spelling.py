@@ -85,9 +85,11 @@ class KeySpelling:
                 types.update(found)
             if tuple in types:
                 types.discard(tuple)
-                types.update(
-                    map(type, chain.from_iterable(key for key in keys if type(key) is tuple))
-                )
+                if found.count(tuple) == len(found):
+                    parts = chain.from_iterable(keys)
+                else:
+                    parts = chain.from_iterable(key for key in keys if type(key) is tuple)
+                types.update(map(type, parts))
             if types <= _ONE_SPELLING and not (int in types and bool in types):
                 return keys
             first = self._remember(known)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
@@ -289,7 +290,7 @@ class _SingleKeyed(_Keyed):
             # Nearly always one type: counting it takes half as long as looking each one up in a
             # set.
             plain = types[0] in PLAIN_KEY_TYPES and types.count(types[0]) == len(types)
-            if not plain and not PLAIN_KEY_TYPES.issuperset(types):
+            if not plain and not _are_plain(keys, types):
                 source, known, find = iter(values), self._cache.known, self._cache.find
                 for _, key in zip(source, keys, strict=False):
                     if key not in known:
@@ -310,6 +311,17 @@ class _SingleKeyed(_Keyed):
                 ),
             )
         ]
+
+
+def _are_plain(keys: list[Any], types: list[type]) -> bool:
+    """Returns whether all keys are plain values, or tuples of plain values, which are valid."""
+    found = set(types)
+    if tuple in found:
+        found.discard(tuple)
+        if found:
+            keys = [key for key in keys if type(key) is tuple]
+        found.update(map(type, chain.from_iterable(keys)))
+    return found <= PLAIN_KEY_TYPES
 
 
 class _Hash(_Keyed):
