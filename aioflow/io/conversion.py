@@ -349,7 +349,22 @@ def row_converter(
                 raise msgspec.ValidationError(str(error).replace("`$[...]", f"`$.{name}")) from None
         return type_(**made)
 
-    return make_namedtuple
+    if len(index) < len(names):
+        return make_namedtuple
+    order = list(index.values())
+    whole = tuple[tuple(hints.get(name, Any) for name in names)]  # type: ignore[misc, valid-type]
+
+    def make_whole(row: Sequence[str]) -> Any:
+        """Converts all fields at once. Empty and wrong texts need the way by field."""
+        texts = [row[i] for i in order]
+        if "" not in texts:
+            try:
+                return type_(*convert(texts, whole, strict=False))
+            except msgspec.ValidationError:
+                pass
+        return make_namedtuple(row)
+
+    return make_whole
 
 
 def _as_field(hint: Any) -> Any:
