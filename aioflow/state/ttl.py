@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from aioflow.core.states import StateDescriptor, StateTtl
+from aioflow.state.snapshot import ATOMS
 from aioflow.state.views import (
     MISSING,
     AggregatingView,
@@ -285,15 +286,24 @@ class TimedValueView(TimedView, ValueView):
     __slots__ = ()
 
     def value(self) -> Any:
-        stored = self._read()
-        return copy.copy(self._default) if stored is MISSING else stored[1]
+        stored = self._entries.get(self._backend.current_key, MISSING)
+        if stored is not MISSING:
+            if not self._refreshes and self._now_ms() - stored[0] < self._ttl_ms:
+                return stored[1]
+            stored = self._read()
+            if stored is not MISSING:
+                return stored[1]
+        default = self._default
+        return default if type(default) in ATOMS else copy.copy(default)
 
     def update(self, value: Any) -> None:
         if value is None:
             self.clear()
             return
-        now = self._now_ms()
-        self._put((now, value))
+        key, now = self._backend.current_key, self._now_ms()
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
+        self._store[key] = now, value
         self._written(now)
 
     def show(self, stored: Any) -> Any:

@@ -245,7 +245,12 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return self._made("create")()
 
     def add(self, value: Any, accumulator: Any) -> Any:
-        return self._program(value, _PLAIN).add(value, accumulator)
+        # Faster than `adder`, which makes several calls.
+        adders: dict[type, Callable[[Any, Any], Any]] = self.__dict__.setdefault("_adders", {})
+        add = adders.get(type(value))
+        if add is None:
+            add = adders[type(value)] = self.adder(value)
+        return add(value, accumulator)
 
     def adder(self, value: Any) -> Callable[[Any, Any], Any]:
         """Returns a function like `add`, specialised for elements of the same kind as `value`."""
@@ -285,7 +290,7 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("_functions", "_result")
+            if name not in ("_functions", "_result", "_adders")
         }
 
     @property
