@@ -133,18 +133,34 @@ class SessionWindowOperator(AddingWindowOperator):
         gap, timers = self._gap, self._timers
         reached = timers.current_watermark if watermarks is None else watermarks[-1]
         table = self._table.of(None, keys)
-        get, add = table.get, self._aggregate.adder(values[0])
+        get, add, create = (
+            table.get,
+            self._aggregate.adder(values[0]),
+            self._aggregate.create_accumulator,
+        )
+        register = timers.register_event_time_timer
         left = iter(values)
         try:
             for value, key, timestamp, watermark in zip(
                 left, keys, batch.timestamps, watermarks or repeat(reached), strict=False
             ):
                 sessions = get(key)
-                if sessions is not None and len(sessions) == 1:
+                if sessions is None:
+                    end = timestamp + gap
+                    last = end - 1 if end <= MAX_WATERMARK else MAX_WATERMARK
+                    if last > watermark and last > timers.current_watermark:
+                        table[key] = [[timestamp, end, add(value, create())]]
+                        register(key, None, last)
+                        if last <= reached:
+                            break
+                        continue
+                elif len(sessions) == 1:
                     session = sessions[0]
                     start, end, held = session
-                    if start <= timestamp <= end:
+                    if timestamp <= end and start <= timestamp + gap:
                         session[2] = add(value, held)
+                        if timestamp < start:
+                            session[0] = timestamp
                         if timestamp + gap > end:
                             session[1] = timestamp + gap
                         table[key] = sessions  # No effect in a dict; another mapping may need this.
@@ -206,7 +222,13 @@ class SessionWindowOperator(AddingWindowOperator):
     def _fire(self, time: int, key: Any) -> None:
         """Handles a due timer of `key`: ended sessions fire, the others get another timer."""
         table = self._table.of_key(None, key)
-        starts, sessions = _in_order(table.get(key, []))
+        stored = table.get(key, [])
+        if len(stored) == 1 and stored[0][1] - 1 <= time:
+            del table[key]
+            self._table.removed(None, key)
+            self._emit(key, *stored[0])
+            return
+        starts, sessions = _in_order(stored)
         over = (
             len(sessions) if time == MAX_WATERMARK else bisect_right(sessions, time + 1, key=_END)
         )
@@ -225,15 +247,11 @@ class SessionWindowOperator(AddingWindowOperator):
             self._emit(key, start, end, held)
 
     def _emit(self, key: Any, start: int, end: int, held: Any) -> None:
-        result = self._aggregate.get_result(held)
+        result, last = self._aggregate.get_result(held), last_instant(end)
         if self._window_fn is None:
-            self._out.add(
-                WindowResult(key, start, end, result), last_instant(end), last_instant(end) - 1
-            )
+            self._out.add(WindowResult(key, start, end, result), last, last - 1)
             return
-        self._emit_made(
-            self._window_fn.call, TimeWindow(start, end), last_instant(end) - 1, (key,), (result,)
-        )
+        self._emit_made(self._window_fn.call, TimeWindow(start, end), last - 1, (key,), (result,))
 
     def _shown(self, stored: Any) -> list[tuple[int, int, Any]]:
         """Returns (start, end, result so far) of each open session, for queries."""
