@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import logging
 import os
 import re
@@ -37,6 +38,11 @@ SHARED_DEVICES = frozenset({"/dev/null", "/dev/random", "/dev/urandom"})
 
 SHARED_LIBRARY = re.compile(r".*/libffi\.so[.0-9]*$")
 """libffi keeps its own file open from the first callback on."""
+
+WITHOUT_ROCKSDB = not os.environ.get("CI") and importlib.util.find_spec("rocksdict") is None
+"""Whether tests of state in RocksDB are skipped, as on a Python too new for its wheel."""
+
+collect_ignore_glob = ["*/test_rocksdb*.py"] if WITHOUT_ROCKSDB else []
 
 LOOP_TURNS = 5
 """How many turns of the loop a task that was already cancelled may take to end."""
@@ -91,6 +97,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.examples)
         if HASHSEED_MODULES.match(item.path.name):
             item.add_marker(pytest.mark.hashseed)
+        if "rocksdb" in item.nodeid and WITHOUT_ROCKSDB:
+            item.add_marker(pytest.mark.skip(needs.reason("rocksdict", "wait for its wheel")))
 
 
 @pytest.fixture(autouse=True)

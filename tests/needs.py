@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["missing", "program", "summary"]
+__all__ = ["missing", "program", "reason", "summary"]
 
 SETUP = "run .ci/setup as root to install it"
 SBIN = "/usr/sbin:/usr/local/sbin:/sbin"
@@ -42,10 +42,15 @@ def program(name: str, *patterns: str) -> str:
 
 def missing(need: str, remedy: str) -> NoReturn:
     """Skips the test that asks; fails it in CI."""
-    message = f"{_MARK}{need}: {remedy}"
+    message = reason(need, remedy)
     if os.environ.get("CI"):
         pytest.fail(f"CI skips nothing, and {message}", pytrace=False)
     pytest.skip(message)
+
+
+def reason(need: str, remedy: str) -> str:
+    """Returns the reason of a test that is skipped for want of `need`, as `summary` counts it."""
+    return f"{_MARK}{need}: {remedy}"
 
 
 def summary(reasons: Iterable[str]) -> list[str]:

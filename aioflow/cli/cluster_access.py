@@ -14,6 +14,7 @@ import asyncio
 import errno
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import pairwise
@@ -129,27 +130,39 @@ def jobmanagers_of(data: Path) -> list[int]:
 
 
 def _found(data: Path) -> Iterator[tuple[int, str]]:
-    """Yields (pid, command) of each process of the cluster. Needs `/proc`, without it yields
-    nothing.
-    """
+    """Yields (pid, command) of each process of the cluster."""
     whole = os.path.realpath(data)
-    for pid in sorted(int(entry.name) for entry in PROC.glob("[0-9]*") if entry.name.isdecimal()):
+    for pid, argv in _from_proc() if PROC.exists() else _from_ps():
+        command = _command(argv)
+        directory = _data(argv, command) if command else None
         try:
-            argv = (
-                (PROC / str(pid) / "cmdline")
-                .read_bytes()
-                .decode("utf-8", "surrogateescape")
-                .split("\0")
-            )
-            command = _command(argv)
-            directory = _data(argv, command) if command else None
-            if (
-                directory is not None
-                and os.path.realpath((PROC / str(pid) / "cwd").readlink() / directory) == whole
-            ):
+            # Without /proc, a relative directory is taken to be below the present one.
+            base = (PROC / str(pid) / "cwd").readlink() if PROC.exists() else Path()
+            if directory is not None and os.path.realpath(base / directory) == whole:
                 yield pid, command
         except OSError:  # The process has ended, or belongs to another user.
             continue
+
+
+def _from_proc() -> Iterator[tuple[int, list[str]]]:
+    """Yields the pid and the arguments of each process."""
+    for pid in sorted(int(entry.name) for entry in PROC.glob("[0-9]*") if entry.name.isdecimal()):
+        try:
+            line = (PROC / str(pid) / "cmdline").read_bytes()
+        except OSError:  # The process has ended.
+            continue
+        yield pid, line.decode("utf-8", "surrogateescape").split("\0")
+
+
+def _from_ps() -> Iterator[tuple[int, list[str]]]:
+    """Yields the same on other systems than Linux. Arguments with spaces are torn apart."""
+    listing = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    for line in listing.splitlines():
+        pid, *argv = line.split()
+        if argv:
+            yield int(pid), argv
 
 
 def _command(argv: list[str]) -> str:
@@ -157,7 +170,7 @@ def _command(argv: list[str]) -> str:
 
     A program that only starts one, such as `timeout`, does not count.
     """
-    if os.path.basename(argv[0]).startswith("python"):
+    if os.path.basename(argv[0]).lower().startswith("python"):
         for program, command in pairwise(argv):
             if os.path.basename(program) == "aioflow" and command in (JOBMANAGER, TASKMANAGER):
                 return command

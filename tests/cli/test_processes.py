@@ -134,3 +134,20 @@ def test_by_default_each_processor_has_a_process_so_that_jobs_do_not_share_one(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert cluster.shape_of(workers, slots) == expected
+
+
+def test_without_proc_they_are_found_in_the_list_of_ps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_access, "PROC", tmp_path / "proc")
+    data = tmp_path / "data"
+    waits = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(
+        [*waits, "aioflow", "jobmanager", "--data", str(data)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert processes_of(data) == jobmanagers_of(data) == [process.pid]
+        assert processes_of(tmp_path) == []
+        process.communicate(b"\n")
