@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import aioflow as af
 from tests.programs import model, pieces
 
 __all__ = ["Program", "Step", "draw"]
@@ -94,9 +95,7 @@ class Program:
         for i, step in enumerate(self.steps):
             if step.kind == "source":
                 rows = "".join(f"    {literal(tuple(row))},\n" for row in step.args["rows"])
-                make = {"N": "RecordN", "D": "RecordD", "S": "RecordS", "dict": "record_dict"}[
-                    step.args["type"]
-                ]
+                make = pieces.RECORDS[step.args["type"]].__name__
                 lines += [f"ROWS{i} = [{make}(*row) for row in [\n{rows}]]", ""]
         lines += ["", "def build(parallelism=1, source=lambda rows, i: rows):"]
         lines += [f'    flow = af.Flow("{self.name}", parallelism=parallelism)']
@@ -237,17 +236,15 @@ def strategy(args: dict[str, Any]) -> str:
         args["stamp"], args["stamp"]
     )
     delay = args["delay"]
-    kind = args["strategy"]
-    if kind == "monotonous":
-        return f"af.WatermarkStrategy.monotonous_timestamps(timestamp={stamp})"
-    if kind == "punctuated":
-        return (
-            f"af.WatermarkStrategy.punctuated(lambda value, time: time - {delay + 1}, "
-            f"timestamp={stamp})"
-        )
-    if kind == "custom":
-        return f"af.WatermarkStrategy.custom(Custom({delay}), timestamp={stamp})"
-    return f'af.WatermarkStrategy.bounded_out_of_orderness("{delay}ms", timestamp={stamp})'
+    made = {
+        "monotonous": "monotonous_timestamps(",
+        "punctuated": f"punctuated(lambda value, time: time - {delay + 1}, ",
+        "custom": f"custom(Custom({delay}), ",
+        "bounded": f'bounded_out_of_orderness("{delay}ms", ',
+    }[args["strategy"]]
+    aligned = args.get("aligned")
+    more = "" if aligned is None else f'.with_alignment("all", "{aligned}ms", every="1ms")'
+    return f"af.WatermarkStrategy.{made}timestamp={stamp}){more}"
 
 
 def source_text(i: int, step: Step) -> str:
@@ -378,7 +375,9 @@ def interval_text(i: int, step: Step) -> str:
 def connect_text(i: int, step: Step) -> str:
     left, right = step.inputs
     keys = f"{function(step.args['key'])}, {function(step.args['right_key'])}"
-    return f"s{left}.connect(s{right}).key_by({keys}).process(PairUp{options(i, step)})"
+    first = step.args.get("read_first")
+    given = "" if first is None else f", read_first={first!r}"
+    return f"s{left}.connect(s{right}{given}).key_by({keys}).process(PairUp{options(i, step)})"
 
 
 def broadcast_text(i: int, step: Step) -> str:
@@ -403,13 +402,22 @@ def timestamps_text(i: int, step: Step) -> str:
     return f"s{step.inputs[0]}.assign_timestamps_and_watermarks({strategy(args)}{options(i, step)})"
 
 
+GUARDED = {
+    "name": "fragile",
+    "async": "asynchronous(fragile), concurrency=3",
+    "retried": 'asynchronous(fragile), retry=af.Retry(2, backoff="1ms")',
+    "timed": 'asynchronous(fragile, 1), retry=af.Retry(2, backoff="1ms"), timeout="60s"',
+    "blocking": "fragile, blocking=True",
+}
+
 TEXTS: dict[str, Callable[[int, Step], str]] = {
     "source": source_text,
     "map": stateless_text,
     "filter": stateless_text,
     "flat_map": stateless_text,
     "guarded": lambda i, s: (
-        f's{s.inputs[0]}.map(fragile, on_error=TAG, name="{s.args["name"]}"{options(i, s)})'
+        f"s{s.inputs[0]}.map({GUARDED[s.args.get('form', 'name')]}, on_error=TAG, "
+        f'name="{s.args["name"]}"{options(i, s)})'
     ),
     "side": lambda i, s: (
         f"s{s.inputs[0]}.late" if s.args["tag"] == "late" else f"s{s.inputs[0]}.side(TAG)"
@@ -797,6 +805,46 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
     return Step(kind, inputs, args)
 
 
+TTLS = (
+    af.StateTtl("10d"),
+    af.StateTtl("10d", refresh_on_read=True),
+    af.StateTtl("10d", return_expired=True),
+)
+
+
+def varied(rng: Random, step: Step, steps: Sequence[Step]) -> Step:
+    """Draws what changes no answer of `step`.
+
+    A generator of its own draws it, so that further variations leave a seed's steps as they are.
+    """
+    args = dict(step.args)
+    chance = rng.random()
+    if step.kind == "source":
+        if args["type"] != "dict" and chance < 0.4:
+            args["type"] = rng.choice("AP")
+        if args["delay"] is not None and rng.random() < 0.2:
+            args["aligned"] = rng.choice((0, 10, 1_000))
+    elif step.kind == "guarded":
+        args["form"] = rng.choice(tuple(GUARDED))
+    elif step.kind == "keyed_process":
+        if args["cls"] == "Totals" and not args["init"] and chance < 0.4:
+            args["cls"] = "RawTotals"
+        elif "ttl" in args["init"]:
+            args["init"] = {**args["init"], "ttl": rng.choice(TTLS)}
+    elif step.kind == "connect" and chance < 0.5:
+        left, right = (sources_of(i, steps) for i in step.inputs)
+        if not left & right:
+            args["read_first"] = rng.choice(("left", "right"))
+    return Step(step.kind, step.inputs, args)
+
+
+def sources_of(i: int, steps: Sequence[Step]) -> set[int]:
+    """The sources that step `i` reads, over others."""
+    if not steps[i].inputs:
+        return {i}
+    return set().union(*(sources_of(other, steps) for other in steps[i].inputs))
+
+
 def draw(seed: int) -> Program:
     """The program of a seed."""
     rng = Random(f"program {seed}")
@@ -829,6 +877,7 @@ def draw(seed: int) -> Program:
             streams.append(side)
             if tag != "late" and rng.random() < 0.5:
                 break
+    steps = [varied(rng, step, steps) for rng in [Random(f"variation {seed}")] for step in steps]
     read = {i for step in steps for i in step.inputs}
     leaves = [i for i, step in enumerate(steps) if i not in read]
     inner = [

@@ -406,6 +406,12 @@ class Plain:
 
     get_list_state = get_map_state = get_reducing_state = get_aggregating_state = get_state
 
+    def get_raw_keyed_state(self) -> Plain:
+        return self
+
+    def get(self) -> dict[int, bytes]:
+        return {}
+
     def get_broadcast_state(self, descriptor: Any) -> Any:
         return PlainMap(self.rules)
 
@@ -567,6 +573,8 @@ def keyed_process(program: Program, step: Step, stream: Stream) -> Stream:
         raise Undetermined("event time")
     context, out = Plain(), []
     function = cls(**step.args["init"])
+    if hasattr(function, "initialize_state"):
+        function.initialize_state(context)
     function.open(context)
     timers = PlainTimers(context, function, out)
     mark = FIRST

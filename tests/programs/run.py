@@ -166,6 +166,9 @@ def in_form(form: str, rows: list[Any]) -> Any:
         return go_on
     if form == "datagen":
         return af.io.datagen(lambda i: rows[i], count=len(rows))
+    if form == "hybrid":
+        half = len(rows) // 2
+        return af.io.hybrid(rows[:half], lambda end: rows[half:])
     return {"list": list, "tuple": tuple, "iterable": Countable}[form](rows)
 
 
@@ -218,7 +221,11 @@ def plainly(run: Run) -> Any:
 
 def otherwise(run: Run) -> Any:
     """Sources, batches, parallelism, backend and debug mode as they fall."""
+    rng = Random(f"{run.program.seed} more")  # Leaves the other draws of a seed as they are.
     form = run.draw("form", *SOURCE_FORMS)
+    form = rng.choice((form, form, form, "hybrid"))
+    more = rng.choice(({}, {}, {"network_memory": "4MiB"}, {"latency_tracking": "1ms"}))
+    run.log.append(f"{form} {more}")
     flow, streams = run.build(run.parallelism, lambda rows, i: in_form(form, rows))
     tasks = TaskOptions(
         batch_records_max=run.draw("batch", 1, 2, 3, 10, 2048),
@@ -226,7 +233,7 @@ def otherwise(run: Run) -> Any:
     )
     state = run.draw("state", "heap", "heap", "rocksdb") if has_rocksdb() else "heap"
     return finished(
-        flow.collect(*streams, tasks=tasks, state=state),
+        flow.collect(*streams, tasks=tasks, state=state, **more),
         debug=run.draw("debug", False, False, True),
     )
 
@@ -366,6 +373,40 @@ class Interrupt:
             await job.cancel()
 
 
+def rescaled(run: Run) -> Any:
+    """Goes on at another parallelism in the midst, once or more, while sources fail."""
+    program = run.program
+    rows = [(i, row) for i, count in lengths(program).items() for row in range(count)]
+    fails = set(run.rng.sample(rows, min(len(rows), run.draw("failures", 0, 0, 1))))
+    flow, streams = run.build(run.parallelism, Pace(run.draw("burst", 1, 3, 10), fails=fails))
+    for i, stream in zip(program.outputs, streams, strict=True):
+        stream.sink(Gather(f"{program.name}/{i}"), uid=f"out{i}")
+    steps = [(run.rng.choice((0.0, 0.005, 0.02)), run.parallelism) for _ in range(3)]
+    run.log.append(f"steps={steps}")
+
+    async def drive(job: af.Job) -> None:
+        for after_s, parallelism in steps:
+            await asyncio.sleep(after_s)
+            try:
+                await job.rescale(parallelism=parallelism)
+            except (af.JobNotRunning, af.RescaleError):
+                break  # It has ended, or is about to.
+        await job.wait()
+
+    run_simulated(
+        flow,
+        seed=f"{program.seed}",
+        drive=drive,
+        checkpoints=f"memory://{program.name}",
+        every=run.draw("every", "2ms", "10ms"),
+        unaligned=run.draw("unaligned", False, True, "2ms"),
+        restart=af.fixed_delay(attempts=10, delay="1ms"),
+        tasks=TaskOptions(batch_records_max=run.draw("batch", 1, 3, 2048)),
+    )
+    gathered = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
+    return [[row for key in sorted(rows) for row in rows[key]] for rows in gathered]
+
+
 def on_columns(run: Run) -> Any:
     """All sources give columns."""
     import pyarrow as pa
@@ -408,11 +449,12 @@ WAYS: dict[str, Callable[[Run], Any]] = {
     "simulated": simulated,
     "restarted": restarted,
     "restored": restored,
+    "rescaled": rescaled,
     "on_columns": on_columns,
     "over_workers": over_workers,
     "on_spark": on_spark,
 }
-UNORDERED = frozenset({"restored"})
+UNORDERED = frozenset({"restored", "rescaled"})
 """Ways whose rows come out of several runs."""
 
 WORKERS_EVERY = 50
@@ -424,6 +466,8 @@ def ways_of(program: Program, *, processes: bool = True) -> list[str]:
     ways = ["plainly", "otherwise", *rng.sample(("simulated", "restarted", "restored"), 1)]
     if program.columnar:
         ways.append("on_columns")
+    if program.spread and rng.random() < 0.3:
+        ways.append("rescaled")
     if processes and program.seed % WORKERS_EVERY == 0:
         ways.append("over_workers")
     return ways
