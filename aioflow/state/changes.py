@@ -127,6 +127,10 @@ class Space:
         """Returns the present value of `key`, or `MISSING`."""
         return self.entries.get(key, MISSING)
 
+    def holds(self, key: Any) -> bool:
+        """Returns whether there is a value of `key` now."""
+        return key in self.entries
+
     def keys(self, start: int, count: int) -> list[Any]:
         """Returns `count` keys from index `start`.
 

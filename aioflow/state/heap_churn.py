@@ -4,13 +4,14 @@ A file of all keys is then smaller than a file of the changes, and notes of the 
 for each key. So such a generation is *unnoted*, and its file is *plain*: it contains all keys, in
 the order in which memory holds them. A file by key groups would read memory in random order, which
 takes several times as long. The archive does not know the keys of a plain file, so the next file
-contains all keys too. From time to time a generation is noted, to count the changes.
+contains all keys too. From time to time a generation is noted, to count the changes. But as long as
+most keys of a file, by a sample, are gone at the next one, that is not necessary.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress, filterfalse
 from operator import itemgetter
 from typing import Any, Protocol
@@ -43,6 +44,9 @@ UNNOTED_ROWS_SUM = 1 << 20
 So larger state has fewer generations without notes.
 """
 
+SAMPLE_MIN = 16
+"""Minimum number of keys in a sample, which contains a key for each frame."""
+
 ROWS_A_FRAME = 256
 BYTES_A_FRAME = 1 << 15
 """Intended size of a frame, whose rows are looked up and encoded without a yield."""
@@ -57,11 +61,18 @@ _ORDER: Callable[[Entry], int] = itemgetter(3)
 class Churn:
     """The decision whether the next generation needs notes."""
 
-    __slots__ = ("_left", "_run")
+    __slots__ = ("_left", "_run", "sample")
 
     def __init__(self) -> None:
         self._run = 0
         self._left = 0
+        self.sample: list[tuple[Any, Any]] = []
+        """Space and key of some rows of the last plain file."""
+
+    def has_renewed(self) -> bool:
+        """Returns whether most keys of the last plain file are gone, by its sample."""
+        gone = sum(not space.holds(key) for space, key in self.sample)
+        return len(self.sample) >= SAMPLE_MIN and 2 * gone > len(self.sample)
 
     def goes_on(self, rows: int) -> bool:
         """Returns whether the generation after the next file needs no notes either.
@@ -70,17 +81,20 @@ class Churn:
         """
         return self._left > 1 and 0 < rows <= UNNOTED_ROWS_MAX
 
-    def after(self, changed: int | None, rows: int, size: int) -> bool:
+    def after(self, changed: int | None, rows: int, size: int, *, renewed: bool = False) -> bool:
         """Returns whether the next generation needs no notes, after a file of `size` bytes that
         contains all `rows` rows.
 
-        `changed` is the number of changes, or None if they were not noted.
+        `changed` is the number of changes, or None if they were not noted. `renewed` means that
+        most keys have come since the last file.
         """
+        if changed is not None:
+            self.sample = []
         fits = UNNOTED_ROWS_MIN <= rows <= UNNOTED_ROWS_MAX and size <= UNNOTED_BYTES_MAX
         if not fits or (changed is not None and changed < rows):
             self._run = self._left = 0
         elif changed is None:
-            self._left = max(0, self._left - 1)
+            self._left = max(0, self._left - (not renewed))
         else:
             most = max(UNNOTED_MIN, min(UNNOTED_MAX, UNNOTED_ROWS_SUM // rows))
             self._left = self._run = min(2 * self._run or UNNOTED_MIN, most)
@@ -136,6 +150,8 @@ class PlainFile:
     pace: Pace
     rows: int = 0
     size: int = 0
+    sample: list[tuple[Any, Any]] = field(default_factory=list)
+    """As in `Churn`."""
 
     async def content(
         self,
@@ -159,6 +175,7 @@ class PlainFile:
                     # A mutable value may change as soon as other tasks run.
                     start += frame.take(space, keys, start)
                     if frame.is_full:
+                        self.sample.append((space, frame.keys[-1]))
                         yield frame.encoded()
                         frames += 1
                         await self.pace.looked_at(KEYS_A_SLICE // 2)

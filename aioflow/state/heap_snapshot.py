@@ -184,7 +184,7 @@ class HeapSnapshot:
 
     async def _write_plain(self, output: StateOutput, spaces: list[Space]) -> KeyedStateHandle:
         """Writes all keys of `spaces` and the timers as a plain file."""
-        plan = self.plan
+        plan, renewed = self.plan, self._churn.has_renewed()
 
         def release() -> None:
             self.cancel()
@@ -199,7 +199,8 @@ class HeapSnapshot:
         file = await output.write(plain.content(of_table, timers, release))
         await self._retired.release(self._pace)
         self.rows = plain.rows
-        self._churn.after(None, plain.rows, plain.size)
+        self._churn.after(None, plain.rows, plain.size, renewed=renewed)
+        self._churn.sample = plain.sample
         written = WrittenFile(file, {}, SpokenKeys(), {}, plain.rows)
         count = Sections(plan.header.groups).count
         choice = Choice(0, 0, frozenset(range(count)), 0)

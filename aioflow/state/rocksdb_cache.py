@@ -148,6 +148,10 @@ class Space:
         """Returns the value of a dirty or frozen key."""
         return self.entries.get(key, MISSING)
 
+    def holds(self, key: Any) -> bool:
+        """Returns whether there is a value of `key` in memory now."""
+        return not self.dropped and key in self.entries
+
     def present(self, keys: Sequence[Any]) -> list[Any]:
         """Returns the value of each of `keys` in memory, or `MISSING`."""
         return list(map(self.entries.get, keys, repeat(MISSING)))

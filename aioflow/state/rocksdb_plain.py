@@ -122,14 +122,15 @@ class PlainSnapshot:
                 "a snapshot was written twice, or after it was cancelled; begin another"
             )
         self._began = True
-        plan, past = self.plan, self._past
+        plan, past, renewed = self.plan, self._past, self._churn.has_renewed()
         header = plan.header
         try:
             plain = PlainFile(header, plan.filters, past, plan.codec, plan.operator, Pace())
             file = await output.write(plain.content(past.spaces(), past.queues(), self.cancel))
         finally:
             self.cancel()
-        self._churn.after(None, plain.rows, plain.size)
+        self._churn.after(None, plain.rows, plain.size, renewed=renewed)
+        self._churn.sample = plain.sample
         self.files = {}
         return KeyedStateHandle(
             CANONICAL, header.max_parallelism, header.groups.start, header.groups.end, (file,)

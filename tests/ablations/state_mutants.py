@@ -680,4 +680,16 @@ STATE_MUTANTS: list[Mutant] = [
         "",
         ("tests/state/test_ttl_idle.py::test_a_job_removes_expired_values_while_nothing_comes",),
     ),
+    Mutant(
+        "keys that stay count as keys that come and go",
+        "aioflow/state/heap_churn.py",
+        "sum(not space.holds(key) for",
+        "sum(True for",
+        (
+            "tests/state/test_heap_churn.py::"
+            "test_nothing_is_noted_as_long_as_a_sample_of_the_keys_is_gone",
+            "tests/state/test_rocksdb_plain.py::"
+            "test_files_are_plain_as_long_as_a_sample_of_the_keys_is_gone",
+        ),
+    ),
 ]

@@ -25,7 +25,11 @@ ALL = KeyGroupRange(0, 15)
 def small() -> Iterator[None]:
     """Slices and limits in proportion to the few keys of these tests."""
     frames = {"ROWS_A_FRAME": 8, "FIRST_FRAME_ROWS": 2, "KEYS_A_SLICE": 16}
-    limits = {"UNNOTED_ROWS_MIN": ROWS_MIN, "UNNOTED_ROWS_MAX": ROWS_MAX}
+    limits = {
+        "UNNOTED_ROWS_MIN": ROWS_MIN,
+        "UNNOTED_ROWS_MAX": ROWS_MAX,
+        "SAMPLE_MIN": 1_000_000,  # No sample suffices, but where a test says so.
+    }
     with (
         patch.multiple("aioflow.state.heap_churn", **frames, **limits),
         patch.multiple("aioflow.state.heap_keys", KEYS_A_SLICE=16),
@@ -140,6 +144,18 @@ async def test_changes_are_noted_again_and_an_increment_follows_when_keys_stay()
     assert handle is not None and handles[-1] is not None
     assert handle.files[0] is handles[-1].files[0], "it refers to the last file of all keys"
     assert handle.files[1].size < handle.files[0].size / 2
+
+
+async def test_nothing_is_noted_as_long_as_a_sample_of_the_keys_is_gone() -> None:
+    job = await churning()
+    with patch("aioflow.state.heap_churn.SAMPLE_MIN", 4):
+        for _ in range(3 * UNNOTED_MIN):
+            job.come(2 * LIVE)
+            await job.checkpoint(keys=1)
+            assert job.state._archive.is_plain
+        for _ in range(UNNOTED_MIN):
+            await job.checkpoint(keys=0)
+    assert job.is_noted
 
 
 async def test_a_checkpoint_that_fails_without_notes_is_made_up_for_by_the_next() -> None:

@@ -27,7 +27,7 @@ ALL = KeyGroupRange(0, 15)
 def small() -> Iterator[None]:
     """Slices and limits in proportion to the few keys of these tests."""
     frames = {"ROWS_A_FRAME": 8, "FIRST_FRAME_ROWS": 2, "KEYS_A_SLICE": 16}
-    limits = {"UNNOTED_ROWS_MIN": 100, "UNNOTED_ROWS_MAX": 2_000}
+    limits = {"UNNOTED_ROWS_MIN": 100, "UNNOTED_ROWS_MAX": 2_000, "SAMPLE_MIN": 1_000_000}
     with (
         patch.multiple("aioflow.state.heap_churn", **frames, **limits),
         patch.multiple("aioflow.state.heap_keys", KEYS_A_SLICE=16),
@@ -131,6 +131,17 @@ async def test_keys_that_come_and_go_are_written_as_they_were_and_not_to_the_dat
         handle = await job.checkpoint(keys)
         assert handle.format == ROCKSDB_FORMAT
     assert (await job.checkpoint(keys)).format == CANONICAL
+
+
+async def test_files_are_plain_as_long_as_a_sample_of_the_keys_is_gone() -> None:
+    job = await churning()
+    with patch("aioflow.state.heap_churn.SAMPLE_MIN", 4):
+        for _ in range(3 * UNNOTED_MIN):
+            job.come(2 * LIVE)
+            assert (await job.checkpoint(1)).format == CANONICAL
+        for _ in range(UNNOTED_MIN):
+            await job.checkpoint(0)
+        assert (await job.checkpoint(0)).format == ROCKSDB_FORMAT
 
 
 async def test_no_checkpoint_refers_to_files_of_one_before_a_plain_one() -> None:
