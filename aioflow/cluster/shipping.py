@@ -10,6 +10,7 @@ the error names its operator.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import io
@@ -328,6 +329,9 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         elif type(value) is ForwardRef:
             # From Python 3.14 on it holds all global names of its program.
             return ForwardRef, (value.__forward_arg__,)
+        elif type(value) is functools.cached_property:
+            # Until Python 3.11 it has a lock.
+            return functools.cached_property, (value.func,), {"attrname": value.attrname}
         elif value is dataclasses.MISSING:
             # By name: fields without a default would take a copy for their default.
             return "MISSING"

@@ -169,21 +169,23 @@ class LoopWatch:
         """Notes that an action held the loop for `seconds`, as its task has measured.
 
         `operator` is the one that the task blames; None if only the looks may know.
-        Returns None if the thread had no processor for most of that time.
+        Returns None if the thread had no processor for most of that time, or had one and neither
+        computed nor was seen in user code.
         """
         since = self._times().minus(self._began)
         self._reported_s += seconds
         # A wait before the action counts too, so the processor time is a lower bound.
         held_s = max(seconds - since.waited_s, min(since.cpu_s, seconds))
-        if held_s <= HELD_S:
-            self.unexplained += 1
-            return None
         task = asyncio.current_task()
         looks = [
             look
             for look in self._looks
             if look.stack and (operator is None or look.operator is operator)
         ]
+        waits = since.cpu_s < held_s / 2
+        if held_s <= HELD_S or (waits and (not looks or _others_compute(since, held_s, looks))):
+            self.unexplained += 1
+            return None
         scope = current_scope()
         stack: Stack = ()
         if looks:

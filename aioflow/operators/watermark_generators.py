@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from datetime import datetime
 from operator import length_hint
 from typing import Any, NoReturn, Protocol
 
@@ -270,6 +271,8 @@ def _refuse(timestamp: object, expression: Any) -> NoReturn:
     """
     if timestamp is None:
         remedy = "does every record have the field?"
+    elif isinstance(timestamp, datetime) and timestamp.tzinfo is None:
+        remedy = "without a time zone; if UTC, use int(t.replace(tzinfo=UTC).timestamp() * 1000)"
     elif hasattr(timestamp, "timestamp") and expression is not None:
         remedy = f"use {expression.dt.epoch_ms!r}"
     elif hasattr(timestamp, "timestamp"):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -171,6 +171,12 @@ class Restored:
         self.kept = state["kept"] + 1
 
 
+class Lazy:
+    @cached_property
+    def twice(self) -> int:
+        return 14
+
+
 class Named(dict[str, int]):
     def __init__(self) -> None:
         super().__init__(one=1)
@@ -193,6 +199,14 @@ def test_objects_arrive_with_their_attributes_for_any_class() -> None:
     assert arrived(Restored()).kept == 2
     named = arrived(Named())
     assert (named, named.name) == ({"one": 1}, "items")
+
+
+def test_a_cached_property_travels_with_its_class() -> None:
+    """Until Python 3.11 it has a lock."""
+    there = arrived(vars(Lazy)["twice"])
+    instance = type("Lazy", (), {"twice": there})()
+    assert instance.twice == 14
+    assert vars(instance) == {"twice": 14}
 
 
 def test_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made() -> None:

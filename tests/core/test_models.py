@@ -42,6 +42,12 @@ class Counted(BaseModel):
         self._seen += 1
 
 
+@pydantic.dataclasses.dataclass(config=ConfigDict(extra="allow"))
+class OpenRow:
+    id: int
+    tags: list[str] = Field(default_factory=list)
+
+
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True)
     a: int
@@ -224,6 +230,13 @@ def test_private_attributes_that_were_added_have_their_defaults() -> None:
         assert (first._seen, first._log) == (seen, [])
         assert first._log is not second._log
         assert not hasattr(first, "_late")
+
+
+def test_extra_attributes_of_a_dataclass_of_pydantic_travel() -> None:
+    rows = [OpenRow(id=1, other={"a": [1]}), OpenRow(id=2, tags=["x"])]  # type: ignore[call-arg]
+    made = there_and_back(rows)
+    assert list(map(vars, made)) == list(map(vars, rows))
+    assert vars(made[0])["other"] == {"a": [1]}
 
 
 def test_a_dataclass_of_pydantic_travels_after_its_fields_have_changed() -> None:

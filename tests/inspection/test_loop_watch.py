@@ -125,6 +125,22 @@ async def test_code_is_not_blamed_for_the_time_without_a_processor(
     assert bool(watch.unexplained) is not blamed
 
 
+async def test_action_that_only_waits_unseen_blames_no_operator() -> None:
+    """As when other threads have the interpreter, or the machine reads a page from the disk."""
+    host = SystemHost()
+    clocks, process_cpu_s = host.procs.thread_times(), 0.0
+
+    def times() -> ThreadTimes:
+        return replace(clocks(), waited_s=0.0, process_cpu_s=process_cpu_s)
+
+    watch = LoopWatch(host, times)
+    watch.start()
+    assert watch.note(None, 0.3) is None
+    assert watch.unexplained == 1
+    await watch.close()
+    await host.close()
+
+
 async def test_pause_of_the_process_blames_no_code() -> None:
     """A suspended process finds itself in its select, with a beat that is long overdue."""
     host = SystemHost()

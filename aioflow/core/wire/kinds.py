@@ -109,7 +109,8 @@ def _of_pydantic(module: str, name: str) -> type[Any] | None:
 def fields_of(cls: Any, kind: Kind) -> tuple[str, ...]:
     """Returns the names of the values in a row of `cls`."""
     if kind is Kind.DATACLASS:
-        return tuple(field.name for field in dataclasses.fields(cls))
+        names = tuple(field.name for field in dataclasses.fields(cls))
+        return (*names, EXTRA) if _keeps_extra(cls) else names
     if kind is Kind.ATTRS:
         return tuple(field.name for field in cls.__attrs_attrs__)
     if kind is Kind.NAMED_TUPLE:
@@ -146,7 +147,7 @@ def defaults_of(cls: Any, kind: Kind) -> dict[str, Callable[[], Any]]:
     if kind is Kind.PYDANTIC:
         return _model_defaults(cls)
     if hasattr(cls, "__pydantic_fields__"):  # Its defaults may be a `Field(...)`.
-        return _pydantic_defaults(cls.__pydantic_fields__)
+        return {EXTRA: dict, **_pydantic_defaults(cls.__pydantic_fields__)}
     for field in dataclasses.fields(cls):
         if field.default_factory is not dataclasses.MISSING:
             defaults[field.name] = field.default_factory
@@ -203,10 +204,23 @@ def rows_of(cls: Any, kind: Kind, fields: tuple[str, ...]) -> Rows:
         return _themselves
     if kind is Kind.PYDANTIC:
         return _model_rows(cls, fields)
+    if EXTRA in fields:
+        return lambda instances: [_row_with_extra(one, fields[:-1]) for one in instances]
     if len(fields) > 1:
         values_of = attrgetter(*fields)
         return lambda instances: list(map(values_of, instances))
     return lambda instances: [tuple(getattr(one, field) for field in fields) for one in instances]
+
+
+def _keeps_extra(cls: Any) -> bool:
+    """Returns whether instances of a dataclass of Pydantic may have more attributes than fields."""
+    config: dict[str, Any] = getattr(cls, "__pydantic_config__", {})
+    return config.get("extra") == "allow"
+
+
+def _row_with_extra(instance: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    extra = {name: value for name, value in instance.__dict__.items() if name not in names}
+    return (*[getattr(instance, name) for name in names], extra)
 
 
 def _themselves(instances: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
@@ -256,7 +270,11 @@ def _attribute_setter(cls: type[Any], kind: Kind, fields: tuple[str, ...]) -> Ca
     def create(*values: Any) -> Any:
         instance = new(cls)
         for field, value in zip(fields, values, strict=True):
-            put(instance, field, value)
+            if field == EXTRA:
+                for name, more in (value or {}).items():
+                    put(instance, name, more)
+            else:
+                put(instance, field, value)
         if caches_hash:
             put(instance, _CACHED_HASH, None)
         return instance
