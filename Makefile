@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 DEMO   := .venv-demo
 PEERS  := .venv-peers
+SPARK_VENVS ?= .venv-spark-
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 SEEDS  ?= 0 4242
@@ -19,7 +20,7 @@ DEBUGGED = tests/task tests/operators tests/advice tests/api
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test check static lint types layers unit pythons debug hashseeds suite services browser processes spark sim hunt fuzz soak ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test check static lint types layers unit pythons debug hashseeds suite services browser processes spark sparks sim hunt fuzz soak ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +92,17 @@ processes: venv ## workers, clusters, programs, examples: what is slow and in no
 
 spark: venv ## the tests of Spark alone: those of one session in one process, programs of their own beside them
 	$(PYTEST) -m spark tests/spark
+
+# With an environment for each, beside .venv or where SPARK_VENVS says. Spark 3.5 takes Python up to 3.12, and Java up to 21.
+sparks: ## the tests of Spark on each version of PySpark that is supported; VERSIONS="3.5 4.1" chooses
+	set -e; for version in $(or $(VERSIONS),3.5 4.0 4.1 4.2 4.3); do \
+		$(MAKE) $(SPARK_VENVS)$$version/.ready; \
+		$(SPARK_VENVS)$$version/bin/pytest -n $(JOBS) --dist loadgroup -m spark tests/spark; done
+
+$(SPARK_VENVS)%/.ready: pyproject.toml
+	test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP) -e '.[dev]' 'pyspark[connect]==$*.*'
+	touch $@
 
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which, LEDGER=1 keeps account
 	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS) $(if $(LEDGER),--ledger),$(PYTEST) -m "simulation and not hunt" tests/simulation)

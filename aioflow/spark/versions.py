@@ -21,6 +21,7 @@ __all__ = [
     "check_version",
     "installed_version",
     "java_min",
+    "silence",
     "struct_of",
 ]
 
@@ -96,9 +97,12 @@ def java_min() -> int:
     return 17 if installed_version() >= (4, 0) else 8
 
 
-def struct_of(schema: str) -> Any:
+def struct_of(session: Any, schema: str) -> Any:
     """Returns the StructType of a schema in Spark's notation. Must run in a call of the bridge."""
     from pyspark.sql import types
+
+    if not hasattr(session, "_jsparkSession"):  # Of Spark Connect.
+        return session._parse_ddl(schema)
 
     parse: Any = getattr(types.StructType, "fromDDL", None)  # From 4.0 on.
     return types._parse_datatype_string(schema) if parse is None else parse(schema)
@@ -111,3 +115,13 @@ def arrow_schema(struct: Any) -> Any:
     named = "timezone" in inspect.signature(to_arrow_schema).parameters  # UTC anyway before 4.2.
     make: Any = to_arrow_schema
     return make(struct, timezone="UTC") if named else make(struct)
+
+
+def silence() -> None:
+    """Stops PySpark from printing errors of queries, with all Java frames, beside raising them."""
+    try:
+        from pyspark.logger import PySparkLogger
+    except ModuleNotFoundError:  # Before 4.0 they are not printed.
+        return
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True

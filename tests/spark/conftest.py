@@ -17,11 +17,18 @@ import pytest
 from aioflow.spark.bridge.jvm import find_java
 from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
+from aioflow.spark.versions import installed_version, java_min
 from tests import needs
 from tests.conftest import AsyncioErrors, left_threads, new_descriptors, open_descriptors
 from tests.spark.brief import BRIEF
 
 __all__: list[str] = []
+
+OPEN_SOCKETS = "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+"""PySpark before 4.2 leaves the sockets of `collect` to the garbage collector."""
+
+OLD_MODULE = "ignore:distutils Version classes are deprecated:DeprecationWarning"
+"""PySpark 3.5 compares versions with distutils."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,6 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if installed_version() < (4, 2):
+                item.add_marker(pytest.mark.filterwarnings(OPEN_SOCKETS))
+            if installed_version() < (4, 0):
+                item.add_marker(pytest.mark.filterwarnings(OLD_MODULE))
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +50,7 @@ def java() -> str:
     """Returns JAVA_HOME of a runtime that is new enough."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            return find_java(os.environ, scratch).home
+            return find_java(os.environ, scratch, java_min()).home
         except SparkError as error:
             needs.missing("Java", f"{needs.SETUP} ({error})")
 

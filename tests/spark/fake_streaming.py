@@ -187,6 +187,8 @@ class Query:
 class FakeSpark:
     """The bridge. As `with`."""
 
+    master = "local[2]"
+
     reach = Reach("127.0.0.1")
 
     def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aioflow.spark.workers.provider import ship_aioflow, write_package
+from aioflow.spark.package import ship_aioflow, write_package
 
 FIRST = """
 import sys

@@ -16,7 +16,9 @@ from aioflow.spark.bridge.connector import spark as frames
 from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.bridge.sink import BATCH_ROWS, FrameCommitter, FrameSink, FrameWriter
 from aioflow.spark.failures import SparkError
+from aioflow.spark.versions import Feature
 from tests.io.driver import Runtime, SinkContext, system_context
+from tests.spark.versions import since
 
 SCHEMA = "id bigint, name string"
 
@@ -375,6 +377,7 @@ async def rows_of(spark: SparkBridge, query: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in await spark.call((await spark.sql(query)).collect))
 
 
+@since(Feature.TABLES)
 @pytest.mark.parametrize(
     "text",
     [
@@ -406,6 +409,7 @@ async def test_a_table_gets_each_row_once_however_often_a_commit_is_tried(
     ]
 
 
+@since(Feature.TABLES)
 @pytest.mark.parametrize(
     ("text", "given", "says"),
     [
@@ -449,6 +453,7 @@ async def test_a_table_that_cannot_take_the_rows_is_refused_before_any(
         await flow.execute()
 
 
+@since(Feature.TABLES)
 async def test_a_table_that_would_be_forgotten_with_the_session_is_refused(
     spark: SparkBridge, tmp_path: Path
 ) -> None:

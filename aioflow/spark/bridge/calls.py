@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.errors import Closed
+from aioflow.spark.bridge.settings import check_master
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.spark.bridge.settings import Reach
 
-__all__ = ["Bridge", "Call", "CallThreads", "check_bridge"]
+__all__ = ["Bridge", "Call", "CallThreads", "check_bridge", "check_executors"]
 
 T = TypeVar("T")
 
@@ -73,6 +74,11 @@ def check_bridge(bridge: object, name: str) -> None:
             f"{name} is {bridge!r} of type {type(bridge).__name__}, expected an af.SparkBridge: "
             'async with af.SparkBridge("local[4]") as bridge'
         )
+
+
+def check_executors(bridge: Bridge) -> None:
+    """Raises SparkError for a session of Spark Connect, which has no executors for a flow."""
+    check_master(bridge.master)
 
 
 class Call:

@@ -45,7 +45,7 @@ class ChannelStream(Protocol):
 
     @property
     def op(self) -> str:
-        """What the tasks of the stream do with rows: push or pull."""
+        """What the tasks of the stream do: push, pull or batch, as in `Hello`."""
 
     def on_task(self, channel: Channel, hello: Hello) -> None:
         """Handles a new task, which waits for START."""
@@ -101,9 +101,9 @@ class ChannelListener:
             self._reach.address, self._listener.port, self._secret, self._reach.tls
         )
 
-    def add(self, stream: ChannelStream) -> str:
+    def add(self, stream: ChannelStream, name: str = "") -> str:
         """Adds a stream. Returns its name, which is never used for another stream."""
-        name = self._host.ids.new("spark stream")
+        name = name or self._host.ids.new("spark stream")
         self._streams[name] = stream
         return name
 

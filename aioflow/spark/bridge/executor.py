@@ -41,7 +41,16 @@ if TYPE_CHECKING:
 
     from aioflow.network.security import TlsFiles
 
-__all__ = ["RESULT_SCHEMA", "PullRows", "PushRows", "ServiceAddress", "TaskChannel", "result_of"]
+__all__ = [
+    "RESULT_SCHEMA",
+    "PullRows",
+    "PushBatch",
+    "PushRows",
+    "ServiceAddress",
+    "TaskChannel",
+    "batch_stream",
+    "result_of",
+]
 
 CONNECT_TIMEOUT_S = 30.0
 """Maximum time for the connection and the handshake, in seconds."""
@@ -126,9 +135,13 @@ class TaskChannel:
             self.send(FrameKind.BATCH, BatchBody.prefix(chain), body)
         if rows < start.rows:
             self._differs(start.rows)
+        self.end(rows)
+        return rows
+
+    def end(self, rows: int) -> None:
+        """Reports the number of rows, and waits until the service has them all."""
         self.send(FrameKind.END, encode_words(rows))
         self._wait_for(FrameKind.ACK)
-        return rows
 
     def pull(self) -> Iterator[pa.RecordBatch]:
         """Yields the batches of the partition, in order."""
@@ -234,6 +247,29 @@ class PushRows:
         with TaskChannel(self.address, Hello("push", self.stream, partition, attempt)) as channel:
             rows = channel.start.rows if channel.start.done else channel.push(batches)
         yield result_of(partition, attempt, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PushBatch:
+    """The function that `foreachBatch` calls on a Connect server, in a process of its own.
+
+    It asks the service whether the batch is wanted, and lets tasks push its rows.
+    """
+
+    address: ServiceAddress
+    stream: str
+
+    def __call__(self, frame: Any, number: int) -> None:
+        with TaskChannel(self.address, Hello("batch", self.stream, number, 0)) as channel:
+            if not channel.start.done:
+                push = PushRows(self.address, batch_stream(self.stream, channel.start.rows))
+                results = frame.mapInArrow(push, RESULT_SCHEMA).collect()
+                channel.end(sum(row.rows for row in results))
+
+
+def batch_stream(gate: str, attempt: int) -> str:
+    """Returns the name of the stream for the rows of a batch, for one attempt at the batch."""
+    return f"{gate}-{attempt}"
 
 
 @dataclass(frozen=True, slots=True)

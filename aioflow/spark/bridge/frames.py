@@ -71,7 +71,8 @@ class Hello(NamedTuple):
     """
 
     op: str
-    """Direction of the rows: push or pull."""
+    """Direction of the rows: push or pull. Or batch: `partition` is the number of a batch that a
+    Connect server has computed, and START has the number of the attempt as `rows`."""
     stream: str
     partition: int
     attempt: int
@@ -217,8 +218,10 @@ def decode_words(kind: FrameKind, body: bytes | bytearray | memoryview, *types: 
 def parse_hello(body: bytes | bytearray | memoryview) -> Hello:
     """Decodes the body of a HELLO. Raises RemoteProtocolError if it is invalid."""
     hello = Hello(*decode_words(FrameKind.HELLO, body, str, str, int, int))
-    if hello.op not in ("push", "pull") or hello.partition < 0:
-        raise RemoteProtocolError(f"a task said {hello}, expected to push or pull a partition")
+    if hello.op not in ("push", "pull", "batch") or hello.partition < 0:
+        raise RemoteProtocolError(
+            f"a task said {hello}, expected to push or pull a partition, or to give a batch"
+        )
     return hello
 
 

@@ -40,9 +40,9 @@ from aioflow.spark.bridge.settings import (
     settings_of_files,
 )
 from aioflow.spark.failures import SparkError, SparkGone
-from aioflow.spark.versions import check_version, installed_version, java_min
+from aioflow.spark.versions import check_version, installed_version, java_min, silence
 
-__all__ = ["SparkProcess", "gone", "Java", "find_java", "settings_outside"]
+__all__ = ["SparkProcess", "Java", "find_java", "settings_outside"]
 
 HOW_TO_GET = (
     "install a Java runtime of version 17 or later (apt install openjdk-17-jre-headless), or pip "
@@ -264,12 +264,22 @@ class SparkProcess:
             context.cancelJobGroup(group)
             pause.wait(CANCEL_AGAIN_S)
 
+    def gone(self) -> SparkGone:
+        """Returns the error for a call during which the Java process has ended."""
+        code = None if self._process is None else self._process.poll()
+        how = "" if code is None else f" with code {code}"
+        return SparkGone(
+            f"the Java process of Spark ended{how} during the call; the next call starts another "
+            "one"
+        )
+
     def stop(self) -> None:
         """Ends the context, and the Java process if the bridge started it, in any state.
 
         Has no effect if the program itself made the context.
         """
         if not self.is_ours:
+            self.session.sparkContext.cancelAllJobs()
             return
         with warnings.catch_warnings():
             warnings.simplefilter(
@@ -326,7 +336,7 @@ def _session_in_java(given: Mapping[str, str], defaults: Mapping[str, str]) -> A
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _silence()
+    silence()
     conf = _conf_of_java()
     _note_master(conf.get("spark.master"), given.get("spark.master"))
     for name, value in given.items():
@@ -364,8 +374,9 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
     from pyspark.sql import SparkSession
 
     java = find_java(os.environ, scratch, java_min())
-    _silence()
+    silence()
     outside = settings_of_files(os.environ)
+    outside.pop("spark.remote", None)  # The program has a master instead.
     _note_master(outside.get("spark.master"), given.get("spark.master"))
     config, options = session_config({**defaults, **outside, **given}, scratch, os.environ)
     master = config["spark.master"]
@@ -433,16 +444,6 @@ def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def _silence() -> None:
-    """Stops PySpark from printing errors of queries, with all Java frames, beside raising them."""
-    try:
-        from pyspark.logger import PySparkLogger
-    except ModuleNotFoundError:  # Before 4.0 they are not printed.
-        return
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True
-
-
 def _end(process: Any) -> None:
     """Closes the standard input of the process, which makes it end."""
     if process is None:
@@ -496,12 +497,3 @@ def _last_words(log: Path) -> str:
             line for line in lines if "Exception" in line or "Error" in line or "error" in line
         ]
     return _THROWN.sub("", (wanted or lines[-1:] or [""])[0])
-
-
-def gone(process: SparkProcess) -> SparkGone:
-    """Returns the error for a call during which the Java process has ended."""
-    code = None if process._process is None else process._process.poll()
-    how = "" if code is None else f" with code {code}"
-    return SparkGone(
-        f"the Java process of Spark ended{how} during the call; the next call starts another one"
-    )

@@ -34,7 +34,14 @@ from aioflow.core.errors import Closed
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.spark.bridge.calls import Bridge, Call, CallThreads
-from aioflow.spark.bridge.jvm import SparkProcess, gone, settings_outside
+from aioflow.spark.bridge.connect import (
+    ConnectSession,
+    address_toward,
+    is_connect,
+    server_of,
+    shown_url,
+)
+from aioflow.spark.bridge.jvm import SparkProcess, settings_outside
 from aioflow.spark.bridge.settings import (
     DEFAULT_APP,
     DEFAULT_MASTER,
@@ -108,8 +115,9 @@ class SparkBridge(Bridge):
     ) -> None:
         """Makes the bridge; the first call starts the session, or uses the one that is there.
 
-        Without `master` and `app`, those of spark-submit or spark-defaults.conf hold; if there are
-        none, "local[*]" and "aioflow". `config` overrides all other settings. Our defaults, which
+        `master` may be the address of a Connect server, "sc://host:15002". Without `master` and
+        `app`, those of spark-submit or spark-defaults.conf hold; if there are none, "local[*]" and
+        "aioflow". `config` overrides all other settings. Our defaults, which
         are quiet and on loopback, hold only where nothing is set.
 
         With `tls`, rows from and to executors on other machines go over TLS, with files at the same
@@ -120,7 +128,7 @@ class SparkBridge(Bridge):
         if master is None:
             master = self._config.get("spark.master")
         if master is not None:
-            check_master(master)
+            check_master(master, connect=True)
         if type(capacity) is not int or capacity < 1:
             raise ValueError(f"capacity is {capacity!r}, expected a number of calls of at least 1")
         self._master = master
@@ -135,11 +143,11 @@ class SparkBridge(Bridge):
         self.defaults = {"spark.master": DEFAULT_MASTER, "spark.app.name": DEFAULT_APP}
         """Settings that hold where none is set, neither here nor outside the program."""
         self._outside: dict[str, str] | None = None
-        self._process: SparkProcess | None = None
+        self._process: SparkProcess | ConnectSession | None = None
         self._closed = False
 
     def __repr__(self) -> str:
-        return "SparkBridge()" if self._master is None else f"SparkBridge({self._master!r})"
+        return "SparkBridge()" if self._master is None else f"SparkBridge({self.master!r})"
 
     async def __aenter__(self) -> Self:
         await self._host.blocking(_load_flows)
@@ -156,8 +164,18 @@ class SparkBridge(Bridge):
 
     @property
     def master(self) -> str:
-        """Master URL of Spark: as given, or as set outside the program."""
-        return self._master or self.settings["spark.master"]
+        """Master URL of Spark, or address of a Connect server: as given, or as set outside the
+        program.
+        """
+        return shown_url(self._url) if is_connect(self._url) else self._url
+
+    @property
+    def _url(self) -> str:
+        """The master with its parameters, which may contain a token."""
+        if self._master is not None:
+            return self._master
+        remote = self.settings.get("spark.remote", "")
+        return remote if is_connect(remote) else self.settings["spark.master"]
 
     @property
     def settings(self) -> dict[str, str]:
@@ -201,11 +219,10 @@ class SparkBridge(Bridge):
     @property
     def address(self) -> str:
         """Address of this process for Spark's tasks, which is the driver's address."""
-        return (
-            "127.0.0.1"
-            if self.master.startswith("local")
-            else self.settings.get("spark.driver.host", "127.0.0.1")
-        )
+        if self.master.startswith("local"):
+            return "127.0.0.1"
+        default = address_toward(self._url) if is_connect(self._url) else "127.0.0.1"
+        return self.settings.get("spark.driver.host", default)
 
     @property
     def reach(self) -> Reach:
@@ -317,14 +334,14 @@ class SparkBridge(Bridge):
                 isinstance(better, (SparkGone, ConnectionError)) and process.ends_soon()
             ):
                 self._forget(process)
-                raise gone(process) from None
+                raise process.gone() from None
             if better is error:
                 raise
             raise better from None
         finally:
             del call.fn  # Frames that it refers to must not live as long as the thread.
 
-    def _ensure(self) -> SparkProcess:
+    def _ensure(self) -> SparkProcess | ConnectSession:
         """Returns the session, and starts it if there is none. Other threads wait until it is
         started.
         """
@@ -338,7 +355,7 @@ class SparkBridge(Bridge):
             if process is None:
                 _load_flows()
                 try:
-                    process = self._process = SparkProcess.start(self._given(), self.defaults)
+                    process = self._process = self._start()
                     if not process.is_ours:
                         self._outside = None  # The context may be newer than what was read.
                 except (SparkError, ModuleNotFoundError):
@@ -357,6 +374,12 @@ class SparkBridge(Bridge):
                 logger.info("Spark session on %s started", self.master)
             return process
 
+    def _start(self) -> SparkProcess | ConnectSession:
+        url = self._url
+        if is_connect(url):
+            return ConnectSession.start(url, self._config)
+        return SparkProcess.start(self._given(), self.defaults)
+
     def _given(self) -> dict[str, str]:
         """Returns the settings of the program, which are over all others."""
         given = dict(self._config)
@@ -366,7 +389,7 @@ class SparkBridge(Bridge):
             given["spark.app.name"] = self._app
         return given
 
-    def _forget(self, process: SparkProcess) -> None:
+    def _forget(self, process: SparkProcess | ConnectSession) -> None:
         with self._starting:
             if self._process is process:
                 self._process = None
@@ -382,8 +405,6 @@ class SparkBridge(Bridge):
         with self._starting:
             process, self._process = self._process, None
             if process is not None:
-                if not process.is_ours:
-                    process.session.sparkContext.cancelAllJobs()
                 process.stop()
 
     # On the loop.
@@ -395,7 +416,9 @@ class SparkBridge(Bridge):
         """
         if self._process is not None:
             return
-        masters = standalone_masters(self.master)
+        server = server_of(self.master) if is_connect(self.master) else None
+        masters = standalone_masters(self.master) if server is None else [server]
+        what = "Spark master" if server is None else "Spark Connect server"
         reasons = []
         for host, port in masters:
             try:
@@ -408,7 +431,7 @@ class SparkBridge(Bridge):
             return
         if masters:
             raise SparkError(
-                f"no Spark master answers at {self.master} ({'; '.join(reasons)}): is it running, "
+                f"no {what} answers at {self.master} ({'; '.join(reasons)}): is it running, "
                 "and is the address right?"
             )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import NotAuthenticated
+from aioflow.spark.bridge.connect import server_of, shown_url
 from aioflow.spark.failures import SparkError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_APP",
     "DEFAULT_MASTER",
+    "INSTEAD_OF_CONNECT",
     "Reach",
     "check_master",
     "context_config",
@@ -43,6 +45,11 @@ _MASTERS = re.compile(
     r":]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace("N", r"0*[1-9]\d*")
 )
 """`N`: a number of at least 1. With none of it Spark would end, or wait for ever."""
+
+INSTEAD_OF_CONNECT = (
+    "run the flow here, without on=, with af.io.spark(bridge, ...) as its source or sink; or give "
+    "a master with executors, such as spark://host:7077"
+)
 
 _LOG4J_KINDS = ("properties", "xml", "yaml", "yml", "json", "jsn")
 """Suffixes of the user's own configuration of log4j, which Java finds among Spark's."""
@@ -82,21 +89,29 @@ class Reach:
             )
 
 
-def check_master(master: str) -> None:
+def check_master(master: str, *, connect: bool = False) -> None:
     """Raises SparkError for an invalid master URL, TypeError if it is no text.
 
-    Spark itself would report it from Java, after it has started.
+    Spark itself would report it from Java, after it has started. `connect` allows the address of a
+    Connect server.
     """
     if not isinstance(master, str):
         raise TypeError(
             f"master is {master!r}, expected a text such as 'local[4]' or 'spark://host:7077'; a "
             "session goes into bridge="
         )
+    if server_of(master) is not None:
+        if connect:
+            return
+        raise SparkError(
+            f"{shown_url(master)} is a server of Spark Connect, where a program has no executors: "
+            f"{INSTEAD_OF_CONNECT}"
+        )
     if not _MASTERS.fullmatch(master):
         raise SparkError(
             f"{master!r} is no master URL of Spark, expected local, local[4], local[*], "
             "local-cluster[2,1,1024], "
-            "spark://host:7077, yarn or k8s://https://host:port"
+            "spark://host:7077, yarn, k8s://https://host:port, or sc://host:15002 for a bridge"
         )
 
 
@@ -118,7 +133,7 @@ def settings_of_files(environ: Mapping[str, str]) -> dict[str, str]:
     arguments = iter(given)
     for argument in arguments:
         option, _, value = argument.partition("=")
-        if option not in ("--conf", "-c", "--master", "--name", "--properties-file"):
+        if option not in ("--conf", "-c", "--master", "--name", "--remote", "--properties-file"):
             continue
         value = value or next(arguments, "")
         if option in ("--conf", "-c"):
@@ -127,8 +142,10 @@ def settings_of_files(environ: Mapping[str, str]) -> dict[str, str]:
         elif option == "--properties-file":
             files = [*files[:1], value] if "--load-spark-defaults" in given else [value]
         else:
-            named["spark.master" if option == "--master" else "spark.app.name"] = value
-    found = {"spark.master": environ["MASTER"]} if environ.get("MASTER") else {}
+            names = {"--master": "spark.master", "--name": "spark.app.name"}
+            named[names.get(option, "spark.remote")] = value
+    variables = {"spark.master": "MASTER", "spark.remote": "SPARK_REMOTE"}
+    found = {name: environ[one] for name, one in variables.items() if environ.get(one)}
     for file in files:
         with contextlib.suppress(OSError):
             found |= dict(_properties(Path(file).read_text(encoding="utf-8")))

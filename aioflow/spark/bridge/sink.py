@@ -301,7 +301,7 @@ class FrameSink(BaseSink[Any]):
             pa.array(
                 [0]
             )  # Imports pandas if it is installed. That takes a second, so not on the loop.
-            struct = struct_of(text)
+            struct = struct_of(session, text)
             return struct, arrow_schema(struct)
 
         try:

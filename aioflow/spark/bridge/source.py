@@ -2,7 +2,7 @@
 
 Each partition of the DataFrame is a split with event time of its own; partitions come in the order
 in which Spark computes them. Where order or lateness matters, give the DataFrame one partition
-(`coalesce(1)`).
+(`coalesce(1)`). A DataFrame of Spark Connect always has one.
 
 A split's position is the number of rows that were read, with a checksum over them. After a restart
 Spark computes the partition again, and its task skips the rows that were read. The checksum shows
@@ -32,6 +32,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.operators.source import BaseReader, BaseSource, Split
 from aioflow.spark.bridge.channels import ChannelListener
+from aioflow.spark.bridge.connect import is_connect
 from aioflow.spark.bridge.executor import RESULT_SCHEMA, PushRows
 from aioflow.spark.bridge.transfers import Arrival, InboundStream, Progress
 from aioflow.spark.failures import SparkError
@@ -53,13 +54,12 @@ def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):
         frame = what(session)
-    if not hasattr(
-        frame, "_jdf"
-    ):  # A DataFrame of Spark Connect lacks this, as its session is in another process.
+    # A DataFrame of Spark Connect has no Java object, like the session that it needs.
+    is_remote = hasattr(frame, "mapInArrow") and not hasattr(session, "_jsparkSession")
+    if not (hasattr(frame, "_jdf") or is_remote):
         raise GraphError(
-            f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of this "
-            "process's session, or a function that "
-            "takes the session and gives one"
+            f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of the "
+            "bridge's session, or a function that takes the session and gives one"
         )
     if frame.isStreaming and not streaming:
         raise GraphError(
@@ -80,7 +80,7 @@ class FrameReading:
         self._listener = ChannelListener(host, bridge.reach)
         self._stream: InboundStream | None = None
         self._name = ""
-        self._rdd: Any = None
+        self._collect: Callable[[], Any]
         self._job: asyncio.Task[None] | None = None
         self._ended = False
         self._error: BaseException | None = None
@@ -108,11 +108,15 @@ class FrameReading:
         name = self._name = self._listener.add(stream)
         where = self._listener.where
 
-        def run() -> tuple[Any, int]:
-            rdd = frame_of(session, self._what).mapInArrow(PushRows(where, name), RESULT_SCHEMA).rdd
-            return rdd, rdd.getNumPartitions()
+        def run() -> tuple[Callable[[], Any], int]:
+            frame = frame_of(session, self._what)
+            if is_connect(self._bridge.master):  # It does not tell the number of partitions.
+                frame = frame.coalesce(1).mapInArrow(PushRows(where, name), RESULT_SCHEMA)
+                return frame.collect, 1
+            rdd = frame.mapInArrow(PushRows(where, name), RESULT_SCHEMA).rdd
+            return rdd.collect, rdd.getNumPartitions()
 
-        self._rdd, count = await self._bridge.call(run)
+        self._collect, count = await self._bridge.call(run)
         return count
 
     def begin(self, start: Mapping[int, Progress] | None = None) -> None:
@@ -128,7 +132,7 @@ class FrameReading:
 
     async def _run(self, stream: InboundStream) -> None:
         try:
-            results = await self._bridge.job(self._rdd.collect)
+            results = await self._bridge.job(self._collect)
             told = sum(row.rows for row in results)
             if told != stream.rows:
                 raise SparkError(

@@ -26,6 +26,12 @@ STAGING = "_aioflow"
 
 WAY_OUT = "give a function as into=, which is called with the DataFrame and the id of the batch"
 
+BATCH_COLUMN = "batch"
+"""Column that a directory of Spark Connect has for the id of the batch, as in `batch=<id>`."""
+
+_PLAIN_FORMATS = ("parquet", "orc", "json", "csv")
+"""Formats that every Spark writes as part files."""
+
 _PART = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:[-.](c\d+))?(\..+)?")
 """Pattern of the names that Spark's formats give to files: partition, number within it, suffix."""
 
@@ -59,12 +65,20 @@ class FileTarget:
         return repr(self.path)
 
     def check(self, session: Any, schema: Any) -> None:
-        _check_format(session, self.format)
+        if _has_java(session):
+            _check_format(session, self.format)
+        elif self.format.lower() not in _PLAIN_FORMATS:
+            raise SparkError(
+                f"format={self.format!r} on Spark Connect, expected one of "
+                f"{', '.join(_PLAIN_FORMATS)}: {WAY_OUT}"
+            )
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
-        _add_files(
-            session, frame.write.format(self.format).options(**self.options), self.path, batch_id
-        )
+        writer = frame.write.format(self.format).options(**self.options)
+        if _has_java(session):
+            _add_files(session, writer, self.path, batch_id)
+        else:  # Nothing renames files there. A batch has a directory, which is written as a whole.
+            writer.mode("overwrite").save(f"{self.path}/{BATCH_COLUMN}={batch_id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,8 @@ class TableTarget:
 
     def check(self, session: Any, schema: Any) -> None:
         check_feature(Feature.TABLES)
+        if not _has_java(session):
+            raise SparkError(f"{self} as a sink is not possible on Spark Connect: {WAY_OUT}")
         forgets = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
         table = self._described(session)
         if table is None:
@@ -178,6 +194,11 @@ class FunctionTarget:
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
         self.function(frame, batch_id)
+
+
+def _has_java(session: Any) -> bool:
+    """Whether the session has Java beside it. One of Spark Connect has a server elsewhere."""
+    return hasattr(session, "_jsparkSession")
 
 
 def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:

@@ -36,7 +36,7 @@ from aioflow.core.aio import wait_first
 from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
 from aioflow.core.wire.serializers import Codec
 from aioflow.operators.source import discover_splits
-from aioflow.spark.bridge.calls import Bridge, check_bridge
+from aioflow.spark.bridge.calls import Bridge, check_bridge, check_executors
 from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.bridge.settings import check_master
 from aioflow.spark.bridge.source import FrameSource
@@ -91,6 +91,7 @@ class Spark:
             check_master(self.master)
         if self.bridge is not None:
             check_bridge(self.bridge, "bridge")
+            check_executors(self.bridge)
 
     def start(
         self,
@@ -146,6 +147,7 @@ class Spark:
         sessions.
         """
         bridge = source.bridge
+        check_executors(bridge)
         if spark.bridge is None and self.master in (None, bridge.master):
             return replace(self, bridge=bridge)
         if bridge is not spark.bridge:

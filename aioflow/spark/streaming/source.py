@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import posixpath
 from collections.abc import Callable, Coroutine, Sequence
@@ -42,10 +43,12 @@ import msgpack
 import pyarrow as pa
 
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.core.errors import Closed, RestoreError, StateError
+from aioflow.core.errors import Closed, RemoteProtocolError, RestoreError, StateError
 from aioflow.operators.source import BaseReader, BaseSource, Split
 from aioflow.spark.bridge.channels import ChannelListener
-from aioflow.spark.bridge.executor import RESULT_SCHEMA, PushRows
+from aioflow.spark.bridge.connect import is_connect
+from aioflow.spark.bridge.executor import RESULT_SCHEMA, PushBatch, PushRows, batch_stream
+from aioflow.spark.bridge.frames import FrameKind, Start, decode_words, encode_words
 from aioflow.spark.bridge.source import frame_of
 from aioflow.spark.bridge.transfers import InboundStream
 from aioflow.spark.failures import SparkError, SparkGone
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.source import SourceContext, SourceReader
     from aioflow.spark.bridge.calls import Bridge
+    from aioflow.spark.bridge.channels import Channel
+    from aioflow.spark.bridge.frames import Hello
 
 __all__ = ["StreamSource", "Handover", "Taken"]
 
@@ -216,6 +221,14 @@ BACKLOG = 2
 files.
 """
 
+TOO_LATE = "Python worker failed to connect back"
+"""What a Connect server says when its Python process for a query takes ten seconds to begin, as on
+a busy machine; it has no setting for that.
+"""
+
+STARTS_MAX = 20
+"""Number of starts of a query after which it fails, if its Python process is always late."""
+
 STOP_TIMEOUT = "20s"
 
 RELEASE_TIMEOUT_S = 5.0
@@ -261,6 +274,54 @@ class StreamSource(BaseSource[T]):
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _StreamReader(ctx, self)
+
+
+class _Gate:
+    """The calls of `foreachBatch` from a Connect server, as a `ChannelStream`.
+
+    Each connection is one batch: it is admitted with START, and complete with END.
+    """
+
+    op = "batch"
+
+    def __init__(self, reader: _StreamReader) -> None:
+        self._reader = reader
+        self._attempts = itertools.count(1)
+
+    def on_task(self, channel: Channel, hello: Hello) -> None:
+        attempt = next(self._attempts)
+        self._serve(channel, self._admit(channel, hello, attempt))
+
+    def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
+        if kind is not FrameKind.END or channel.hello is None:
+            raise RemoteProtocolError(f"the call of a batch sent a {kind.name}")
+        (rows,) = decode_words(kind, body, int)
+        self._serve(channel, self._take(channel, channel.hello.partition, rows))
+
+    def on_writable(self, channel: Channel) -> None:
+        """Does nothing: answers are small."""
+
+    def on_lost(self, channel: Channel, error: Exception | None) -> None:
+        """Does nothing: Spark repeats the batch, which drops the rows of this attempt."""
+
+    def _serve(self, channel: Channel, work: Coroutine[Any, Any, None]) -> None:
+        self._reader.serve(self._answer(channel, work))
+
+    async def _answer(self, channel: Channel, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        # The server fails its query for this reason; the reader has kept the error itself.
+        except Exception as error:  # noqa: BLE001
+            channel.fail(f"{type(error).__name__}: {error}")
+
+    async def _admit(self, channel: Channel, hello: Hello, attempt: int) -> None:
+        name = await self._reader.admit(hello.partition, batch_stream(hello.stream, attempt))
+        start = Start(0, attempt, done=name is None)
+        channel.send(FrameKind.START, encode_words(*start))
+
+    async def _take(self, channel: Channel, number: int, rows: int) -> None:
+        await self._reader.take(number, rows)
+        channel.send(FrameKind.ACK)
 
 
 class _StreamReader(BaseReader[Any]):
@@ -323,6 +384,11 @@ class _StreamReader(BaseReader[Any]):
             ).collect()
             self._ask(self._take(number, sum(row.rows for row in results)))
 
+        # A Connect server calls in a process of its own, which talks to us through a channel.
+        gate: PushBatch | None = None
+        if is_connect(source.bridge.master):
+            gate = PushBatch(self._listener.where, self._listener.add(_Gate(self)))
+
         def start() -> Any:
             frame = frame_of(session, source.what, streaming=True)
             if not frame.isStreaming:
@@ -333,12 +399,19 @@ class _StreamReader(BaseReader[Any]):
             trigger = (
                 {"availableNow": True} if source.bounded else {"processingTime": source.trigger}
             )
-            writer = frame.writeStream.foreachBatch(on_batch).trigger(**trigger)
+            writer = frame.writeStream.foreachBatch(gate or on_batch).trigger(**trigger)
             return writer.option(
                 "checkpointLocation", posixpath.join(source.checkpoint, "spark")
             ).start()
 
-        self._query = await source.bridge.call(start)
+        for tries_left in reversed(range(STARTS_MAX)):
+            try:
+                self._query = await source.bridge.call(start)
+                break
+            except SparkError as error:
+                if TOO_LATE not in str(error) or not tries_left:
+                    raise
+        await self._tell()
 
     def _ask(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs a coroutine on the loop, and waits for its result in a thread of Py4J."""
@@ -358,23 +431,50 @@ class _StreamReader(BaseReader[Any]):
             if self._closing:
                 coroutine.close()
                 raise Closed("the flow that takes this query's rows is over")
+            return await self._kept(coroutine)
+        finally:
+            self._asked.discard(task)
+
+    # The same calls from a Connect server.
+
+    def serve(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` in a task that `close` cancels."""
+        task = self._loop.create_task(work, name="spark-connect-batch")
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def admit(self, number: int, name: str) -> str | None:
+        return await self._kept(self._admit(number, name))
+
+    async def take(self, number: int, rows: int) -> None:
+        await self._kept(self._take(number, rows))
+
+    async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Awaits a coroutine, and keeps its error, which becomes that of the flow."""
+        try:
             return await coroutine
         except Exception as error:
             self._error = self._error or error
             raise
-        finally:
-            self._asked.discard(task)
 
-    async def _admit(self, number: int) -> str | None:
+    async def _query_id(self) -> str:
+        """Returns the id of the query, which a restart keeps."""
+        if is_connect(self._source.bridge.master):  # Its files may be on another machine.
+            async with self._news:
+                await self._news.wait_for(lambda: self._query is not None)
+            return str(self._query.id)
+        metadata = await self._ctx.host.fs.read(
+            posixpath.join(self._source.checkpoint, "spark", "metadata")
+        )
+        return str(json.loads(metadata.partition(b"\n")[0])["id"])
+
+    async def _admit(self, number: int, name: str = "") -> str | None:
         """Waits until there is room for a batch, and returns the name of the stream that receives
         it.
 
         Returns None if the batch was received before.
         """
-        metadata = await self._ctx.host.fs.read(
-            posixpath.join(self._source.checkpoint, "spark", "metadata")
-        )
-        await self._handover.check_query(json.loads(metadata.partition(b"\n")[0])["id"])
+        await self._handover.check_query(await self._query_id())
         if self._handover.knows(number):
             return None
         async with self._news:
@@ -384,7 +484,7 @@ class _StreamReader(BaseReader[Any]):
         await self._drop_incoming()
         await self._handover.begin(number)
         stream = InboundStream()
-        name = self._listener.add(stream)
+        name = self._listener.add(stream, name)
         draining = self._loop.create_task(
             self._drain(number, stream, name), name=f"spark-batch-{number}"
         )

@@ -10,11 +10,6 @@ The ResourceManager alone decides which worker is started again, and when. Spark
 these tasks, and an attempt that it starts anyway ends at once. A worker that is given up is ended
 by cancelling its job group, so that it does not hold its core for ever.
 
-aioflow is shipped to Spark's executors as one file, so that they need only its dependencies. The
-file holds bytecode, because each process would compile the modules of a zip file again. Executors
-run the same minor version of Python as the driver: Spark itself insists on that. Making the file
-blocks: it is called in a thread.
-
 The JobManager runs in a separate thread and event loop. Its workers end when they do not hear from
 it for some seconds, and a program may block its own loop for longer than that. It leads only this
 one run: it has no rival for its lease, and its files are deleted with it.
@@ -24,21 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import itertools
 import logging
-import marshal
-import os
 import shutil
-import sys
 import tempfile
-import threading
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.checkpoint.lease import LeaseOptions
@@ -49,6 +36,7 @@ from aioflow.core.errors import Broken
 from aioflow.core.system_host import SystemHost
 from aioflow.network.security import SecuredHost
 from aioflow.spark.failures import SparkError
+from aioflow.spark.package import ship_aioflow
 from aioflow.spark.workers.worker import LACKS, SERVED
 
 if TYPE_CHECKING:
@@ -64,71 +52,7 @@ __all__ = [
     "START_TRIES",
     "EmbeddedJobManager",
     "SparkProvider",
-    "ship_aioflow",
-    "write_package",
 ]
-
-_UNCHECKED = 1
-"""Flags in the header of a pyc file: there is no source to compare it with."""
-
-_SHIPPING = threading.Lock()
-
-
-def ship_aioflow(context: Any) -> None:
-    """Gives the package to the executors of this SparkContext, once.
-
-    Spark never forgets a file, and asks for it as long as the context lives.
-    """
-    with _SHIPPING:
-        path = Path(context._temp_dir, "aioflow.zip")
-        if not path.exists():
-            whole = path.with_suffix(".part")
-            write_package(whole)
-            whole.replace(path)
-            context.addPyFile(str(path))
-            # PySpark puts the file on our own path too. A search for the metadata of packages would
-            # open it there, and keep it open.
-            sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != path.name]
-
-
-def write_package(target: Path) -> None:
-    """Writes the modules of the running aioflow to the zip file `target`.
-
-    Raises SparkError if the modules are not in files.
-    """
-    root = Path(__file__).parents[2]
-    if not root.is_dir():
-        raise SparkError(
-            f"aioflow is loaded from {root}, and only a directory of its modules can be shipped "
-            "to Spark: pip install aioflow"
-        )
-    with zipfile.ZipFile(target, "w") as package:
-        for folder, folders, files in os.walk(root):
-            folders[:] = sorted(name for name in folders if name != "__pycache__")
-            for name in sorted(files):
-                if name.endswith(".py"):
-                    source = Path(folder, name)
-                    inside = source.relative_to(root.parent)
-                    package.writestr(
-                        inside.with_suffix(".pyc").as_posix(),
-                        _compiled(source, ".".join(inside.with_suffix("").parts)),
-                    )
-
-
-def _compiled(source: Path, module: str) -> bytes:
-    """Returns a module as the content of a pyc file, from the cache beside the source if
-    possible.
-    """
-    code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(
-        module.removesuffix(".__init__")
-    )
-    return (
-        importlib.util.MAGIC_NUMBER
-        + _UNCHECKED.to_bytes(4, "little")
-        + bytes(8)
-        + marshal.dumps(code)
-    )
-
 
 logger = logging.getLogger(__name__)
 

@@ -32,12 +32,13 @@ from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import GraphError, NotAuthenticated, note_once
 from aioflow.network.connection import fresh_secret
 from aioflow.network.security import SecuredHost, Security, TlsFiles, is_loopback
-from aioflow.spark.bridge.calls import check_bridge
+from aioflow.spark.bridge.calls import check_bridge, check_executors
+from aioflow.spark.bridge.connect import is_connect
 from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.bridge.settings import check_master
 from aioflow.spark.failures import SparkError
 from aioflow.spark.runner.translate import with_printing_apart
-from aioflow.spark.workers.provider import START_TIMEOUT_S, EmbeddedJobManager, SparkProvider
+from aioflow.spark.workers.provider import EmbeddedJobManager, SparkProvider
 from aioflow.spark.workers.worker import WorkerTask
 
 if TYPE_CHECKING:
@@ -150,8 +151,10 @@ def _cores_of(master: str, config: Mapping[str, str]) -> int | None:
 
 logger = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_S = START_TIMEOUT_S + 60.0
-"""Time after which a job that lacks slots fails. The replacement of a worker may take less."""
+REQUEST_TIMEOUT_S = 60.0
+"""Time after which a job that lacks slots goes on with those that there are. More workers may come
+later.
+"""
 
 WORKER_SILENCE_S = 10.0
 """Maximum silence of a worker before it counts as lost. Its heartbeats come from a thread, also
@@ -189,6 +192,7 @@ class SparkWorkers:
                 raise ValueError(f"{name} is {number!r}, expected a number of at least 1")
         if self.bridge is not None:
             check_bridge(self.bridge, "bridge")
+            check_executors(self.bridge)
             if self.master not in (None, self.bridge.master):
                 raise ValueError(
                     f"bridge= is a session on {self.bridge.master!r}, and master= is "
@@ -264,8 +268,8 @@ class SparkWorkers:
                 # A sink is an argument of its operator's factory.
                 for holder in (node.source, *getattr(node.factory, "args", ())):
                     bridge = getattr(holder, "bridge", None)
-                    if not isinstance(bridge, SparkBridge):
-                        continue
+                    if not isinstance(bridge, SparkBridge) or is_connect(bridge.master):
+                        continue  # The session of a Connect server is beside that of the workers.
                     if self.master not in (None, bridge.master):
                         raise GraphError(
                             f"operator {node.name!r} uses a Spark session on {bridge.master!r}, "
@@ -378,7 +382,7 @@ class SparkWorkersRun(RemoteRun):
         provider.ready.result()
         logger.info(
             "%d workers with %d slots each are there, from Spark at %s",
-            self._place.workers,
+            len(provider.present),
             self._slots,
             self._bridge.master,
         )

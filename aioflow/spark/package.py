@@ -1,0 +1,83 @@
+"""aioflow as one file, for the Python processes of Spark.
+
+They need only its dependencies. The file holds bytecode, because each process would compile the
+modules of a zip file again. These processes run the same minor version of Python as this one:
+Spark itself insists on that. Making the file blocks: it is called in a thread.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import os
+import sys
+import threading
+import zipfile
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from aioflow.spark.failures import SparkError
+
+__all__ = ["ship_aioflow", "write_package"]
+
+_UNCHECKED = 1
+"""Flags in the header of a pyc file: there is no source to compare it with."""
+
+_SHIPPING = threading.Lock()
+
+
+def ship_aioflow(context: Any) -> None:
+    """Gives the package to the executors of this SparkContext, once.
+
+    Spark never forgets a file, and asks for it as long as the context lives.
+    """
+    with _SHIPPING:
+        path = Path(context._temp_dir, "aioflow.zip")
+        if not path.exists():
+            whole = path.with_suffix(".part")
+            write_package(whole)
+            whole.replace(path)
+            context.addPyFile(str(path))
+            # PySpark puts the file on our own path too. A search for the metadata of packages would
+            # open it there, and keep it open.
+            sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != path.name]
+
+
+def write_package(target: Path) -> None:
+    """Writes the modules of the running aioflow to the zip file `target`.
+
+    Raises SparkError if the modules are not in files.
+    """
+    root = Path(__file__).parents[1]
+    if not root.is_dir():
+        raise SparkError(
+            f"aioflow is loaded from {root}, and only a directory of its modules can be shipped "
+            "to Spark: pip install aioflow"
+        )
+    with zipfile.ZipFile(target, "w") as package:
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    source = Path(folder, name)
+                    inside = source.relative_to(root.parent)
+                    package.writestr(
+                        inside.with_suffix(".pyc").as_posix(),
+                        _compiled(source, ".".join(inside.with_suffix("").parts)),
+                    )
+
+
+def _compiled(source: Path, module: str) -> bytes:
+    """Returns a module as the content of a pyc file, from the cache beside the source if
+    possible.
+    """
+    code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(
+        module.removesuffix(".__init__")
+    )
+    return (
+        importlib.util.MAGIC_NUMBER
+        + _UNCHECKED.to_bytes(4, "little")
+        + bytes(8)
+        + marshal.dumps(code)
+    )
