@@ -59,6 +59,7 @@ class Query:
         self._number = 0
         self._stopped = threading.Event()
         self._on_batch: Callable[[Any, int], None]
+        self.lastProgress = None
 
     def start(self, on_batch: Callable[[Any, int], None]) -> None:
         self._on_batch = on_batch

@@ -14,12 +14,15 @@ import pytest
 
 import aioflow as af
 from aioflow.spark.bridge.session import SparkBridge
+from aioflow.spark.versions import Feature
 from tests.spark.answers import DELAY_MS, Event
 from tests.spark.stream_answers import STREAM_ANSWERS, batch_time
+from tests.spark.versions import since
 
-pytestmark = pytest.mark.timeout(
-    900
-)  # The first job of a Java process on a busy machine takes minutes.
+pytestmark = [
+    pytest.mark.timeout(900),  # The first job of a Java process on a busy machine takes minutes.
+    since(Feature.QUERIES),
+]
 
 PROGRAMS = ("timers", "tumbling")
 
@@ -129,6 +132,25 @@ async def test_a_query_goes_on_until_it_is_stopped(spark: SparkBridge, tmp_path:
         for line in path.read_text().splitlines()
     ]
     assert Counter((line["key"], line["n"]) for line in lines) == Counter(wanted)
+
+
+async def test_a_query_without_event_time_that_takes_what_is_there_ends(
+    spark: SparkBridge, tmp_path: Path
+) -> None:
+    """Spark itself runs batches without input for ever, since a timer might fire."""
+    rows: list[tuple[str, int]] = []
+    for batch in ([], *BATCHES, []):  # Nothing the first time and the last, an empty file each.
+        for some in (batch[:10], [], batch[10:]):
+            if batch:
+                write(tmp_path / "in", some)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        given = af.Flow("once").source(source(spark, tmp_path))
+        rows += await given.key_by(lambda event: event.key).count().collect(on=streaming(spark))
+
+    wanted = (
+        await af.Flow("engine").source(EVENTS).key_by(lambda event: event.key).count().collect()
+    )
+    assert Counter(rows) == Counter(wanted)
 
 
 async def test_an_error_of_a_function_is_the_jobs_own(spark: SparkBridge, tmp_path: Path) -> None:

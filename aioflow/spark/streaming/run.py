@@ -6,6 +6,10 @@
 
 A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at
 least once. The state of keys is exact nevertheless: Spark keeps it with the batch.
+
+A query that takes what exists ends by itself, except one with state and without event time: Spark
+runs batches without input for ever, since a timer of processing time might fire. Such a query ends
+here, in the second batch after its input.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import Closed
 from aioflow.spark.failures import SparkError
 from aioflow.spark.runner.home import Feeding
+from aioflow.spark.streaming.plan import delay_ms_of
 
 if TYPE_CHECKING:
     from aioflow.spark.bridge.calls import Bridge
@@ -65,6 +70,9 @@ class StreamRun:
         self._error: BaseException | None = None
         self._closing = False
         self._query: Any = None
+        self._first: int | None = None
+        """Number of the first batch since the query was started."""
+        self._is_drained = False
         self._starts = 0
         """Number of starts since the last completed batch, including the current one."""
         self.stopping = asyncio.Event()
@@ -97,6 +105,8 @@ class StreamRun:
                 await self._watch(feeding)
                 return
             except SparkError as error:
+                if self._is_drained:
+                    return
                 if TOO_LATE not in str(error) or self._starts >= STARTS_MAX:
                     raise
                 logger.warning(
@@ -129,12 +139,19 @@ class StreamRun:
         session = await self._bridge.session()
         source = next(iter(self._sources.values()))
         directory = posixpath.join(source.checkpoint, "flow")
+        never_ends = source.bounded and not any(
+            delay_ms_of(stage) is not None for stage in self._plan.stages if stage.is_source
+        )
         self._starts += 1
+        self._first = None
 
         def on_batch(frame: Any, number: int) -> None:
             """Passes a batch to the loop, and waits until it is committed. Called in a thread of
             Py4J.
             """
+            if never_ends and self._was_without_input(number - 1):
+                self._is_drained = True
+                raise Closed("the query has taken all input that there was")
             rows = rows_of(frame)
             if self._closing:
                 raise Closed("the flow that takes this query's rows is over")
@@ -142,6 +159,19 @@ class StreamRun:
 
         self._query = await self._bridge.call(
             start_query, session, self._plan, self._programs, self._sources, directory, on_batch
+        )
+
+    def _was_without_input(self, number: int) -> bool:
+        """Whether a batch had no input because there is no more. Called in a thread of Py4J.
+
+        The first batch of a run tells nothing: Spark may have planned it before there was input.
+        """
+        first = self._first = number + 1 if self._first is None else self._first
+        progress = None if self._query is None or number <= first else self._query.lastProgress
+        return (
+            progress is not None
+            and progress["batchId"] == number
+            and all(one["startOffset"] == one["endOffset"] for one in progress["sources"])
         )
 
     async def _noted(self, rows: Sequence[BlockRow], number: int) -> None:
