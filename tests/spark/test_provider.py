@@ -148,6 +148,24 @@ async def test_failing_starts_are_reported_and_after_three_in_a_row_no_caller_wa
             await provider.ready
 
 
+async def test_it_is_ready_with_fewer_if_others_do_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Executors without enough memory for all leave the jobs of some workers waiting."""
+    monkeypatch.setattr(provider_module, "START_TIMEOUT_S", 0.2)
+    async with provided(2) as (spark, provider, failures):
+        await spark.started("spark-1", "spark-2")
+        provider.registered("spark-1")
+        await provider.ready
+        assert provider.present == ["spark-1"] and failures == ["failed"]
+        assert spark.cancelled == ["spark-2"], "it must not hold a place later"
+        monkeypatch.setattr(provider_module, "START_TIMEOUT_S", 60)
+        provider.start_workers(1, lambda: failures.append("failed"))
+        await spark.started("spark-3")
+        provider.registered("spark-3")
+        await until(lambda: provider.present == ["spark-1", "spark-3"])
+
+
 async def test_executors_that_lack_libraries_are_not_tried_again() -> None:
     async with provided() as (spark, provider, failures):
         await spark.started("spark-1")

@@ -49,6 +49,15 @@ def program(
         process.wait()
 
 
+def test_a_flow_goes_on_with_fewer_workers_if_not_all_find_room(tmp_path: Path) -> None:
+    with program("fewer", "local-cluster[1,2,1024]", tmp_path) as (process, said):
+        process.wait(800)
+
+    assert said.read_text().splitlines() == ["runs in 1 process", "ended FINISHED []"], (
+        tmp_path / "log"
+    ).read_text()
+
+
 def test_processes_killed_under_load_are_replaced_and_every_record_counts_once(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,7 @@
 
 `faults`: a Python worker is killed, then the Spark job of one is cancelled, then an executor is
 killed, and the program's own loop is blocked; the flow ends with `mistakes` in its output.
+`fewer`: only one of two workers finds room; the flow goes on with it and ends.
 `endless`: one worker is killed, the output still has each number once, and the flow runs until the
 program is killed.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import aioflow as af
 from aioflow.api.job import Job
+from aioflow.spark.workers import provider, runner
 from aioflow.spark.workers.runner import SparkWorkersRun
 from aioflow.spark.workers.worker import SILENCE_S
 from tests.integration.exactly_once_flows import committed, key, mistakes, numbers
@@ -149,6 +151,14 @@ async def faults(job: Watched) -> None:
     print("ended", result.status, mistakes(job.folder), flush=True)
 
 
+async def fewer(job: Watched) -> None:
+    await eventually(lambda: len(committed(job.folder)) > 20, within_s=WITHIN_S)
+    print("runs in", len(job.pids()), "process", flush=True)
+    (job.folder / "stop").touch()
+    result = await job.job.wait()
+    print("ended", result.status, mistakes(job.folder), flush=True)
+
+
 async def endless(job: Watched) -> None:
     first = await job.runs_on_two()
     os.kill(first[0], signal.SIGKILL)
@@ -168,12 +178,15 @@ async def main(scenario: str, master: str, folder: Path) -> None:
         "spark.driver.extraJavaOptions": BRIEF,
         "spark.executor.extraJavaOptions": BRIEF,
     }
+    if scenario == "fewer":  # One executor fits into the memory of the machine.
+        config |= {"spark.executor.cores": "1", "spark.executor.memory": "700m"}
+        provider.START_TIMEOUT_S, runner.REQUEST_TIMEOUT_S = 60.0, 5.0
     place = af.SparkWorkers(master, workers=2, config=config)
     settings = {"checkpoints": folder / "checkpoints", "every": "300ms"}
     async with counted(folder).run(
         on=place, restart=af.fixed_delay(attempts=20, delay="200ms"), **settings
     ) as job:
-        await {"faults": faults, "endless": endless}[scenario](Watched(job, folder))
+        await {"faults": faults, "fewer": fewer, "endless": endless}[scenario](Watched(job, folder))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class SparkProvider:
 
     It is made, started and closed on the program's loop. The ResourceManager calls it from its own
     loop. `make(worker_id)` makes the task of a worker. `ready` is done once all `workers` have
-    registered, or it is clear that they will not.
+    registered, or once some have and another did not start. It fails if none can start.
     """
 
     def __init__(
@@ -231,9 +231,18 @@ class SparkProvider:
             else SparkError(f"{worker.id} did not start: {error!r}")
         )
         logger.warning("worker %s did not start: %s", worker.id, error)
-        if not self.ready.done() and self._failures >= START_TRIES:
-            self.ready.set_exception(self.last_error)
-            self.ready.exception()  # Retrieved even if there is no waiter yet.
+        if not self.ready.done():
+            if self.present and not isinstance(error, CannotStart):
+                logger.warning(
+                    "%d of %d workers are there: the flow goes on with these, at a smaller "
+                    "parallelism if no other comes",
+                    len(self.present),
+                    self.workers,
+                )
+                self.ready.set_result(None)
+            elif self._failures >= START_TRIES:
+                self.ready.set_exception(self.last_error)
+                self.ready.exception()  # Retrieved even if there is no waiter yet.
         with contextlib.suppress(RuntimeError):  # The ResourceManager's loop is closed.
             worker.failed()
 
