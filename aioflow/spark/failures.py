@@ -24,6 +24,9 @@ _NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
 """Beginnings of the lines after a message that repeat it at length: frames, the query, its plan.
 """
 
+_JAVA_CAUSE = re.compile(r"^(?:Caused by)?: ([\w.$]+): (.+)$", re.MULTILINE)
+"""Pattern of the lines of a Java stack trace that name an error, with its class and message."""
+
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 
 
@@ -127,6 +130,9 @@ def _of_python(text: str, condition: str, trace: str) -> SparkError:
     start = text.find("Traceback (most recent call last)")
     traceback = text[start:].rstrip() if start >= 0 else ""
     what = _last_line(traceback or text)
+    if "Py4JJavaError" in what and (causes := _JAVA_CAUSE.findall(traceback)):
+        # The function called Spark, as that of foreachBatch does. Before 4.0 that is the last line.
+        return _of_text(causes[-1][1], condition, trace, causes[-1][0])
     return SparkError(
         f"a function failed in Spark: {_short(what)}", condition=condition, trace=traceback or trace
     )
