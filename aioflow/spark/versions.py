@@ -20,6 +20,7 @@ __all__ = [
     "check_feature",
     "check_version",
     "installed_version",
+    "is_remote",
     "java_min",
     "silence",
     "struct_of",
@@ -97,11 +98,16 @@ def java_min() -> int:
     return 17 if installed_version() >= (4, 0) else 8
 
 
+def is_remote(thing: Any) -> bool:
+    """Whether a session or a DataFrame is one of Spark Connect, which has no Java objects here."""
+    return type(thing).__module__.startswith("pyspark.sql.connect.")
+
+
 def struct_of(session: Any, schema: str) -> Any:
     """Returns the StructType of a schema in Spark's notation. Must run in a call of the bridge."""
     from pyspark.sql import types
 
-    if not hasattr(session, "_jsparkSession"):  # Of Spark Connect.
+    if is_remote(session):
         return session._parse_ddl(schema)
 
     parse: Any = getattr(types.StructType, "fromDDL", None)  # From 4.0 on.

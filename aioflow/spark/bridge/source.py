@@ -36,6 +36,7 @@ from aioflow.spark.bridge.connect import is_connect
 from aioflow.spark.bridge.executor import RESULT_SCHEMA, PushRows
 from aioflow.spark.bridge.transfers import Arrival, InboundStream, Progress
 from aioflow.spark.failures import SparkError
+from aioflow.spark.versions import is_remote
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -54,9 +55,8 @@ def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):
         frame = what(session)
-    # A DataFrame of Spark Connect has no Java object, like the session that it needs.
-    is_remote = hasattr(frame, "mapInArrow") and not hasattr(session, "_jsparkSession")
-    if not (hasattr(frame, "_jdf") or is_remote):
+    # A DataFrame of Spark Connect needs a session there, and has no Java object.
+    if not (hasattr(frame, "_jdf") or (is_remote(frame) and is_remote(session))):
         raise GraphError(
             f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of the "
             "bridge's session, or a function that takes the session and gives one"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from aioflow.core.errors import with_article
 from aioflow.spark.failures import SparkError, translated
-from aioflow.spark.versions import Feature, check_feature
+from aioflow.spark.versions import Feature, check_feature, is_remote
 
 __all__ = ["FileTarget", "FunctionTarget", "TableTarget", "Target"]
 
@@ -65,7 +65,7 @@ class FileTarget:
         return repr(self.path)
 
     def check(self, session: Any, schema: Any) -> None:
-        if _has_java(session):
+        if not is_remote(session):
             _check_format(session, self.format)
         elif self.format.lower() not in _PLAIN_FORMATS:
             raise SparkError(
@@ -75,10 +75,11 @@ class FileTarget:
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
         writer = frame.write.format(self.format).options(**self.options)
-        if _has_java(session):
-            _add_files(session, writer, self.path, batch_id)
-        else:  # Nothing renames files there. A batch has a directory, which is written as a whole.
+        if is_remote(session):
+            # Nothing renames files there. A batch has a directory, which is written as a whole.
             writer.mode("overwrite").save(f"{self.path}/{BATCH_COLUMN}={batch_id}")
+        else:
+            _add_files(session, writer, self.path, batch_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class TableTarget:
 
     def check(self, session: Any, schema: Any) -> None:
         check_feature(Feature.TABLES)
-        if not _has_java(session):
+        if is_remote(session):
             raise SparkError(f"{self} as a sink is not possible on Spark Connect: {WAY_OUT}")
         forgets = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
         table = self._described(session)
@@ -194,11 +195,6 @@ class FunctionTarget:
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
         self.function(frame, batch_id)
-
-
-def _has_java(session: Any) -> bool:
-    """Whether the session has Java beside it. One of Spark Connect has a server elsewhere."""
-    return hasattr(session, "_jsparkSession")
 
 
 def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
