@@ -78,7 +78,7 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "changes are not noted any more once keys came and went",
         "aioflow/state/heap_churn.py",
-        "            self._left = max(0, self._left - 1)\n",
+        "            self._left = max(0, self._left - (not renewed))\n",
         "            pass\n",
         (f"{CHURN}test_changes_are_noted_again_and_an_increment_follows_when_keys_stay",),
     ),
