@@ -36,6 +36,33 @@ POLICIES = ("no_restart", "fixed_delay", "exponential_delay", "failure_rate")
 """Names of the functions of `aioflow` that make a restart policy."""
 
 
+FOREIGN = {
+    **dict.fromkeys(
+        ("checkpoint_interval", "checkpointing_interval", "interval", "checkpoint_every"),
+        'every="10s", beside checkpoints=',
+    ),
+    **dict.fromkeys(
+        ("checkpoint_dir", "checkpoint_location", "checkpoint_path", "state_dir", "checkpointing"),
+        "checkpoints=, a directory or a URL",
+    ),
+    **dict.fromkeys(("state_backend", "backend"), 'state="heap" or state="rocksdb"'),
+    **dict.fromkeys(
+        ("restart_strategy", "restarts", "retries", "max_restarts"),
+        'restart=af.fixed_delay(attempts=3, delay="1s")',
+    ),
+    **dict.fromkeys(("savepoint", "from_savepoint", "restore_from"), "restore=PATH"),
+    **dict.fromkeys(("processes", "num_workers", "cpus"), "workers=N"),
+    **dict.fromkeys(("cluster", "runner", "master"), 'on=, like on=af.RemoteCluster("host:6123")'),
+    **dict.fromkeys(
+        ("parallelism", "max_parallelism", "default_parallelism"),
+        "parallelism= of af.Flow(...) or of an operator",
+    ),
+    **dict.fromkeys(("network_buffers", "buffer_memory"), 'network_memory="64MiB"'),
+    **dict.fromkeys(("ui", "rest", "dashboard"), 'monitor="HOST:PORT"'),
+}
+"""Names of options in other engines, and what is written here."""
+
+
 class Runner(Protocol):
     """The interface of a place where flows run, for the option `on=`."""
 
@@ -178,7 +205,11 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
     known = [f.name for f in fields(RunOptions)]
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
+            hint = (
+                f"; it is spelled {FOREIGN[name]}"
+                if name in FOREIGN
+                else did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
+            )
             raise TypeError(f"run option {name}= is not known{hint}")
     options = RunOptions(**given)
     if isinstance(options.workers, Autoscaler):

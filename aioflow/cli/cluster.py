@@ -56,7 +56,7 @@ from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.errors import AioflowError
+from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 from aioflow.network.buffers import NETWORK_MEMORY_BYTES
@@ -64,6 +64,9 @@ from aioflow.network.buffers import NETWORK_MEMORY_BYTES
 __all__ = ["add_commands"]
 
 T = TypeVar("T")
+
+CONFIGURATION = ("rocksdb.path", "rocksdb.cache_entries", "rocksdb.cache_bytes")
+"""Names that `--conf` takes."""
 
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
@@ -191,6 +194,14 @@ def add_commands(commands: Any) -> None:
             metavar="SIZE",
             help=short,
         )
+        command.add_argument(
+            "--conf",
+            type=_setting,
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"a setting for what jobs leave open: {', '.join(CONFIGURATION)}",
+        )
     for action in (start, status, stop):
         action.add_argument(
             "--data",
@@ -260,6 +271,21 @@ PRELOADED = ("aioflow.api.build", "aioflow.io.memory", "aioflow.operators.aggreg
 """Modules that most jobs import when they are loaded."""
 
 
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in CONFIGURATION:
+        raise argparse.ArgumentTypeError(
+            f"expected NAME=VALUE with one of the names {', '.join(CONFIGURATION)}, got {text!r}"
+            f"{'' if name in CONFIGURATION else did_you_mean(name, CONFIGURATION)}"
+        )
+    return name, value
+
+
+def _conf_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Returns the configuration as command line arguments for another process."""
+    return [text for name, value in arguments.conf for text in ("--conf", f"{name}={value}")]
+
+
 def _spawn_taskmanager(
     arguments: argparse.Namespace, jobmanager: str, secret: Path, number: int
 ) -> subprocess.Popen[bytes]:
@@ -275,6 +301,7 @@ def _spawn_taskmanager(
         str(arguments.network_memory),
         "--secret-file",
         str(secret),
+        *_conf_arguments(arguments),
     ]
     tls = tls_arguments(arguments)
     return _spawn(arguments.data, f"taskmanager-{number}", ["taskmanager", *options, *tls])
@@ -298,6 +325,7 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
             isolated=True,
             tls=tls_files(arguments),
             preloaded=PRELOADED,
+            configuration=dict(arguments.conf),
         )
         secret = secret_of(arguments.secret_file or (arguments.data or DATA) / "secret")
         manager = TaskManager(host, secret, options)
@@ -401,7 +429,7 @@ def _bring_up(
     data = arguments.data
     options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
     options += ["--taskmanagers", str(arguments.workers), "--slots", str(arguments.slots)]
-    options += ["--network-memory", str(arguments.network_memory)]
+    options += ["--network-memory", str(arguments.network_memory), *_conf_arguments(arguments)]
     with _uninterrupted():
         jobmanager = _spawn(
             data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring]

@@ -11,6 +11,7 @@ import gc
 import importlib
 import logging
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,14 @@ class JobServer:
         }
 
     async def _open(
-        self, job_id: str, token: int, content: bytes, worker_id: str, bind: str, network_bytes: int
+        self,
+        job_id: str,
+        token: int,
+        content: bytes,
+        worker_id: str,
+        bind: str,
+        network_bytes: int,
+        configuration: dict[str, str],
     ) -> tuple[str, float, bytes]:
         """Loads the job. Returns where it is, its timeout of cancellation, and its packed error."""
         assert self._pulse is not None, "the TaskManager knows this process"
@@ -148,6 +156,7 @@ class JobServer:
         try:
             with self._pulse.loading(f"job {job_id} on taskmanager {worker_id}"):
                 job = load_job(content)
+            job.options = replace(job.options, configuration=configuration)
             session = JobSession(
                 self._host,
                 self._secret,

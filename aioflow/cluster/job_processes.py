@@ -92,7 +92,14 @@ class JobProcess:
         return self.connection.call(method, *args)
 
     async def open(
-        self, job_id: str, token: int, content: bytes, worker_id: str, bind: str, network_bytes: int
+        self,
+        job_id: str,
+        token: int,
+        content: bytes,
+        worker_id: str,
+        bind: str,
+        network_bytes: int,
+        configuration: dict[str, str],
     ) -> bytes:
         """Loads a job. Returns the packed error of its code, or nothing. Raises Broken."""
         assert self.life is not None, "the process is started first"
@@ -100,7 +107,7 @@ class JobProcess:
         await wait_first([self.worker.registered, self.life])
         try:
             self.location, self._cancellation_timeout_s, error = await self.call(
-                "open", job_id, token, content, worker_id, bind, network_bytes
+                "open", job_id, token, content, worker_id, bind, network_bytes, configuration
             )
         except Broken as broken:
             # How the process ended is known a moment after its connection has ended.

@@ -453,7 +453,9 @@ class TaskSlotTable:
             raise self._stale(job_id, token, None if known is None else known.token, what)
 
     def _stale(self, job_id: str, token: int, known: int | None, what: str) -> StaleLeader:
-        self.fenced_total += 1
+        # A JobMaster that is only not connected is not replaced.
+        if known is not None and token < known:
+            self.fenced_total += 1
         expected = (
             "no job master is connected"
             if known is None

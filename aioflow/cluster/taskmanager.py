@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -95,6 +95,8 @@ class TaskManagerOptions:
     """Whether each job runs in a process of its own."""
     tls: TlsFiles | None = None
     """Files of the host's security, for the processes of jobs."""
+    configuration: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Configuration for what jobs leave open, such as `rocksdb.path`."""
     preloaded: tuple[str, ...] = ()
     """Modules that the process of a job imports before the job comes."""
     follows: bool = True
@@ -604,7 +606,8 @@ class TaskManager:
         try:
             memory = self._memory_of(job_id)
             bind = self._options.bind
-            failure = await process.open(job_id, token, content, self.id, bind, memory)
+            settings = dict(self._options.configuration)
+            failure = await process.open(job_id, token, content, self.id, bind, memory, settings)
         finally:
             if failure or not process.location:
                 process.is_closing = True

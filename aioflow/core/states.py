@@ -150,10 +150,20 @@ class StateTtl:
     return_expired: bool = field(default=False, kw_only=True)
     """Whether an expired value is returned until it is removed. False: it is never returned."""
 
+    def __post_init__(self) -> None:
+        to_ms(self.time, "time of StateTtl")
+        for name in ("refresh_on_read", "return_expired"):
+            given = getattr(self, name)
+            if type(given) is not bool:
+                raise TypeError(f"{name} of StateTtl is {given!r}, expected True or False")
+
     @staticmethod
-    def of(ttl: str | timedelta | StateTtl) -> StateTtl:
-        """Returns `ttl` as a time to live; a duration has the default options."""
-        return ttl if isinstance(ttl, StateTtl) else StateTtl(ttl)
+    def of(ttl: str | timedelta | StateTtl, name: str) -> StateTtl:
+        """Returns `ttl` of state `name` as a time to live; a duration has the default options."""
+        if isinstance(ttl, StateTtl):
+            return ttl
+        to_ms(ttl, f"ttl of state {name!r}")  # Its error names the state.
+        return StateTtl(ttl)
 
     def ms(self, name: str) -> int:
         """Returns the time in ms; `name` is that of the state, for errors."""

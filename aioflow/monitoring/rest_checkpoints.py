@@ -347,7 +347,9 @@ async def rescaling(call: Call) -> Any:
     """Answers PATCH /jobs/:jobid/rescaling?parallelism=N."""
     text = call.query.get("parallelism", "")
     if not (text.isascii() and text.isdecimal()) or len(text) > 6:
-        raise BadRequest(f"parallelism is {text[:40]!r}, expected a number")
+        raise BadRequest(
+            f"parallelism is {text[:40]!r}, expected a whole number from 1 on, such as 2"
+        )
     return await _rescale(call, int(text), {})
 
 

@@ -140,7 +140,8 @@ class NamedStates(Generic[T]):
                 "expected a Value-, List-, Map-, "
                 "Reducing- or AggregatingStateDescriptor"
             )
-        if descriptor.ttl is not None and StateTtl.of(descriptor.ttl).ms(descriptor.name) <= 0:
+        time_to_live = _ttl(descriptor)
+        if time_to_live is not None and time_to_live[0] <= 0:
             raise StateError(
                 f"ttl of state {descriptor.name!r} is {descriptor.ttl!r}, expected a positive "
                 "duration"
@@ -185,7 +186,7 @@ def _check_same(old: StateDescriptor, new: StateDescriptor) -> None:
 def _ttl(descriptor: StateDescriptor) -> tuple[int, bool, bool] | None:
     if descriptor.ttl is None:
         return None
-    ttl = StateTtl.of(descriptor.ttl)
+    ttl = StateTtl.of(descriptor.ttl, descriptor.name)
     return ttl.ms(descriptor.name), ttl.refresh_on_read, ttl.return_expired
 
 

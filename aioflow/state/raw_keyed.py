@@ -51,8 +51,14 @@ class RawKeyedView:
 
         Raises StateError for a group of another subtask, and for anything but bytes.
         """
+        if not isinstance(contents, Mapping):
+            raise StateError(
+                f"operator {self._operator!r}: raw keyed state was given "
+                f"{type(contents).__name__} {contents!r:.60}, expected a dict of key groups and "
+                "their bytes, as get() returns"
+            )
         for group, content in contents.items():
-            if group not in self.key_groups or type(content) is not bytes:
+            if type(group) is not int or group not in self.key_groups or type(content) is not bytes:
                 raise StateError(
                     f"operator {self._operator!r}: raw keyed state was given "
                     f"{type(content).__name__} for key group {group!r}, expected bytes for some of "

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from aioflow.core.elements import MIN_WATERMARK
@@ -66,6 +66,13 @@ def open_queue(cache: Cache, name: str) -> TimerSpace:
     return space
 
 
+def _number(name: str, given: Any) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise StateError(f"rocksdb.{name} is {given!r}, expected a whole number") from None
+
+
 EVENT, PROCESSING = ".event", ".processing"
 TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
 """The same prefix as in the heap backend: each backend restores savepoints of the other."""
@@ -92,11 +99,13 @@ class RocksDB:
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Reads `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` from the
-        cluster's options.
+        cluster's configuration. An attribute that differs from its default stays: the program
+        has chosen it.
         """
-        for name in ("path", "cache_entries", "cache_bytes"):
-            if f"rocksdb.{name}" in options:
-                setattr(self, name, options[f"rocksdb.{name}"])
+        for one in fields(self):
+            given = options.get(f"rocksdb.{one.name}")
+            if given is not None and getattr(self, one.name) == one.default:
+                setattr(self, one.name, given if one.name == "path" else _number(one.name, given))
 
     def create_keyed(
         self,

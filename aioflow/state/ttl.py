@@ -182,7 +182,7 @@ class TimedView(View):
     def prepare(self) -> None:
         super().prepare()
         assert self.descriptor.ttl is not None, "a timed view is made for a descriptor with a ttl"
-        ttl = StateTtl.of(self.descriptor.ttl)
+        ttl = StateTtl.of(self.descriptor.ttl, self.descriptor.name)
         self._ttl_ms = ttl.ms(self.descriptor.name)
         self._refreshes = ttl.refresh_on_read
         self._returns_expired = ttl.return_expired

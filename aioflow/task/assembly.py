@@ -93,6 +93,7 @@ def create_runtime(
         if descriptor.restore is None
         else descriptor.restore.checkpoint_id,
         state_backend=options.state_backend,
+        configuration=options.configuration,
         codec=environment.codec,
         checkpointing=options.checkpointing,
         debug=options.debug,

@@ -15,7 +15,7 @@ from aioflow.task.chain import SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.core.errors import CancellationTimeout
@@ -59,6 +59,8 @@ class TaskOptions:
     slice_ns: int = SLICE_NS
     flush_max_age_ns: int = FLUSH_MAX_AGE_NS
     state_backend: str | StateBackend = "heap"
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    """Configuration of the cluster, for what the program leaves open."""
     checkpoints: CheckpointTaskOptions | None = None
     """Settings of checkpoints. If set, prepared data becomes visible with a checkpoint."""
     replays: bool = False

@@ -12,8 +12,8 @@ RegularOperatorChain and StreamOperatorWrapper.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,6 +105,8 @@ class SubtaskSettings:
     job_id: str = ""
     restored_checkpoint: int | None = None
     state_backend: str | StateBackend = "heap"
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    """Configuration of the cluster, for the backend."""
     codec: Codec | None = None
     """Encodes users' state. None: values of the built-in types only."""
     checkpointing: bool = True
@@ -233,6 +235,7 @@ class OperatorRuntime:
                     settings.index, settings.parallelism, settings.max_parallelism
                 ),
                 now_ms=settings.now_ms,
+                options=settings.configuration,
                 codec=settings.codec,
                 operator=node.name,
                 host=self.host,

@@ -47,6 +47,23 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "the configuration of a cluster counts before the backend of the program",
+        "aioflow/state/rocksdb.py",
+        "if given is not None and getattr(self, one.name) == one.default:",
+        "if given is not None:",
+        (
+            "tests/api/test_precedence.py::"
+            "test_backend_of_the_program_counts_before_the_configuration_of_the_cluster",
+        ),
+    ),
+    Mutant(
+        "a JobMaster without a connection counts as replaced",
+        "aioflow/cluster/slots.py",
+        "        if known is not None and token < known:\n",
+        "        if known is not None:\n",
+        ("tests/cluster/test_slots.py::test_only_requests_of_a_replaced_job_master_are_fenced",),
+    ),
+    Mutant(
         "a TaskManager that has ended is not replaced",
         "aioflow/cli/supervision.py",
         "        if code in (0, WRONG_USAGE) or",

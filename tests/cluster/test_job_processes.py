@@ -95,7 +95,7 @@ async def test_spare_process_is_taken_first(played: tuple[JobProcesses, Played, 
     second = processes.take()
     async with asyncio.timeout(60):
         for process in (first, second):
-            error = await process.open("job", 1, b"", "tm", "127.0.0.1", 1 << 20)
+            error = await process.open("job", 1, b"", "tm", "127.0.0.1", 1 << 20, {})
             assert error, "an empty program cannot be loaded"
     assert len(started.argv) == 2
     assert first is not second

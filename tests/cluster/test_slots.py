@@ -57,6 +57,19 @@ def test_slots_of_a_job_whose_process_is_lost_are_free_and_open_it_again() -> No
     assert table.request(0, "job", "a2", "jm:1", 1.0) == [ConnectToJobMaster("job", "jm:1")]
 
 
+def test_only_requests_of_a_replaced_job_master_are_fenced() -> None:
+    """One that has just lost its connection is refused too, and was not replaced."""
+    table = active()
+    table.job_master_lost("job", 1, 0.0)
+    with pytest.raises(StaleLeader):
+        table.add_task(attempt(), "a0", 1)
+    assert table.fenced_total == 0
+    table.job_master_connected("job", 2, 0.0)
+    with pytest.raises(StaleLeader):
+        table.add_task(attempt(), "a0", 1)
+    assert table.fenced_total == 1
+
+
 def test_a_requested_slot_is_offered_once_its_job_master_is_connected_then_it_is_active() -> None:
     """I4: request, connect, offer, accept."""
     table = TaskSlotTable(2, timeout_s=10.0)

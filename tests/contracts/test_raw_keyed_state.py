@@ -43,6 +43,15 @@ def test_each_subtask_gets_the_bytes_of_its_key_groups(bench: Bench, parallelism
     assert sum(len(part.key_groups) for part in parts) == MAX_PARALLELISM
 
 
+@pytest.mark.parametrize("wrong", [None, [1], b"x", {True: b"x"}, {"1": b"x"}, {1: "x"}])
+def test_wrong_contents_are_refused_and_change_nothing(bench: Bench, wrong: Any) -> None:
+    raw = RawKeyedView(bench.create(), "count")
+    raw.update({1: b"kept"})
+    with pytest.raises(StateError, match="operator 'count': raw keyed state was given"):
+        raw.update(wrong)
+    assert raw.get() == {1: b"kept"}
+
+
 def test_a_snapshot_has_the_bytes_of_the_last_update_before_it(bench: Bench) -> None:
     backend = bench.create()
     raw = RawKeyedView(backend, "count")

@@ -213,6 +213,22 @@ def test_the_options_of_one_state_are_the_same_wherever_it_is_declared(bench: Be
         backend.get_state(ValueStateDescriptor("n", ttl=StateTtl("0s")))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"time": 5}, "time of StateTtl is 5 of type int"),
+        ({"time": "soon"}, "time of StateTtl is 'soon'"),
+        ({"time": "1s", "refresh_on_read": "yes"}, "refresh_on_read of StateTtl is 'yes'"),
+        ({"time": "1s", "return_expired": 1}, "return_expired of StateTtl is 1"),
+    ],
+)
+def test_wrong_arguments_of_a_time_to_live_are_refused_at_once(
+    arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        StateTtl(**arguments)
+
+
 # Removal from RocksDB.
 
 KEYS = 8 * NAMED_LATELY

@@ -63,6 +63,13 @@ async def test_a_parallelism_that_cannot_be_is_a_bad_request(query: str) -> None
         assert status == 400
 
 
+async def test_parallelism_below_one_is_refused_with_the_smallest_that_is_taken() -> None:
+    async with watched(counting(), monitor_options=CONTROL) as client:
+        status, body = await client.change("PATCH", f"{client.path}/rescaling?parallelism=-2")
+        assert status == 400
+        assert "parallelism is '-2', expected a whole number from 1 on" in str(body)
+
+
 async def test_a_job_without_checkpoints_answers_why() -> None:
     async with watched(counting(), monitor_options=CONTROL) as client:
         status, body = await client.change("PATCH", f"{client.path}/rescaling?parallelism=2")
