@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from aioflow.core.availability import AVAILABLE, Availability
 from aioflow.core.elements import RecordBatch, empty_batch
@@ -179,6 +179,15 @@ class Unprocessed(NamedTuple):
     watermark: int
     """Watermark in front of the rest."""
 
+    @classmethod
+    def rest_of(
+        cls, batch: RecordBatch, position: int, watermark: int, input_index: int = 0
+    ) -> Self:
+        """Returns `batch` without its first `position` records."""
+        count = len(batch.values)
+        rest = batch.slice(position, count) if position < count else empty_batch(batch.watermark)
+        return cls(input_index, rest, watermark)
+
 
 class Operator:
     """Base of all operators. Subclasses override methods as needed; the defaults do nothing."""
@@ -264,6 +273,14 @@ class Operator:
     def resume(self, max_records: int) -> RecordBatch:
         """Continues the work that `has_pending` reports; emits about `max_records` at most."""
         return empty_batch()
+
+    @property
+    def comes_to_rest(self) -> bool:
+        """Whether `resume` leads to a moment at which `unprocessed` returns the rest of the work.
+
+        For example between two windows that fire.
+        """
+        return self.unprocessed() is not None
 
     def unprocessed(self) -> Unprocessed | None:
         """Returns the rest of the input that `has_pending` reports, so that a checkpoint can store

@@ -47,7 +47,7 @@ __all__ = [
     "ResumableOutput",
 ]
 
-PLAIN_RESULTS = frozenset((GeneratorType, list))
+PLAIN_RESULTS = frozenset((GeneratorType, list, tuple))
 """Exact types that `elements_of` need not check."""
 
 _ONE_ELEMENT = (str, bytes, bytearray, memoryview, Mapping)
@@ -161,7 +161,7 @@ class ResumableOutput:
 
     __slots__ = (
         "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values",
-        "_watermarks", "_work", "watermark",
+        "_watermarks", "_work", "pieces", "watermark",
     )  # fmt: skip
 
     def __init__(self, perf_ns: Callable[[], int]) -> None:
@@ -177,6 +177,8 @@ class ResumableOutput:
         self._final = MIN_WATERMARK
         self.watermark = MIN_WATERMARK
         """The watermark at the end of the emitted results."""
+        self.pieces = 0
+        """Number of pieces of work so far."""
 
     @property
     def pending(self) -> bool:
@@ -213,6 +215,7 @@ class ResumableOutput:
         allows.
         """
         self._limit = min(max_records, self._affordable)
+        self.pieces += 1
         work = self._work
         if work is not None:
             begun = self._perf_ns()

@@ -337,7 +337,7 @@ class OperatorChain:
         self._emit(position, batch)
 
     def finish_pending(self) -> Iterator[None]:
-        """Finishes suspended work of operators that no checkpoint can interrupt, even without room.
+        """Continues suspended work until a checkpoint can store the rest, even without room.
 
         Yields after each slice.
         """
@@ -366,13 +366,16 @@ class OperatorChain:
 
     @property
     def is_interruptible(self) -> bool:
-        """Whether an operator has suspended work, and a checkpoint can store the rest of it."""
+        """Whether an operator has suspended work, and a checkpoint can store the rest of it.
+
+        That may take a little more work; see `finish_pending`.
+        """
         pending = [
-            stage.operator.unprocessed()
+            stage.operator.comes_to_rest
             for stage in self._stages
             if stage.may_pend and stage.operator.has_pending
         ]
-        return bool(pending) and None not in pending
+        return bool(pending) and all(pending)
 
     def waiting(self) -> list[tuple[int, int, list[tuple[RecordBatch, int]]]]:
         """Returns for each stage its first operator, its watermark, and its waiting batches.

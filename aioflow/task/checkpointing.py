@@ -16,10 +16,10 @@ An unaligned one waits for nothing: data in the chain, the output and the input 
 (`task.checkpoint`), and the barrier overtakes that data. A checkpoint may be unaligned from the
 start. An aligned one becomes unaligned if it takes too long, here or in the output.
 
-Very many due timers do not hold up a checkpoint. An unaligned one interrupts them at once, an
-aligned one after `FIRING_S`. Timers that are left are state, and the elements behind them are
-stored like data in flight. A savepoint holds no data in flight and waits for all of them. These are
-Flink's interruptible timers.
+Very many due timers and windows do not hold up a checkpoint. An unaligned one interrupts them at
+once, an aligned one after `FIRING_S`. Those that are left are state, and the elements behind them
+are stored like data in flight. A savepoint holds no data in flight and waits for all of them.
+These are Flink's interruptible timers.
 
 An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
 declines the checkpoint, and the task goes on. After a checkpoint that holds, the task processes

@@ -99,6 +99,10 @@ class MutationGuard:
     def has_pending(self) -> bool:
         return self._operator.has_pending
 
+    @property
+    def comes_to_rest(self) -> bool:
+        return self._operator.comes_to_rest
+
     def unprocessed(self) -> Unprocessed | None:
         return self._operator.unprocessed()
 

@@ -23,9 +23,32 @@ LATE = (
 )
 
 FIRING = "tests/task/test_interrupted_timers.py::"
+WINDOWS_FIRE = f"{FIRING}test_checkpoint_amid_windows_that_fire_is_taken_and_restored_exactly"
 AMID_TIMERS = f"{FIRING}test_checkpoint_amid_due_timers_is_taken_and_restored_exactly"
 
 UNALIGNED_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a checkpoint waits for all windows that are due",
+        "aioflow/task/chain.py",
+        "            stage.operator.comes_to_rest\n",
+        "            False\n",
+        (WINDOWS_FIRE,),
+    ),
+    Mutant(
+        "a checkpoint amid windows that fire loses the elements behind them",
+        "aioflow/operators/operator.py",
+        "        rest = batch.slice(position, count) if position < count else "
+        "empty_batch(batch.watermark)\n",
+        "        rest = empty_batch(batch.watermark)\n",
+        (WINDOWS_FIRE,),
+    ),
+    Mutant(
+        "a checkpoint is taken in the midst of a window of slices",
+        "aioflow/operators/window/aggregating.py",
+        "        if batch is None or not self._at_rest or not self._out.pending:\n",
+        "        if batch is None or not self._out.pending:\n",
+        (WINDOWS_FIRE,),
+    ),
     Mutant(
         "the elements behind timers that a checkpoint interrupts are lost",
         "aioflow/task/chain.py",

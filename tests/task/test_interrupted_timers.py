@@ -1,15 +1,16 @@
-"""Checkpoints in the midst of very many due timers: none is lost, and none fires twice."""
+"""Checkpoints amid very many due timers and windows: none is lost, and none fires twice."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import aioflow as af
+from aioflow.operators import results
 from aioflow.operators.process import functions
 from aioflow.task import checkpointing
 from tests.task.checkpointed import Feed, Ledger
@@ -69,6 +70,8 @@ def fires_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has one timer fire in a slice, and an aligned checkpoint interrupt them without delay."""
     monkeypatch.setattr(Reminders, "fired", 0)
     monkeypatch.setattr(functions, "DRAIN_NS", 0)
+    monkeypatch.setattr(results, "RESULTS_FIRST", 1)
+    monkeypatch.setattr(results, "PIECE_NS", 0)
     monkeypatch.setattr(checkpointing, "FIRING_S", 0.0)
 
 
@@ -132,3 +135,65 @@ async def test_aligned_checkpoint_lets_few_timers_fire_before_it(
         await amid_the_firing(run, feed, KEYS // 2)
         cut = await run.cut_here()
         assert not cut.in_flight
+
+
+# Windows.
+
+
+def fired(key: str, window: Any, result: Any) -> tuple[str, int, Any]:
+    """A window function that counts its calls, over all runs."""
+    Reminders.fired += 1
+    return key, window.start, result
+
+
+def fired_with_elements(key: str, ctx: Any, elements: Any) -> list[tuple[str, int, Any]]:
+    Reminders.fired += 1
+    return [(key, ctx.window.start, sorted(elements))]
+
+
+Windowed = Callable[[Any], Any]
+
+WINDOWS: dict[str, Windowed] = {
+    "slices": lambda s: s.window(af.tumbling("1ms")).aggregate(af.count(), window_fn=fired),
+    "sliding": lambda s: s.window(af.sliding("2ms", "1ms")).aggregate(af.count(), window_fn=fired),
+    "sessions": lambda s: s.window(af.session("10ms")).aggregate(af.count(), window_fn=fired),
+    "sessions of lists": lambda s: s.window(af.session("10ms")).process(fired_with_elements),
+    "elements": lambda s: s.window(af.tumbling("1ms")).process(fired_with_elements),
+}
+WINDOW_EVENTS = [(f"k{i}", i % 5) for i in range(KEYS)] + [
+    (f"{name}{i}", 1_000 + i) for i in range(10) for name in "kz"
+]
+
+
+def windows(windowed: Windowed, feed: Feed, ledger: Ledger, parallelism: int = 1) -> af.Flow:
+    flow = af.Flow("windows", parallelism=parallelism)
+    windowed(flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0])).sink(ledger)
+    return flow
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("at", [1, KEYS // 2])
+@pytest.mark.parametrize("barrier", [{}, OVERTAKES], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("windowed", WINDOWS.values(), ids=WINDOWS.keys())
+async def test_checkpoint_amid_windows_that_fire_is_taken_and_restored_exactly(
+    windowed: Windowed, barrier: dict[str, Any], at: int, parallelism: int
+) -> None:
+    feed, ledger = Feed(WINDOW_EVENTS), Ledger()
+    feed.allow_all()
+    async with Execution(windows(windowed, feed, ledger)) as run:
+        await run.finished()
+    rows, all_fired = Counter(map(repr, ledger.rows)), Reminders.fired
+    Reminders.fired = 0
+    feed, ledger = Feed(WINDOW_EVENTS, bounded=False), Ledger()
+    async with Execution(windows(windowed, feed, ledger)) as run:
+        await amid_the_firing(run, feed, at)
+        cut = await run.cut_here(**barrier)
+        assert cut.in_flight
+        assert Reminders.fired < KEYS, "it does not wait for all windows that are due"
+        before = Reminders.fired
+    feed.bounded = True
+    async with Execution(windows(windowed, feed, ledger, parallelism), cut) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == rows
+    assert before < all_fired

@@ -171,13 +171,9 @@ class ProcessOperator(Operator):
         batch, first = self._batch, self._position
         if batch is None or self._ending:
             return None
-        if first == len(batch.values):
-            rest = empty_batch(batch.watermark)
-        elif self.sides[self._input].broadcast:
+        if first < len(batch.values) and self.sides[self._input].broadcast:
             return None  # After a change of the parallelism only one subtask would get the rest.
-        else:
-            rest = batch.slice(first, len(batch.values))
-        return Unprocessed(self._input, rest, self._context.watermark)
+        return Unprocessed.rest_of(batch, first, self._context.watermark, self._input)
 
     def finish(self) -> RecordBatch:
         """Fires waiting processing-time timers, then calls the function's own `finish`."""

@@ -14,7 +14,7 @@ from aioflow.core.errors import StateError, describe_record, note_once
 from aioflow.core.functions import OutputTag
 from aioflow.operators.aggregate.functions import resolve_aggregate
 from aioflow.operators.aggregate.projection import of_taken
-from aioflow.operators.operator import Operator
+from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.results import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
@@ -40,6 +40,12 @@ class AddingWindowOperator(Operator):
 
     _state: KeyedStateBackend
     _out: ResumableOutput
+    _batch: RecordBatch | None = None
+    """The batch behind suspended work."""
+    _position = 0
+    """The number of its records that are processed."""
+    _at_rest = False
+    """Whether a checkpoint can store the state and the rest of the batch at this moment."""
 
     def __init__(
         self,
@@ -80,6 +86,21 @@ class AddingWindowOperator(Operator):
 
     def resume(self, max_records: int) -> RecordBatch:
         return self._out.resume(max_records)
+
+    @property
+    def comes_to_rest(self) -> bool:
+        return self._out.pending and self._batch is not None
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns the records behind the windows that fire. Windows that are left are state."""
+        batch = self._batch
+        if batch is None or not self._at_rest or not self._out.pending:
+            return None
+        return Unprocessed.rest_of(batch, self._position, self._event_time_reached)
+
+    @property
+    def _event_time_reached(self) -> int:
+        raise NotImplementedError
 
     def _fold_by(self, batch: RecordBatch) -> None:
         """Chooses the form of the aggregate for `batch`, which contains either whole elements or

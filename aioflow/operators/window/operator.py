@@ -30,7 +30,7 @@ from aioflow.core.functions import (
 )
 from aioflow.operators.aggregate.functions import resolve_aggregate
 from aioflow.operators.key_spelling import KeySpelling
-from aioflow.operators.operator import Operator
+from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.results import ResumableOutput, elements_of
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
@@ -88,6 +88,11 @@ class WindowOperator(Operator):
     _contents: StateTable
     _sessions: StateTable
     _timers: InternalTimerService
+    _batch: RecordBatch | None = None
+    _position = 0
+    """Number of processed records of `_batch`, the batch that is being processed."""
+    at_rest = False
+    """Whether a checkpoint can store the state and the rest of the batch at this moment."""
     _trigger_ctx: BoundTriggerContext
     _window_ctx: BoundWindowContext
     _out: ResumableOutput
@@ -219,7 +224,18 @@ class WindowOperator(Operator):
             raise StateError(
                 f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window"
             )
+        self._batch, self._position = batch, 0
         return self._out.start(self._run(batch), batch.watermark)
+
+    @property
+    def comes_to_rest(self) -> bool:
+        return self._batch is not None
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns the records behind the windows that fire. Windows that are left are state."""
+        if self._batch is None or not self.at_rest or self.rests:
+            return None
+        return Unprocessed.rest_of(self._batch, self._position, self._timers.current_watermark)
 
     @property
     def has_pending(self) -> bool:
@@ -250,6 +266,7 @@ class WindowOperator(Operator):
         while begin < count:
             assert keys is not None  # Checked in process_batch.
             if watermarks is not None and watermarks[begin] > timers.current_watermark:
+                self._position = begin
                 yield from self._advance(watermarks[begin])
             stop = begin if runs is None else runs.end(batch, begin)
             if runs is not None and stop > begin:
@@ -263,13 +280,17 @@ class WindowOperator(Operator):
                 yield from self._drain()
             if out.full:
                 state.clear_current_key()
+                self.at_rest, self._position = True, begin
                 yield
+                self.at_rest = False
+        self._position = count
         if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):
             # The end of event time drops its windows, so their processing-time timers fire first.
             yield from self._fire_all(timers.take_waiting(), event=False)
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
         state.clear_current_key()
+        self._batch = None
 
     def _add_alone(self, key: Any, value: Any, timestamp: int | None) -> None:
         self._state.set_current_key(key)
@@ -308,7 +329,9 @@ class WindowOperator(Operator):
             out.tried()
             if out.full:
                 state.clear_current_key()
+                self.at_rest = event
                 yield
+                self.at_rest = False
         state.clear_current_key()
 
     def _fire_later(self, time: int, key: Any, namespace: tuple[int, ...]) -> Iterator[None]:

@@ -72,6 +72,8 @@ class Windows(Protocol):
 
     rests: deque[Iterator[None]]
     """Remaining work of windows that have fired."""
+    at_rest: bool
+    """Whether a checkpoint can be taken at this moment."""
 
     def fire_window(
         self,
@@ -274,11 +276,13 @@ class WindowRuns:
         pop = self._timers.pop_due_together
         while (due := pop(watermark, max(1, min(out.room, FIRED_TOGETHER)))) is not None:
             time, found = due
+            left = len(found)
             for namespace, own in groupby(found, itemgetter(1)):
                 keys = [key for key, _ in own]
                 window = TimeWindow(*namespace)
+                left -= len(keys)
                 if window.max_timestamp == time:
-                    yield from self._fire_keys(keys, window, namespace, time)
+                    yield from self._fire_keys(keys, window, namespace, time, are_last=not left)
                     continue
                 for key in keys:  # A timer of a window as it was before a restore.
                     state.set_current_key(key)
@@ -286,8 +290,15 @@ class WindowRuns:
         state.clear_current_key()
 
     def _fire_keys(
-        self, keys: list[Any], window: TimeWindow, namespace: tuple[int, ...], time: int
+        self,
+        keys: list[Any],
+        window: TimeWindow,
+        namespace: tuple[int, ...],
+        time: int,
+        *,
+        are_last: bool,
     ) -> Iterator[None]:
+        """Fires `window` for `keys`. `are_last`: all other timers that were popped have fired."""
         out, state, windows, fire = self._out, self._state, self._windows, TriggerResult.FIRE
         contents, gone = self._contents.of(namespace, keys), list[Any]()
         for at, key in enumerate(keys, 1):
@@ -307,7 +318,9 @@ class WindowRuns:
             if out.full:
                 _forget(self._contents, namespace, contents, gone)
                 state.clear_current_key()
+                windows.at_rest = are_last and at == len(keys)
                 yield
+                windows.at_rest = False
                 if at == len(keys):
                     return
                 contents, gone = self._contents.of(namespace, keys[at:]), []

@@ -62,6 +62,7 @@ class SessionWindowOperator(AddingWindowOperator):
 
     _table: StateTable
     _timers: InternalTimerService
+    _at_rest = True
 
     def __init__(
         self,
@@ -93,8 +94,10 @@ class SessionWindowOperator(AddingWindowOperator):
             nothing_due = watermarks is None or watermarks[-1] < timers.next_event_time
             added = self._add(batch) if nothing_due else 0
             if added < count:
+                self._batch, self._position = batch, added
                 return self._out.start(self._run(batch, added), batch.watermark)
         if batch.watermark >= timers.next_event_time:
+            self._batch, self._position = batch, count
             return self._out.start(self._advance(batch.watermark), batch.watermark)
         if batch.watermark > timers.current_watermark:
             timers.current_watermark = batch.watermark
@@ -112,11 +115,17 @@ class SessionWindowOperator(AddingWindowOperator):
             stop = count
             if watermarks is not None:
                 if watermarks[begin] >= timers.next_event_time:
+                    self._position = begin
                     yield from self._advance(watermarks[begin])
                 stop = bisect_left(watermarks, timers.next_event_time, begin, count)
             begin += self._add(batch.slice(begin, stop))
         if batch.watermark > timers.current_watermark:
+            self._position = count
             yield from self._advance(batch.watermark)
+
+    @property
+    def _event_time_reached(self) -> int:
+        return self._timers.current_watermark
 
     def _add(self, batch: RecordBatch) -> int:
         """Adds the next records, before which no session has to fire, and returns their number.

@@ -163,8 +163,10 @@ class SliceWindowOperator(AddingWindowOperator):
             ):
                 self._fold(start, batch.keys, values)
             else:
+                self._batch, self._position = batch, 0
                 return self._out.start(self._run(batch, least, latest), batch.watermark)
         if batch.watermark >= self._deadline:
+            self._batch, self._position = batch, len(values)
             return self._out.start(self._advance(batch.watermark), batch.watermark)
         if batch.watermark > self._watermark:
             self._watermark = batch.watermark
@@ -183,6 +185,7 @@ class SliceWindowOperator(AddingWindowOperator):
                 stop = count
             else:
                 if watermarks[begin] >= self._deadline:
+                    self._position = begin
                     yield from self._advance(watermarks[begin])
                 stop = first_not_below(watermarks, self._deadline, begin, count)
             if stop - begin == count:
@@ -192,10 +195,15 @@ class SliceWindowOperator(AddingWindowOperator):
                 assert part.timestamps is not None  # Checked in process_batch.
                 yield from self._add(part, lowest(part.timestamps), highest(part.timestamps))
             begin = stop
+        self._position = count
         if batch.watermark >= self._deadline:
             yield from self._advance(batch.watermark)
         elif batch.watermark > self._watermark:
             self._watermark = batch.watermark
+
+    @property
+    def _event_time_reached(self) -> int:
+        return self._watermark
 
     def _moved_to(self, watermark: int) -> None:
         grid = self._grid
@@ -394,7 +402,7 @@ class SliceWindowOperator(AddingWindowOperator):
 
     def _advance(self, watermark: int) -> Iterator[None]:
         """Fires the windows that end up to `watermark`, in order, and drops unneeded slices."""
-        grid, starts = self._grid, self._slices.starts
+        grid, starts, out = self._grid, self._slices.starts, self._out
         end = grid.next_end(self._watermark)
         while last_instant(end) <= watermark:
             index = bisect_left(starts, end - grid.size)
@@ -404,9 +412,14 @@ class SliceWindowOperator(AddingWindowOperator):
                 # This window is empty: continue with the first one that contains the next slice.
                 end = grid.first_end(starts[index])
                 continue
+            pieces = out.pieces
             yield from self._fire(end)
             # Everything up to here is done, so a snapshot taken now counts this window as fired.
             self._moved_to(last_instant(end))
+            if out.pieces != pieces:  # Many small windows share a piece.
+                self._at_rest = True
+                yield
+                self._at_rest = False
             end += grid.slide
         self._moved_to(watermark)
         self._slices.forget(self._late_below)
