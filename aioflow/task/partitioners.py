@@ -9,7 +9,7 @@ After Flink's StreamPartitioner family.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +17,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import describe_record, note_once
 from aioflow.core.keygroups import KeyNotSupported, SubtaskCache, canonical_key
 from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import RowFunction
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.inlining import Body, as_getter, body_of, failure_of
 from aioflow.operators.userfunction import UserFunction
@@ -280,7 +281,7 @@ class _SingleKeyed(_Keyed):
             keys = (
                 values
                 if self._keys_are_values and type(values) is list
-                else list(map(self._getter, source))
+                else list(map(_variant(self._getter, values), source))
             )
             if len(keys) != len(values):
                 raise RuntimeError(
@@ -311,6 +312,11 @@ class _SingleKeyed(_Keyed):
                 ),
             )
         ]
+
+
+def _variant(key: Callable[[Any], Any], values: Sequence[Any]) -> Callable[[Any], Any]:
+    """Returns the variant of an expression's function for records like `values`, or `key`."""
+    return key.of(values[0]) if isinstance(key, RowFunction) and len(values) else key
 
 
 def _are_plain(keys: list[Any], types: list[type]) -> bool:
@@ -432,7 +438,7 @@ class _Hash(_Keyed):
             source,
             timestamps,
             watermarks,
-            self._key,
+            _variant(self._key, batch.values),
             self._take,
             self._cache.known,
             self._cache.find,
