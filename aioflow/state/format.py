@@ -282,7 +282,9 @@ def read_frames(
             raise reader.refused(f"a frame of table {frame.table}, there are {len(names)}")
         table, kind = names[frame.table], kinds[frame.table]
         if isinstance(frame, _Drops):
-            yield Drops(table, reader.column(frame.namespaces))
+            namespaces = reader.column(frame.namespaces)
+            reader.check_keys(table, namespaces)
+            yield Drops(table, namespaces)
             continue
         if not header.groups.start <= frame.first <= frame.last <= header.groups.end:
             raise reader.refused(
@@ -357,6 +359,13 @@ class _Reader:
         except ProtocolError as error:
             raise self.refused(str(error)) from error
 
+    def check_keys(self, table: str, keys: list[Any]) -> None:
+        """Raises RestoreError if one of `keys` cannot be the key of a dict."""
+        try:
+            dict.fromkeys(keys)
+        except TypeError as error:
+            raise self.refused(f"table {table!r} holds a key that is none: {error}") from error
+
     def in_table(self, table: str) -> str:
         """Returns the name of `table` of this file for messages."""
         return f"{self._where}, table {table!r}"
@@ -390,11 +399,8 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
     values = None if frame.values is None else reader.column(frame.values)
     if len(namespaces) != len(keys) or (values is not None and len(values) != len(keys)):
         raise reader.refused(f"columns of different lengths in table {table!r}")
-    try:
-        for column in (keys, namespaces):
-            dict.fromkeys(column)
-    except TypeError as error:
-        raise reader.refused(f"table {table!r} holds a key that is none: {error}") from error
+    reader.check_keys(table, keys)
+    reader.check_keys(table, namespaces)
     if kind == TIMERS and not (
         all(type(timestamp) is int for timestamp in namespaces)
         and all(type(timer) is tuple and len(timer) == 2 for timer in keys)

@@ -10,10 +10,14 @@ from unittest.mock import patch
 
 import pytest
 
+from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
+from aioflow.core.wire.serializers import Codec
+from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_header, read_frames
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.heap_churn import UNNOTED_BYTES_MAX, UNNOTED_MIN, UNNOTED_ROWS_MAX, Churn
-from aioflow.state.snapshot import InlineState, KeyedStateHandle
+from aioflow.state.named import RAW
+from aioflow.state.snapshot import InlineState, KeyedStateHandle, TableMeta
 from tests.state.snapshots import Passing
 
 LIVE = 50
@@ -178,6 +182,14 @@ async def test_an_increment_never_follows_a_plain_file() -> None:
     handle = await savepoint.write(InlineState())
     assert handle is not None
     assert await read([handle], [ALL]) == expected
+
+
+def test_a_dropped_window_that_is_no_key_is_refused_by_name() -> None:
+    codec, header = Codec(), FileHeader(16, ALL, {"table": TableMeta(RAW)}, {})
+    drops = encode_drops(0, [["no key"]], codec, "here")
+    content = encode_header(header) + drops + encode_end(2)
+    with pytest.raises(RestoreError, match="cannot restore here: table 'table' holds a key"):
+        list(read_frames(content, ALL, codec, "here"))
 
 
 async def test_snapshots_that_overlap_hold_each_its_own_moment() -> None:
