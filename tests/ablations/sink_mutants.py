@@ -269,7 +269,7 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a source that is read in two places remembers its files once for both",
         "aioflow/operators/source.py",
-        "    own.finder = fresh()\n",
+        "        own.finder = self.finder.fresh()\n",
         "",
         (
             "tests/io/"
