@@ -118,8 +118,8 @@ async def connect(config: NatsConfig) -> Any:
         if not connected:
             try:
                 await client.close()  # Otherwise the socket stays open after a refusal.
-            except AssertionError:
-                pass  # The client had not begun to connect.
+            except (AssertionError, AttributeError):
+                pass  # The client had not begun to connect. Or, before nats-py 2.15, in vain.
 
 
 def is_away(error: BaseException) -> bool:
