@@ -118,7 +118,9 @@ class JobManager:
         self._leases = DirectoryLeases(host, f"{options.data}/{LEASE_DIRECTORY}")
         self._address = ""
         self._fenced = 0
-        self._taskmanagers = TaskManagerCalls(self._jobs, self._registers, self._now_resources)
+        self._taskmanagers = TaskManagerCalls(
+            self._jobs, self._registers, self._now_resources, self._ended
+        )
 
     async def run(self) -> None:
         """Runs until `stop` or a cancellation.

@@ -323,8 +323,8 @@ class TaskSlotTable:
 
     # From tasks and time.
 
-    def process_lost(self, job_id: str, reason: str) -> list[Instruction]:
-        """The process of a job has ended with all its tasks: frees the slots of the job.
+    def give_back(self, job_id: str, reason: str) -> list[Instruction]:
+        """No task of a job is left here, and none will come: frees the slots of the job.
 
         The JobMaster counts as lost, so that the next slot opens the job again.
         """

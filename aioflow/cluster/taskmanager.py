@@ -42,7 +42,7 @@ from aioflow.cluster.slots import (
 )
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.core.errors import AioflowError, Broken, Closed
+from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning
 from aioflow.core.log_backoff import LogBackoff
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
@@ -491,7 +491,7 @@ class TaskManager:
         del self._sessions[job_id]
         # First the job, which tells why its tasks are lost. Then its slots are given away.
         self.tell("process_lost", self.id, job_id, process.token, pack_error(loss, Codec()))
-        self._carry_out(self._table.process_lost(job_id, str(loss)))
+        self._carry_out(self._table.give_back(job_id, str(loss)))
 
     async def _offer(self, offer: OfferSlots) -> None:
         session, connection = self._sessions.get(offer.job_id), self._connection
@@ -535,6 +535,10 @@ class TaskManager:
             try:
                 token, content = await connection.call("open_job", self.id, job_id)
             except Broken:
+                return
+            except JobNotRunning as error:
+                # It ended while the slot was on its way.
+                self._carry_out(self._table.give_back(job_id, str(error)))
                 return
             except AioflowError as error:
                 logger.debug("job %s cannot be opened yet: %s", job_id, error)

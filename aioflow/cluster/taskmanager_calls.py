@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
-from aioflow.core.errors import Broken
+from aioflow.core.errors import Broken, JobNotRunning
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 
@@ -36,7 +36,10 @@ class TaskManagerCalls:
         jobs: Mapping[str, ClusterJob],
         registers: Callable[[RpcConnection], Awaitable[ResourceManager]],
         resources: Callable[[], ResourceManager | None],
+        ended: Container[str] = (),
     ) -> None:
+        """`ended`: the ids of jobs that are over."""
+        self._ended = ended
         self._jobs = jobs
         self._registers = registers
         self._resources = resources
@@ -111,6 +114,8 @@ class TaskManagerCalls:
             resources.lose(worker_id, reason)
 
     def _open_job(self, worker_id: str, job_id: str) -> tuple[int, bytes]:
+        if job_id not in self._jobs and job_id in self._ended:
+            raise JobNotRunning(f"job {job_id} has ended, it needs no slot")
         job = self._job(job_id)
         return job.token, job.content
 

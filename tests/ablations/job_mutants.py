@@ -64,6 +64,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/cluster/test_slots.py::test_only_requests_of_a_replaced_job_master_are_fenced",),
     ),
     Mutant(
+        "a slot on its way to a job that has ended is kept",
+        "aioflow/cluster/taskmanager_calls.py",
+        "        if job_id not in self._jobs and job_id in self._ended:\n",
+        "        if False:\n",
+        (ISOLATION + "test_job_after_one_whose_process_has_ended_gets_its_slot_at_once",),
+    ),
+    Mutant(
         "a TaskManager that has ended is not replaced",
         "aioflow/cli/supervision.py",
         "        if code in (0, WRONG_USAGE) or",

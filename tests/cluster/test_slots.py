@@ -48,7 +48,7 @@ def test_slots_of_a_job_whose_process_is_lost_are_free_and_open_it_again() -> No
     table = active(2)
     table.add_task(attempt(), "a0", 1)
     table.request(1, "other", "b1", "jm:1", 0.0)
-    assert table.process_lost("job", "its process ended") == [
+    assert table.give_back("job", "its process ended") == [
         SlotFreed(0, "job", "a0", "its process ended")
     ]
     assert table.report() == (SlotStatus(0), SlotStatus(1, "other", "b1"))

@@ -214,3 +214,17 @@ class Exiting:
         if "--job" in Path("/proc/self/cmdline").read_text().split("\0"):
             os._exit(9)
         self.__dict__.update(state)
+
+
+async def test_job_after_one_whose_process_has_ended_gets_its_slot_at_once(
+    cluster: Cluster,
+) -> None:
+    """The slot may be on its way to the job that has failed, which needs it no more."""
+    on = af.RemoteCluster(cluster.data, secret=cluster.secret)
+    async with neighbour(cluster):
+        for _ in range(3):
+            flow = af.Flow("exits")
+            flow.source([1]).map(os._exit).sink(af.io.blackhole())
+            async with asyncio.timeout(25):  # A slot that no JobMaster takes is kept for 30 s.
+                with pytest.raises(af.Broken, match="exit code 1"):
+                    await flow.execute(on=on, restart=af.no_restart())
