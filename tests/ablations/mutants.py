@@ -189,7 +189,8 @@ MUTANTS: list[Mutant] = [
         "windows of the clock that wait at the end fire in one turn",
         "aioflow/operators/window/operator.py",
         "            out.tried()\n            if out.full:\n                "
-        "state.clear_current_key()\n                yield\n"
+        "state.clear_current_key()\n                self.at_rest = event\n                yield\n"
+        "                self.at_rest = False\n"
         "        state.clear_current_key()\n\n    def _fire_later",
         "            out.tried()\n        state.clear_current_key()\n\n    def _fire_later",
         (
