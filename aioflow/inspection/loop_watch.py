@@ -110,20 +110,21 @@ class LoopWatch:
 
     def __init__(self, host: Host, times: Callable[[], ThreadTimes]) -> None:
         """`times` reads the clocks of the calling thread."""
-        self._host = host
+        self.host = host
         self._times = times
         self._now = host.clock.monotonic
         self.holds: deque[Hold] = deque(maxlen=HOLDS_MAX)
         """The last holds, oldest first."""
         self.unexplained = 0
         """Number of late beats for which no code of a user is to blame."""
-        self.users = 0
+        self.users: list[Host] = []
+        """Hosts of those who use it."""
         self.checks: list[Callable[[float], None]] = []
         """Called every few seconds with the monotonic time, on the loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._stop = threading.Event()
-        self._looking: asyncio.Future[None] | None = None
+        self._looking: tuple[threading.Event, asyncio.Future[None]] | None = None
+        """What ends the thread, and its end."""
         self._handle: asyncio.TimerHandle | None = None
         self._beats = 0
         self._beat_at = 0.0
@@ -137,16 +138,25 @@ class LoopWatch:
     def start(self) -> None:
         """Begins to watch, on the loop."""
         self._begin()
-        self._looking = self._host.blocking(self._look, dedicated=True, name="aioflow-loop-watch")
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        stop = threading.Event()
+        ended = self.host.blocking(self._look, stop, dedicated=True, name="aioflow-loop-watch")
+        self._looking = stop, ended
+
+    async def move(self, host: Host) -> None:
+        """Goes on in a thread of `host`. The old host can then be closed: it waits for threads."""
+        old, self.host = self._looking, host
+        self._start_thread()
+        await _end(old)
 
     async def close(self) -> None:
         """Reports a hold that no beat has reported yet, and ends the thread."""
         if self._handle is not None:
             self._handle.cancel()
         self._judge()
-        self._stop.set()
-        if self._looking is not None:
-            await asyncio.shield(self._looking)
+        await _end(self._looking)
 
     # On the loop.
 
@@ -228,7 +238,7 @@ class LoopWatch:
         if operator is not None:
             subtask = f"{operator.runtime.subtask_index + 1}/{operator.runtime.parallelism}"
         hold = Hold(
-            at_ms=self._host.clock.wall_ms(),
+            at_ms=self.host.clock.wall_ms(),
             job=job,
             operator="" if operator is None else operator.name,
             subtask=subtask,
@@ -274,12 +284,12 @@ class LoopWatch:
 
     # In a thread of its own.
 
-    def _look(self) -> None:
-        while not self._stop.wait(BEAT_S):
+    def _look(self, stop: threading.Event) -> None:
+        while not stop.wait(BEAT_S):
             looks = self._looks
             if self._now() - self._beat_at <= HELD_S:
                 continue
-            frames = self._host.procs.thread_frames(self._thread)
+            frames = self.host.procs.thread_frames(self._thread)
             if frames:
                 looks.append(_seen(frames, asyncio.current_task(self._loop)))
 
@@ -322,6 +332,13 @@ def _context_of(task: asyncio.Task[Any]) -> Context | None:
     return next((one for one in gc.get_referents(task) if isinstance(one, Context)), None)
 
 
+async def _end(looking: tuple[threading.Event, asyncio.Future[None]] | None) -> None:
+    if looking is not None:
+        stop, ended = looking
+        stop.set()
+        await asyncio.shield(ended)
+
+
 _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = WeakKeyDictionary()
 
 
@@ -335,14 +352,16 @@ def watch_loop(host: Host) -> LoopWatch | None:
             return None
         watch = _watches[loop] = LoopWatch(host, times)
         watch.start()
-    watch.users += 1
+    watch.users.append(host)
     return watch
 
 
-async def release_watch(watch: LoopWatch | None) -> None:
-    """Ends the use of a watch."""
+async def release_watch(watch: LoopWatch | None, host: Host) -> None:
+    """Ends the use of a watch by the owner of `host`, which may then be closed."""
     if watch is not None:
-        watch.users -= 1
+        watch.users.remove(host)
         if not watch.users:
             _watches.pop(asyncio.get_running_loop(), None)
             await watch.close()
+        elif host is watch.host and host not in watch.users:
+            await watch.move(watch.users[0])

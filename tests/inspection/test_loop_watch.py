@@ -153,3 +153,31 @@ async def test_pause_of_the_process_blames_no_code() -> None:
     await host.close()
     assert not watch.holds
     assert watch.unexplained == 1
+
+
+async def test_job_that_began_the_watch_ends_while_another_one_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its host waits for all its threads when it is closed."""
+    both, over = asyncio.Event(), asyncio.Event()
+
+    async def first() -> AsyncIterator[int]:
+        await both.wait()
+        yield 1
+
+    async def second() -> AsyncIterator[int]:
+        both.set()
+        await over.wait()
+        block()
+        yield 2
+
+    one, other = af.Flow("one"), af.Flow("other")
+    ends = other.source(second, name="culprit").collect()
+    async with asyncio.TaskGroup() as group:
+        ended = group.create_task(one.source(first).collect())
+        goes_on = group.create_task(ends)
+        assert await ended == [1]
+        over.set()
+        assert await goes_on == [2]
+    assert "still running" not in caplog.text
+    assert "held the event loop for" in caplog.text
