@@ -207,18 +207,18 @@ class CheckpointTurns:
         """Returns the request to trigger now, None if there is none.
 
         `alone`: no checkpoint is under way. One that holds the tasks waits for that, because the
-        job restarts after it.
+        job restarts after it. At the end of the data it waits for the final one, which refuses it.
         """
         if self._final is not _Final.AHEAD or self._waits_for_rescaling():
             return None
-        first = self._requests.first
-        if first is not None and first.holds and not alone:
+        first, all_at_end = self._requests.first, self._subtasks.all_at_end
+        if first is not None and first.holds and not (alone or all_at_end):
             return None
         if first is not None and first.tries and self._subtasks.any_closing:
             first = None  # It failed because a task is about to end, and would fail again.
         if first is not None and first.kind.is_savepoint:
             return self._requests.take()
-        if self._subtasks.all_at_end:
+        if all_at_end:
             return self._final_request() if now.s >= self._final_at_s else None
         if self._stop is not None and self._subtasks.any_at_end:
             return None
@@ -244,9 +244,10 @@ class CheckpointTurns:
             return self._final_at_s
         if not has_slot or self._final is not _Final.AHEAD or self._waits_for_rescaling():
             return None
-        if (first := self._requests.first) is not None and first.holds:
-            return None
-        return self._final_at_s if self._subtasks.all_at_end else self._periodic_due(None)
+        if self._subtasks.all_at_end:
+            return self._final_at_s
+        first = self._requests.first
+        return None if first is not None and first.holds else self._periodic_due(None)
 
     def _waits_for_rescaling(self) -> bool:
         """Whether tasks are held, or those that replace them do not all run yet."""

@@ -1241,9 +1241,16 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a rescaling aborts the checkpoints that are under way",
         "aioflow/checkpoint/request_decider.py",
-        "        if first is not None and first.holds and not alone:\n",
+        "        if first is not None and first.holds and not (alone or all_at_end):\n",
         "        if False:\n",
         (COORDINATOR + "test_checkpoint_that_holds_the_tasks_waits_for_those_under_way",),
+    ),
+    Mutant(
+        "a rescaling of a job that ends keeps its final checkpoint from being tried again",
+        "aioflow/checkpoint/request_decider.py",
+        "        if self._subtasks.all_at_end:\n",
+        "        if self._subtasks.all_at_end and self._requests.first is None:\n",
+        (COORDINATOR + "test_rescaling_of_a_job_that_ends_waits_for_its_final_checkpoint",),
     ),
     Mutant(
         "a rescaling cancels tasks whose calls in threads go on",

@@ -1220,3 +1220,16 @@ def test_checkpoint_that_holds_the_tasks_waits_for_those_under_way() -> None:
     assert job.heard(job.coordinator.request_hold(2, job.now)) == []
     assert job.advance(50) == []
     assert triggered(job.complete(1)) == [2]
+
+
+@pytest.mark.parametrize("max_concurrent", [1, 3])
+def test_rescaling_of_a_job_that_ends_waits_for_its_final_checkpoint(max_concurrent: int) -> None:
+    """The final checkpoint has failed, and only the clock begins it again."""
+    job = Job(max_concurrent=max_concurrent)
+    job.run()
+    assert triggered(job.at_end(*KEYS)) == [1]
+    assert job.heard(job.coordinator.request_hold(1, job.now)) == []
+    assert triggered(job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION")) == []
+    (again,) = only(Trigger, job.advance(1000))
+    assert again.barrier.final
+    assert answered(job.complete(2)) == {1: "a checkpoint of counts failed: the job is over"}
