@@ -25,7 +25,7 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import TaskDeploymentDescriptor
 from aioflow.network import link, local_pool
 from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.channels import RemoteInputChannel
+from aioflow.network.channels import ProducerState, RemoteInputChannel
 from aioflow.network.data_plane import DataPlane
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.async_io import AsyncWaitOperator
@@ -95,11 +95,20 @@ class Wires(Registry):
         buffers = NetworkBufferPool().create_buffer_pool(len(descriptors) * 2 * SEGMENT_BYTES)
         channels = [
             RemoteInputChannel(
-                index, str(one.partition), one.subpartition_index, link, self._codec, buffers
+                index,
+                str(one.partition),
+                one.subpartition_index,
+                link,
+                self._codec,
+                buffers,
+                self._ask_producer,
             )
             for index, one in enumerate(descriptors)
         ]
         return channels, buffers
+
+    def _ask_producer(self, answer: Callable[[ProducerState], None]) -> None:
+        answer(ProducerState.RUNNING)
 
 
 class Execution(Run):
