@@ -36,7 +36,7 @@ from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode
 from aioflow.inspection.redaction import redacted
 from aioflow.io.journal import Earlier, Journal
 from aioflow.io.memory import as_source
-from aioflow.io.pushing import PushSource
+from aioflow.io.pushing import InletSource, PushSource
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -352,37 +352,41 @@ class Flow:
 def _with_own_sources(graph: StreamGraph, options: RunOptions, flow: str) -> StreamGraph:
     """Returns a copy of the graph whose sources have their own state for this run.
 
-    Push sources get an inlet and a journal, and sources that look for files remember the files
-    found. So the same flow may run twice at once.
+    Push sources and webhooks get an inlet and a journal, and sources that look for files remember
+    the files found. So the same flow may run twice at once.
     """
     uids = graph.uids()
     own = graph.copy()
-    pushed = [uids[i] for i, node in graph.nodes.items() if isinstance(node.source, PushSource)]
+    pushed = [uids[i] for i, node in graph.nodes.items() if isinstance(node.source, InletSource)]
     for i, node in graph.nodes.items():
-        if isinstance(node.source, PushSource):
+        if isinstance(node.source, InletSource):
             journal = _journal(node.source, uids[i], pushed, options, flow)
-            own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run(journal))
+            source = node.source.for_run(journal)
+            own.nodes[i] = replace(
+                node, uid=uids[i], source=source, stays_here=bool(source.stays_here)
+            )
         elif node.source is not None:
             own.nodes[i] = replace(node, source=node.source.own())
     return own
 
 
 def _journal(
-    source: PushSource[Any], uid: str, pushed: list[str], options: RunOptions, flow: str
+    source: InletSource[Any], uid: str, pushed: list[str], options: RunOptions, flow: str
 ) -> Journal | None:
-    """Returns the journal of a push source for one run, None if the run has none.
+    """Returns the journal of a source for one run, None if the run has none.
 
-    `pushed`: the uids of all push sources of the flow.
+    `pushed`: the uids of all sources of the flow that may have one.
     """
     settings = options.checkpoint_settings()
-    if source.journal is False:
+    elsewhere = options.on is not None and not isinstance(source, PushSource)
+    if source.journal is False or (source.journal is None and elsewhere):
         return None
     if settings is None or settings.store is None:
         if source.journal is None:
             return None
         raise ValueError(
-            f"push(journal={str(source.journal)!r}) of {uid!r} needs checkpoints=URL: without "
-            "checkpoints nothing says which of its elements are done with"
+            f"{source.name}(journal={str(source.journal)!r}) of {uid!r} needs checkpoints=URL: "
+            "without checkpoints nothing says which of its elements are done with"
         )
     if source.journal is not None:
         # Each store has its own: runs of this flow over other stores would mix up the elements.
@@ -400,7 +404,11 @@ def _journal(
     if not settings.allow_non_restored and uid == pushed[0]:  # One of them looks for strangers.
         beside = (directory, [encode_flow(one) for one in pushed])
     return Journal(
-        f"{directory}/{encode_flow(uid)}", f"push source {uid!r}", settings.key, earlier, beside
+        f"{directory}/{encode_flow(uid)}",
+        f"{source.name} source {uid!r}",
+        settings.key,
+        earlier,
+        beside,
     )
 
 

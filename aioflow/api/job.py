@@ -35,7 +35,7 @@ from aioflow.core.tracebacks import fold_traceback
 from aioflow.graph.deployment import ExecutionState
 from aioflow.graph.optimize import fields_seen, is_taken_apart
 from aioflow.io.memory import FunctionSource
-from aioflow.io.pushing import PushInlet, PushSource
+from aioflow.io.pushing import InletSource, PushInlet, PushSource
 from aioflow.operators.sink import commits
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Job:
         return [
             (node.name, node.source.inlet)
             for node in self._graph.nodes.values()
-            if isinstance(node.source, PushSource) and node.source.inlet is not None
+            if isinstance(node.source, InletSource) and node.source.inlet is not None
         ]
 
     async def leave(self) -> None:

@@ -1,4 +1,6 @@
-"""The write-ahead journal of a push source: accepted elements survive the death of the program.
+"""The write-ahead journal of a source: accepted elements survive the death of the program.
+
+The source is `push` or `webhook`.
 
 `put` returns when its element is on disk. Concurrent calls of `put` share one write and one fsync.
 A program that starts again reads the elements that no completed checkpoint covers. Files are
@@ -128,7 +130,7 @@ class Journal:
         except OSError as error:
             raise CheckpointError(
                 f"{self._owner}: the journal {self._directory} cannot be opened: {error}; give "
-                "push(journal=) a directory that this process may write"
+                "the source a directory for its journal= that this process may write"
             ) from error
 
     async def _load(self, host: Host, start: int) -> tuple[int, list[Element]]:
@@ -181,7 +183,7 @@ class Journal:
                 await host.fs.remove([f"{other}/{name}" for name in names], within=other)
             elif names:
                 raise RestoreError(
-                    f"the journal {other} may hold accepted elements, and this flow has no push "
+                    f"the journal {other} may hold accepted elements, and this flow has no "
                     "source with that uid: give the source its former uid=, or remove the journal "
                     "to go on without them; allow_non_restored=True leaves it unread"
                 )

@@ -2,7 +2,7 @@
 
 A flow may run several times at once, so each run has an inlet of its own: the object that accepts
 the elements. The code that starts a run replaces the source by `source.for_run()` and keeps
-`.inlet` for the job handle.
+`.inlet` for the job handle. A `webhook` puts the bodies of its requests into such an inlet too.
 
 Invariant: the inlet numbers the elements that it accepts. If the job may restart, the inlet keeps
 the elements that no completed checkpoint covers, and a restarted reader replays them. Without
@@ -15,11 +15,12 @@ them holds the kept elements too: another program reads them after this one has 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from aioflow.advice.calls import explained
 from aioflow.core.aio import DONE
@@ -32,7 +33,14 @@ if TYPE_CHECKING:
     from aioflow.io.journal import Element, Journal
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["PushInlet", "PushSource", "push"]
+__all__ = [
+    "InletReader",
+    "InletSource",
+    "PushInlet",
+    "PushSource",
+    "checked_journal",
+    "push",
+]
 
 T = TypeVar("T")
 
@@ -73,16 +81,53 @@ def push(
     return PushSource(capacity, uncovered, journal)
 
 
-class PushSource(BaseSource[T]):
-    """A source of the elements that a program puts. It is unbounded until its inlet is closed.
+def checked_journal(journal: Any, source: str) -> str | Path | bool | None:
+    """Returns `journal` if it is a directory, False or None. Raises GraphError for `source`."""
+    if journal is True or journal == "" or not isinstance(journal, str | Path | bool | None):
+        raise GraphError(
+            f"{source}(journal=) takes a directory, or False for none, got {journal!r}; without it "
+            "the journal is below the checkpoints"
+        )
+    if isinstance(journal, str) and "://" in journal:
+        raise GraphError(
+            f"{source}(journal={journal!r}) is a URL, expected a path: the journal is written on "
+            "each element, so it is in a local directory"
+        )
+    return journal
+
+
+class InletSource(BaseSource[T]):
+    """A source of the elements that are put into an inlet. It is unbounded until that is closed.
 
     It has one split, whose position is the number of the next element.
     """
 
-    name = "push"
     bounded = False
-    stays_here = True
     per_run = True
+    inlet: PushInlet[T] | None = None
+    """The inlet for a run's elements; None in the source of the flow."""
+
+    def __init__(self, capacity: int, uncovered: int, journal: str | Path | bool | None) -> None:
+        self._capacity = capacity
+        self._uncovered = uncovered
+        self.journal = journal
+        """The directory that was given, False for none, None for one below the checkpoints."""
+
+    def for_run(self, journal: Journal | None) -> Self:
+        """Returns the source of one run, with an inlet of its own that writes to `journal`."""
+        source = copy.copy(self)
+        source.inlet = PushInlet(self._capacity, self._uncovered, journal)
+        return source
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+
+class PushSource(InletSource[T]):
+    """A source of the elements that a program puts through the handle of the job."""
+
+    name = "push"
+    stays_here = True
     parallelism_max = 1
 
     def __init__(
@@ -93,34 +138,10 @@ class PushSource(BaseSource[T]):
     ) -> None:
         for name, bound in (("capacity", capacity), ("uncovered", uncovered)):
             checked_whole(bound, name, "push")
-        if journal is True or journal == "" or not isinstance(journal, str | Path | bool | None):
-            raise GraphError(
-                f"push(journal=) takes a directory, or False for none, got {journal!r}; without it "
-                "the journal is below the checkpoints"
-            )
-        if isinstance(journal, str) and "://" in journal:
-            raise GraphError(
-                f"push(journal={journal!r}) is a URL, expected a path: the journal is written on "
-                "each put, so it is in a local directory"
-            )
-        self._capacity = capacity
-        self._uncovered = uncovered
-        self.journal = journal
-        """The directory that was given, False for none, None for one below the checkpoints."""
-        self.inlet: PushInlet[T] | None = None
-        """The inlet for a run's elements; None in the source of the flow."""
+        super().__init__(capacity, uncovered, checked_journal(journal, "push"))
 
     def __repr__(self) -> str:
         return f"push(capacity={self._capacity}, uncovered={self._uncovered})"
-
-    def for_run(self, journal: Journal | None = None) -> PushSource[T]:
-        """Returns the source of one run, with an inlet of its own that writes to `journal`."""
-        source: PushSource[T] = PushSource(self._capacity, self._uncovered, self.journal)
-        source.inlet = PushInlet(self._capacity, self._uncovered, journal)
-        return source
-
-    async def discover(self) -> list[Split]:
-        return [Split("0")]
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self.inlet is None:
@@ -128,7 +149,7 @@ class PushSource(BaseSource[T]):
                 "push source has no inlet: it is read through the copy that for_run() makes for "
                 "each run"
             )
-        return _PushReader(self.inlet, ctx)
+        return InletReader(self.inlet, ctx, keep=ctx.replays)
 
 
 class PushInlet(Generic[T]):
@@ -215,8 +236,7 @@ class PushInlet(Generic[T]):
         left = iter(values)
         times = None if timestamps is None else iter(timestamps)
         while True:
-            while self._check() and self._space < 1:
-                await self._wait_for_room()
+            await self.room()
             taken = list(islice(left, self._space))
             if not taken:
                 break
@@ -225,6 +245,11 @@ class PushInlet(Generic[T]):
             await self._covered(self._end)
         elif durable is None and self._journal is not None:
             await self._journal.written()
+
+    async def room(self) -> None:
+        """Returns once the next call of `put` need not wait for room. Raises what `put` raises."""
+        while self._check() and self._space < 1:
+            await self._wait_for_room()
 
     def close(self) -> Any:
         """Accepts no more elements: the source ends when all have been read.
@@ -473,11 +498,13 @@ def _without_reached(
     return still
 
 
-class _PushReader(BaseReader[Any]):
-    def __init__(self, inlet: PushInlet[Any], ctx: SourceContext) -> None:
+class InletReader(BaseReader[Any]):
+    """A reader of `inlet`. `keep`: whether the inlet keeps elements for the next reader."""
+
+    def __init__(self, inlet: PushInlet[Any], ctx: SourceContext, keep: bool) -> None:
         self._inlet = inlet
         self._host = ctx.host
-        self._keep = ctx.replays
+        self._keep = keep
         self._checkpointing = ctx.checkpointing
         # The position at each checkpoint that may still complete.
         self._taken: dict[int, int] = {}

@@ -1,5 +1,8 @@
-"""A source that is an HTTP server: each POST is an element. Delivery is at most once over a
-restart, because the sender has received 202 and forgets the message.
+"""A source that is an HTTP server: each POST is an element.
+
+A run with checkpoints puts the bodies into an inlet with a journal, as `push` does. The sender
+receives 202 when its body is on disk. Without a journal the sender receives 202 when the body is in
+memory. Delivery is then at most once over a restart, because the sender forgets the message.
 
 Safe by default: the server listens on 127.0.0.1 and rejects another address without a token. It
 limits the size of requests, and answers 503 rather than hold more than its capacity.
@@ -10,27 +13,34 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from aioflow.advice.calls import explained
-from aioflow.core.aio import wait_first
-from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning, did_you_mean
+from aioflow.core.log_backoff import LogBackoff
 from aioflow.io.arguments import MALFORMED, PORT_MAX, checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import DECODINGS
-from aioflow.io.readers import BufferedReader
+from aioflow.io.pushing import InletReader, InletSource, PushInlet, checked_journal
+from aioflow.io.readers import say_at_most_once
 from aioflow.network.http_limits import Door
-from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from aiohttp import web
 
     from aioflow.core.timeunits import Duration
-    from aioflow.operators.source import SourceContext, SourceReader
+    from aioflow.io.journal import Journal
+    from aioflow.operators.source import SourceContext, SourceReader, Split
 
 __all__ = ["WebhookSource", "webhook"]
+
+logger = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 1024 * 1024
 
@@ -40,6 +50,9 @@ BODY_S = 20.0
 CAPACITY = 1024
 
 CONNECTIONS_MAX = 1024
+
+UNCOVERED = 100_000
+"""Bodies that are kept in memory at most until a checkpoint covers them."""
 
 
 @explained
@@ -53,14 +66,21 @@ def webhook(
     capacity: int = CAPACITY,
     max_bytes: int = BODY_BYTES_MAX,
     patience: Duration = "5s",
+    journal: str | Path | bool | None = None,
 ) -> WebhookSource:
     """Returns a source that serves POST `path` at `host:port`; each body is an element.
+
+    In a job with checkpoints, the server answers when the body is in the journal: a local directory
+    from which the next run reads what no checkpoint covers. It is `journal`, or by default one
+    below the checkpoints if these are in a local directory and the job does not run `on=` a
+    cluster. With a journal the server listens in the process of the program. With `journal=False`
+    bodies that no checkpoint covers are lost over a restart.
 
     `token` is expected as `Authorization: Bearer <token>`; it is needed on an address that is not
     loopback. `decode` is "json", "text" or "bytes". The server answers 202 for an accepted body,
     400 for a malformed one, 401 without the token, 408 for a body that takes 20 s, and 413 above
     `max_bytes`. It answers 503 if the job has not made room among `capacity` elements after
-    `patience`.
+    `patience`, while it ends, and if the journal cannot be written.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
     checked_text(host, "host", where)
@@ -85,7 +105,8 @@ def webhook(
             f"{where}: path is {path!r}, expected one that begins with a slash, without braces"
         )
     patience_s = checked_seconds(patience, "patience", where, may_be_zero=True)
-    return WebhookSource(host, port, path, token, decode, capacity, max_bytes, patience_s)
+    kept = checked_journal(journal, "webhook")
+    return WebhookSource(host, port, path, token, decode, capacity, max_bytes, patience_s, kept)
 
 
 def _is_loopback(host: str) -> bool:
@@ -97,13 +118,12 @@ def _is_loopback(host: str) -> bool:
         return False  # The address that a host name stands for may change.
 
 
-class WebhookSource(BaseSource[Any]):
+class WebhookSource(InletSource[Any]):
     """A `Source` that serves HTTP; each POST is an element. Made by `webhook`. It has one split, so
     there is one server.
     """
 
     name = "webhook"
-    bounded = False
 
     def __init__(
         self,
@@ -115,7 +135,9 @@ class WebhookSource(BaseSource[Any]):
         capacity: int,
         max_bytes: int,
         patience_s: float,
+        journal: str | Path | bool | None,
     ) -> None:
+        super().__init__(capacity, UNCOVERED, journal)
         self.host = host
         self.port = port
         self.path = path
@@ -136,24 +158,33 @@ class WebhookSource(BaseSource[Any]):
             return True
         return hmac.compare_digest((authorization or "").encode(), f"Bearer {self._token}".encode())
 
-    async def discover(self) -> list[Split]:
-        return [Split("0")]
+    def for_run(self, journal: Journal | None) -> Self:
+        """Returns the source of one run. Without a journal each reader has an inlet of its own."""
+        if journal is None:
+            return self
+        source = super().for_run(journal)
+        source.stays_here = True
+        return source
 
     def reader(self, ctx: SourceContext) -> SourceReader[Any]:
         return WebhookReader(ctx, self)
 
 
-class WebhookReader(BufferedReader):
+class WebhookReader(InletReader):
     """The reader that runs the server while the source runs."""
 
-    at_most_once = "the caller has had its answer and will not call again"
-
-    def __init__(self, ctx: SourceContext, config: WebhookSource) -> None:
-        super().__init__(ctx, capacity=config.capacity)
-        self._config = config
-        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def __init__(self, ctx: SourceContext, source: WebhookSource) -> None:
+        inlet = source.inlet
+        keep = inlet is not None and ctx.replays
+        super().__init__(inlet or PushInlet(source.capacity), ctx, keep)
+        self._ctx = ctx
+        self._source = source
+        self._survives = inlet is not None
+        self.port = 0
         """The bound port, once the server listens."""
-        self._door = Door(CONNECTIONS_MAX, repr(config))
+        self._door = Door(CONNECTIONS_MAX, repr(source))
+        self._server = AsyncExitStack()
+        self._log_backoff = LogBackoff()
 
     async def open(self, splits: Sequence[Split]) -> None:
         """Starts the server. Returns once it listens, so the program may post right after the
@@ -162,33 +193,32 @@ class WebhookReader(BufferedReader):
         A port that is in use fails the start.
         """
         await super().open(splits)
-        if self._pump is not None:
-            await wait_first([self._pump, self.port])
-            if self._error is not None:
-                raise self._error
+        if splits:
+            if not self._survives and self._ctx.replays and self._ctx.runtime.attempt == 0:
+                say_at_most_once(self._ctx, "the caller has had its answer and will not call again")
+            await self._listen()
 
-    async def run(self, split: Split) -> None:
+    async def _listen(self) -> None:
         from aiohttp import web
 
-        config = self._config
-        application = web.Application(client_max_size=config.max_bytes)
-        application.router.add_post(config.path, self._answer)
+        source = self._source
+        application = web.Application(client_max_size=source.max_bytes)
+        application.router.add_post(source.path, self._answer)
         runner = web.AppRunner(
             application, access_log=None, logger=self._door.complaints, handler_cancellation=True
         )
         await runner.setup()
-        try:
-            assert runner.server is not None
-            self._door.open(runner.server)
-            listener = await self.ctx.host.net.listen(self._door, config.host, config.port)
-            try:
-                self.port.set_result(listener.port)
-                await asyncio.get_running_loop().create_future()  # Waits until close() cancels it.
-            finally:
-                listener.close()
-        finally:
-            await runner.cleanup()
-            self._door.close()
+        self._server.callback(self._door.close)
+        self._server.push_async_callback(runner.cleanup)
+        assert runner.server is not None
+        self._door.open(runner.server)
+        listener = await self._host.net.listen(self._door, source.host, source.port)
+        self._server.callback(listener.close)
+        self.port = listener.port
+
+    async def close(self) -> None:
+        """Ends the server. The inlet of a run stays, and a restart attaches to it again."""
+        await self._server.aclose()
 
     async def _answer(self, request: web.Request) -> web.Response:
         with self._door.answering(request.protocol):
@@ -197,7 +227,7 @@ class WebhookReader(BufferedReader):
     async def _receive(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        config = self._config
+        config = self._source
         if not config.accepts(request.headers.get("Authorization")):
             return web.Response(
                 status=401, text="expected Authorization: Bearer with the token of this webhook\n"
@@ -217,11 +247,19 @@ class WebhookReader(BufferedReader):
             return web.Response(status=400, text=f"the body is no {config.decode}: {error}\n")
         try:
             async with asyncio.timeout(config.patience_s):
-                while len(self._values) >= self._capacity:
-                    await self.room()
+                await self._inlet.room()
+            await self._inlet.put(value)
         except TimeoutError:
-            return web.Response(
-                status=503, headers={"Retry-After": "1"}, text="the job is busy, try again\n"
-            )
-        self.add(value)
-        return web.Response(status=202)
+            trouble = "the job is busy"
+        except (Closed, JobNotRunning):
+            trouble = "the job ends"
+        except CheckpointError as error:
+            trouble = "the body could not be stored"
+            if self._log_backoff.failed(asyncio.get_running_loop().time()) is not None:
+                logger.warning("%r answers 503: %s", config, error)
+        else:
+            self._log_backoff.succeeded(0.0)
+            return web.Response(status=202)
+        return web.Response(
+            status=503, headers={"Retry-After": "1"}, text=f"{trouble}, try again\n"
+        )

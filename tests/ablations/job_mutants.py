@@ -591,8 +591,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a webhook that has not opened its port yet is open",
         "aioflow/io/webhooks.py",
-        "        if self._pump is not None:\n            await wait_first(",
-        "        if self._pump is None:\n            await wait_first(",
+        "            await self._listen()\n",
+        "            self._task = asyncio.ensure_future(self._listen())\n",
         (
             "tests/io/test_network.py::"
             "test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening",

@@ -113,6 +113,20 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a webhook answers before its body is in the journal",
+        "aioflow/io/webhooks.py",
+        "            await self._inlet.put(value)\n",
+        "            await self._inlet.put(value, durable=False)\n",
+        ("tests/io/test_journal.py::test_a_webhook_answers_after_its_body_is_in_the_journal",),
+    ),
+    Mutant(
+        "a webhook forgets its bodies with the program",
+        "aioflow/api/flow.py",
+        "    elsewhere = options.on is not None and not isinstance(source, PushSource)\n",
+        "    elsewhere = not isinstance(source, PushSource)\n",
+        ("tests/io/test_journal.py::test_a_webhook_answers_after_its_body_is_in_the_journal",),
+    ),
+    Mutant(
         "a put does not wait for the journal",
         "aioflow/io/pushing.py",
         "        self._append([value], None if timestamp is None else [timestamp])\n"

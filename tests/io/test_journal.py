@@ -1,19 +1,21 @@
-"""The journal of a push source: no acknowledged element is lost, at any crash."""
+"""The journal of a push source or webhook: no acknowledged element is lost, at any crash."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 import aioflow as af
@@ -23,6 +25,7 @@ from aioflow.io.pushing import PushInlet
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 from tests.integration.clusters import ROOT
+from tests.io.servers import free_port
 
 FOLDER = "/shared/journal"
 
@@ -549,3 +552,152 @@ async def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(af.CheckpointError, match=r"the journal .*file.* cannot be opened"):
         async with here.run(checkpoints="memory://journal-unopened"):
             pass
+
+
+# Through a webhook.
+
+
+def posted(port: int) -> tuple[af.Flow, af.KeyedStream[Any, Any]]:
+    """Returns a flow that counts the numbers posted to `port`, and the stream with its counts."""
+    hook = af.Flow("hook")
+    numbers = hook.source(af.io.webhook(port=port), uid="hook")
+    return hook, numbers.key_by(lambda number: number).count(uid="counts")
+
+
+HOOK = """
+import asyncio, sys
+from tests.io.test_journal import posted
+
+async def main() -> None:
+    flow, _ = posted(int(sys.argv[2]))
+    async with flow.run(checkpoints=sys.argv[1], every="200ms", workers=int(sys.argv[3])) as job:
+        await job.wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def post(session: aiohttp.ClientSession, port: int, number: int) -> int:
+    async with session.post(f"http://127.0.0.1:{port}/", json=number) as response:
+        return response.status
+
+
+async def counts_of(job: af.Job, rows: Any, numbers: Iterable[int]) -> dict[int, int]:
+    return {n: await job.state(rows).get(n, default=0) for n in numbers}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_a_webhook_killed_five_times_has_counted_every_acknowledged_body_once(
+    workers: int, tmp_path: Path
+) -> None:
+    port = free_port()
+    acknowledged, tried = set[int](), itertools.count()
+    program = tmp_path / "program.py"
+    program.write_text(HOOK)
+    command = [sys.executable, str(program), str(tmp_path / "store"), str(port), str(workers)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    async with aiohttp.ClientSession() as session:
+        for life in range(5):
+            process = subprocess.Popen(command, cwd=ROOT, env=environment)
+            enough = len(acknowledged) + 100 + 20 * life
+
+            async def sends(process: Any = process, enough: int = enough) -> None:
+                while process.poll() is None:
+                    number = next(tried)
+                    try:
+                        if await post(session, port, number) == 202:
+                            acknowledged.add(number)
+                    except aiohttp.ClientError:
+                        await asyncio.sleep(0.02)  # Not started yet, or killed.
+                    if len(acknowledged) >= enough and process.poll() is None:
+                        process.kill()
+
+            try:
+                async with asyncio.timeout(60):
+                    await asyncio.gather(*[sends() for _ in range(8)])
+            finally:
+                process.kill()
+                process.wait()
+    hook, rows = posted(port)
+    numbers = range(next(tried))
+    async with hook.run(checkpoints=tmp_path / "store") as job:
+
+        async def all_there() -> bool:
+            counts = await counts_of(job, rows, numbers)
+            return all(counts[number] for number in acknowledged)
+
+        await asyncio.wait_for(until(all_there), 60)
+        await asyncio.sleep(0.1)
+        counts = await counts_of(job, rows, numbers)
+    assert {n for n in acknowledged if counts[n] != 1} == set()
+    assert {n for n, count in counts.items() if count > 1} == set()
+    assert len(acknowledged) >= 700
+
+
+async def test_a_webhook_answers_after_its_body_is_in_the_journal(tmp_path: Path) -> None:
+    port = free_port()
+    hook, rows = posted(port)
+    with suppress(KeyError):
+        async with (
+            hook.run(checkpoints=tmp_path, every="1h") as job,
+            aiohttp.ClientSession() as session,
+        ):
+            for number in range(3):
+                assert await post(session, port, number) == 202
+                (folder,) = tmp_path.rglob("journal/hook")
+                shutil.copytree(folder, tmp_path / f"kept-{number}")
+            raise KeyError
+    for number in range(3):
+        elements = await read(tmp_path / f"kept-{number}")
+        assert elements == [(None, n) for n in range(number + 1)]
+    async with hook.run(checkpoints=tmp_path, every="1h") as job:
+
+        async def all_there() -> bool:
+            return await counts_of(job, rows, range(3)) == {0: 1, 1: 1, 2: 1}
+
+        await until(all_there)
+    assert list(tmp_path.rglob("journal/hook/*")) == []
+
+
+async def test_a_webhook_answers_503_if_its_body_cannot_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    hook, rows = posted(port)
+    async with (
+        hook.run(checkpoints=tmp_path, every="1h") as job,
+        aiohttp.ClientSession() as session,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("aioflow.io.journal.Journal._encoded", full_disk)
+            assert [await post(session, port, 1) for _ in range(2)] == [503, 503]
+        assert await post(session, port, 2) == 202
+        assert await counts_of(job, rows, [2]) in ({2: 0}, {2: 1})
+    (warning,) = [r.getMessage() for r in caplog.records if "answers 503" in r.getMessage()]
+    assert "cannot be written: [Errno 28]" in warning
+
+
+def full_disk(*_: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+async def test_without_a_journal_a_webhook_keeps_no_body_over_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = af.Flow("plain")
+    port = free_port()
+    source = plain.source(af.io.webhook(port=port, journal=False), uid="hook")
+    rows = source.key_by(lambda number: number).count(uid="counts")
+    with suppress(KeyError):
+        async with (
+            plain.run(checkpoints=tmp_path, every="1h"),
+            aiohttp.ClientSession() as session,
+        ):
+            assert await post(session, port, 1) == 202
+            raise KeyError
+    async with plain.run(checkpoints=tmp_path, restore=None, fresh=True, every="1h") as job:
+        assert await counts_of(job, rows, [1]) == {1: 0}
+    assert list(tmp_path.rglob("journal")) == []
+    assert "at most once" in caplog.text
