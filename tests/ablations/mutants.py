@@ -104,6 +104,16 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "results of overdue timers have another watermark if the input is cut otherwise",
+        "aioflow/operators/window/operator.py",
+        "            watermark = max(time - 1, self._reached)\n",
+        "            watermark = time - 1\n",
+        (
+            "tests/operators/test_window.py::"
+            "test_result_of_an_overdue_timer_has_the_watermark_in_force_for_every_cut",
+        ),
+    ),
+    Mutant(
         "the late check is off by one",
         "aioflow/operators/window/operator.py",
         "self._cleanup_time(window) <= self._timers.current_watermark",

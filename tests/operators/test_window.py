@@ -402,6 +402,20 @@ async def test_continuous_fires_at_each_interval_and_at_the_end() -> None:
     assert [(row.value, watermark) for row, _, watermark in rows] == [(2, 3), (3, 7), (3, 8)]
 
 
+@pytest.mark.parametrize("sizes", [[1], [2], [4]])
+@pytest.mark.parametrize("reached", [5, 6, 9])
+async def test_result_of_an_overdue_timer_has_the_watermark_in_force_for_every_cut(
+    reached: int, sizes: list[int]
+) -> None:
+    """The late element has its next firing at 5, which is in the past."""
+    operator = await window(global_window(), aggregate=Total(), trigger=continuous("5ms"))
+    records = [("a", 1, 20, START), ("k", 2, 3, reached), ("a", 3, 20, reached), ("a", 4, 20, 10)]
+    rows = drive(operator, cut(records, 12, sizes))
+    assert [(row[0], timestamp, watermark) for row, timestamp, watermark in rows] == [
+        ("k", 5, reached)
+    ]
+
+
 async def test_early_fires_by_the_clock_until_the_watermark_then_for_late_elements() -> None:
     context = Context()
     operator = await window(

@@ -93,6 +93,8 @@ class WindowOperator(Operator):
     """Number of processed records of `_batch`, the batch that is being processed."""
     at_rest = False
     """Whether a checkpoint can store the state and the rest of the batch at this moment."""
+    _reached = _restored = MIN_WATERMARK
+    """Event time before the timers that fire now, and event time after the restore."""
     _trigger_ctx: BoundTriggerContext
     _window_ctx: BoundWindowContext
     _out: ResumableOutput
@@ -152,6 +154,7 @@ class WindowOperator(Operator):
         self._check_same_kind()
         self._timers = ctx.timer_service(TIMERS, self._on_event_time, self._on_processing_time)
         self._timers.on_processing_done = self._emit_between_batches
+        self._restored = self._timers.current_watermark
         self._trigger_ctx = BoundTriggerContext(ctx, self._timers, self._state)
         self._window_ctx = BoundWindowContext(ctx, self._timers, self._state, merging=merging)
         self._runs = self._made_runs()
@@ -312,6 +315,9 @@ class WindowOperator(Operator):
         if timers.next_event_time > watermark:
             timers.current_watermark = watermark
             return
+        reached = timers.current_watermark
+        # Timers of the instant that was restored may be the rest of those that were firing.
+        self._reached = reached - 1 if reached == self._restored else reached
         if self._runs is not None and self._runs.fires_at_end:
             yield from self._runs.fire_ended(watermark)
             return
@@ -509,8 +515,9 @@ class WindowOperator(Operator):
         trigger_ctx.key, trigger_ctx.window = key, window
         if event:
             result = trigger.on_event_time(time, window, trigger_ctx)
-            # Before the timer at `time`, the watermark had reached the instant before it.
-            watermark = time - 1
+            # Before the timer at `time`, the watermark had reached the instant before it. It was
+            # higher if the timer was registered late.
+            watermark = max(time - 1, self._reached)
         else:
             result = trigger.on_processing_time(time, window, trigger_ctx)
             watermark = self._timers.current_watermark
