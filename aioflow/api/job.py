@@ -27,6 +27,7 @@ from aioflow.core.errors import (
     JobCanceled,
     JobFailed,
     StateError,
+    describe_record,
     did_you_mean,
 )
 from aioflow.core.system_host import SystemHost
@@ -192,7 +193,7 @@ class Job:
     def _close_inlets(self) -> None:
         master = self._cluster.job_master
         why = (
-            f" with {master.error!r}"
+            f" with {describe_record(master.error)}"
             if master.error is not None and self.status is JobStatus.FAILED
             else ""
         )

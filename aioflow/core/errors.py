@@ -231,7 +231,8 @@ def note_once(error: BaseException, note: str) -> None:
     The innermost place adds its note first, and knows most.
     """
     if not has_place(error):
-        error.add_note(f"aioflow: {note}")
+        # Not by `add_note`, which a frozen class refuses.
+        error.__dict__.setdefault("__notes__", []).append(f"aioflow: {note}")
 
 
 def message_of(error: BaseException) -> str:
@@ -248,7 +249,8 @@ def message_of(error: BaseException) -> str:
 
 def has_place(error: BaseException) -> bool:
     """Returns whether a note of the engine says where `error` was raised."""
-    return any(line.startswith("aioflow: ") for line in getattr(error, "__notes__", ()))
+    notes = error.__dict__.get("__notes__", ())
+    return any(str(line).startswith("aioflow: ") for line in notes)
 
 
 RECORD_TEXT_MAX = 200

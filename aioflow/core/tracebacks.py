@@ -6,17 +6,31 @@ The log has the whole traceback at DEBUG. A traceback of the engine's frames alo
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
+from typing import Any
 
 __all__ = ["fold_traceback", "format_folded", "whole_traceback"]
 
 logger = logging.getLogger(__name__)
 
-ENGINE = str(Path(__file__).parents[1])
+ENGINE = str(Path(__file__).parents[1]) + os.sep
 WHOLE = "__aioflow_traceback__"
 """Attribute of an error with its traceback before it was folded."""
+
+
+class _Whole:
+    """A traceback as an attribute: a copy of the error, or one that is pickled, has None for it."""
+
+    __slots__ = ("traceback",)
+
+    def __init__(self, whole: TracebackType | None) -> None:
+        self.traceback = whole
+
+    def __reduce__(self) -> Any:
+        return (NoneType, ())
 
 
 def fold_traceback(error: BaseException) -> BaseException:
@@ -31,11 +45,9 @@ def fold_traceback(error: BaseException) -> BaseException:
     if not kept or len(kept) == len(places):
         return error
     logger.debug("the whole traceback of an error of user code", exc_info=error)
-    if not hasattr(error, WHOLE):
-        try:
-            setattr(error, WHOLE, whole)
-        except AttributeError:  # A class with slots.
-            return error
+    # Not by setattr, which the class of the error may refuse.
+    if not isinstance(error.__dict__.get(WHOLE), _Whole):
+        error.__dict__[WHOLE] = _Whole(whole)
     folded: TracebackType | None = None
     for place in reversed(kept):
         folded = TracebackType(folded, place.tb_frame, place.tb_lasti, place.tb_lineno)
@@ -44,8 +56,8 @@ def fold_traceback(error: BaseException) -> BaseException:
 
 def whole_traceback(error: BaseException) -> TracebackType | None:
     """Returns the traceback of `error` as it was before it was folded."""
-    whole: TracebackType | None = getattr(error, WHOLE, error.__traceback__)
-    return whole
+    whole = error.__dict__.get(WHOLE)
+    return whole.traceback if isinstance(whole, _Whole) else error.__traceback__
 
 
 def format_folded(error: BaseException) -> str:

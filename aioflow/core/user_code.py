@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ __all__ = ["check_own_task", "close_user_code", "take_back_cancellation", "user_
 
 logger = logging.getLogger(__name__)
 
-ENGINE = str(Path(__file__).parents[1])
+ENGINE = str(Path(__file__).parents[1]) + os.sep
 
 SIGNALS = (asyncio.CancelledError, StopIteration)
 

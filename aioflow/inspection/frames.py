@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING
@@ -17,8 +18,8 @@ __all__ = ["Stack", "place_of", "spell_stack", "user_frames"]
 FRAMES_MAX = 12
 """Number of innermost frames of user code in a stack."""
 
-ENGINE = str(Path(__file__).parents[1])
-LIBRARY = str(Path(asyncio.__file__).parents[1])
+ENGINE = str(Path(__file__).parents[1]) + os.sep
+LIBRARY = str(Path(asyncio.__file__).parents[1]) + os.sep
 LOOP_FILES = tuple(
     str(Path(asyncio.__file__).with_name(name))
     for name in ("base_events.py", "events.py", "runners.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import aioflow as af
 from aioflow.advice import running
 from aioflow.advice.running import CallsSeen, InputSeen, TaskAdvice
 from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.errors import note_once
+from aioflow.core.tracebacks import fold_traceback, format_folded, whole_traceback
 from aioflow.inspection import loop_watch
+from aioflow.inspection.frames import user_frames
 
 
 def advice(told: set[str] | None = None) -> TaskAdvice:
@@ -202,3 +206,53 @@ async def test_traceback_of_the_engine_alone_stays(caplog: pytest.LogCaptureFixt
         await af.Flow("orders").source([1, 2]).key_by(lambda _: None).count().collect()
     names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
     assert "_run_chain" in names
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Closed(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError("read only")
+
+
+@pytest.mark.parametrize("error", [ValueError("n"), Silent()], ids=["plain", "without a text"])
+async def test_error_of_user_code_arrives_as_itself_and_can_be_pickled(error: Exception) -> None:
+    def fail(_: int) -> int:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        await af.Flow("orders").source([1, 2]).map(fail).collect()
+    assert raised.value is error
+    copied = pickle.loads(pickle.dumps(error))
+    assert type(copied) is type(error)
+    assert copied.__notes__ == error.__notes__
+
+
+def test_error_that_refuses_attributes_has_its_note_and_its_whole_traceback() -> None:
+    error = Closed("n")
+    try:
+        note_once(error, "at record 1")
+        raise error
+    except Closed:
+        whole = error.__traceback__
+        fold_traceback(error)
+    assert error.__notes__ == ["aioflow: at record 1"]
+    assert whole_traceback(error) is whole
+
+
+def test_package_whose_name_begins_with_ours_belongs_to_the_user() -> None:
+    neighbour = f"{Path(af.__file__).parent}_extra/orders.py"
+    space: dict[str, Any] = {}
+    exec(compile("def fail(): raise ValueError", neighbour, "exec"), space)
+    with pytest.raises(ValueError) as raised:
+        space["fail"]()
+    names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert "in fail" in format_folded(raised.value)
+    fold_traceback(raised.value)
+    assert [f.name for f in traceback.extract_tb(raised.value.__traceback__)] == names
+    assert user_frames([(neighbour, 1, "fail")]) == (("fail (aioflow_extra/orders.py:1)",), True)
