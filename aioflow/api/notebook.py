@@ -8,7 +8,7 @@ from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import AioflowError, message_of
+from aioflow.core.errors import AioflowError, describe_record, message_of
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.io.arrow_files import ArrowTable
 from aioflow.io.frames import attribute_names
@@ -112,8 +112,8 @@ def _schema(fields: Sequence[tuple[str, str]]) -> str:
 def _rows(rows: Sequence[Any]) -> str:
     if rows and all(type(row) is dict for row in rows):
         names = list(dict.fromkeys(name for row in rows for name in row))
-        return _table(names, [[repr(row.get(name)) for name in names] for row in rows])
-    return _table(["first elements"], [[repr(row)] for row in rows])
+        return _table(names, [[describe_record(row.get(name)) for name in names] for row in rows])
+    return _table(["first elements"], [[describe_record(row)] for row in rows])
 
 
 def _table(heads: Sequence[Any], lines: Sequence[Sequence[str]]) -> str:

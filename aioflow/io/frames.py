@@ -5,6 +5,7 @@ Everything goes through Arrow, in its C interface. A library is imported only if
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,8 +34,16 @@ def frame_source(what: Any) -> ArrowTable:
     require_columns(f"flow.source({named})")
     import pyarrow as pa
 
+    libraries = {base.__module__.partition(".")[0] for base in type(what).__mro__}
+    if "polars" in libraries:
+        for name, kind in what.schema.items():
+            if str(kind) == "Object":  # Arrow would get the addresses of the objects.
+                raise GraphError(
+                    f"flow.source got a {named} with the objects of Python in column {name!r}, "
+                    "which Arrow does not have: write flow.source(rows) with a list of records"
+                )
     try:
-        if type(what).__module__.partition(".")[0] == "pandas":
+        if "pandas" in libraries:
             index = [name for name in what.index.names if name is not None]
             table = pa.Table.from_pandas(
                 what.reset_index(level=index) if index else what, preserve_index=False
@@ -45,9 +54,20 @@ def frame_source(what: Any) -> ArrowTable:
             table = pa.table(what)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise GraphError(
-            f"flow.source got a {named} that is no Arrow table: {error}; give its columns types "
-            "that Arrow has, or write flow.source(rows) with a list of records"
+            f"flow.source got a {named} that is no Arrow table: {error}; give its columns names "
+            "of their own, and types that Arrow has, or write flow.source(rows) with a list of "
+            "records"
         ) from error
+    if twice := [name for name, times in Counter(table.column_names).items() if times > 1]:
+        raise GraphError(
+            f"flow.source got a {named} with two columns {twice[0]!r}, and rows are dicts: rename "
+            "one of them"
+        )
+    for at, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) and field.type.value_type == pa.string_view():
+            # Categories of polars: Arrow cannot look views up.
+            kind = pa.dictionary(field.type.index_type, pa.large_string())
+            table = table.set_column(at, field.name, table.column(at).cast(kind))
     return ArrowTable(table.replace_schema_metadata(None))
 
 

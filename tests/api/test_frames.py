@@ -139,3 +139,36 @@ async def test_notebook_shows_the_numbers_of_a_job() -> None:
         assert "RUNNING" in shown
         assert "<th>records out</th>" in shown
         assert "shown" in shown
+
+
+class OwnFrame(pandas.DataFrame):
+    """A frame of another package, such as geopandas."""
+
+
+async def test_frame_of_a_subclass_has_no_column_for_an_index_without_a_name() -> None:
+    frame = OwnFrame({"n": [1, 2]}, index=[7, 8])
+    assert await af.Flow("own").source(frame).collect() == [{"n": 1}, {"n": 2}]
+
+
+async def test_categories_of_polars_are_texts() -> None:
+    frame = polars.DataFrame({"city": polars.Series(["Oslo", None], dtype=polars.Categorical)})
+    assert await af.Flow("cities").source(frame).collect() == [{"city": "Oslo"}, {"city": None}]
+
+
+def test_frames_whose_rows_would_lose_values_are_refused() -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["n", "n"])
+    with pytest.raises(af.GraphError, match="with two columns 'n', and rows are dicts"):
+        af.Flow("twice").source(table)
+    frame = polars.DataFrame({"o": polars.Series([object()], dtype=polars.Object)})
+    with pytest.raises(af.GraphError, match="objects of Python in column 'o'"):
+        af.Flow("objects").source(frame)
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def test_element_without_a_repr_is_shown_by_its_type() -> None:
+    shown = af.Flow("odd").source([Unspeakable()])._repr_html_()
+    assert "&lt;Unspeakable whose repr raised RuntimeError&gt;" in shown
