@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 import aioflow as af
@@ -79,3 +80,25 @@ def test_windows_timers_and_async_calls_survive_a_kill() -> None:
     run = crash_and_restore(sums, here=5)
     assert run.committed < 5
     assert sum(row.value for row in run.rows) == 40
+
+
+def test_error_of_the_flow_is_raised_instead_of_restarts_for_ever() -> None:
+    with pytest.raises(ZeroDivisionError):
+        crash_and_restore(af.Flow("zero").source([1]).map(lambda n: 1 / (n - 1)), here=1)
+
+
+@pytest.mark.parametrize("make", [lambda n: (n, float("nan")), lambda n: numpy.array([n, 1])])
+def test_rows_that_do_not_equal_themselves_are_compared(make: Any) -> None:
+    run = crash_and_restore(af.Flow("rows").source(range(6)).map(make), here=4)
+    assert len(run.rows) == len(run.expected) == 6
+
+
+@pytest.mark.parametrize("here", [None, 1.5, "3", True])
+def test_place_of_another_type_is_refused(here: Any) -> None:
+    with pytest.raises(TypeError, match="expected a number of rows, or a function of a row"):
+        crash_and_restore(counted(), here=here)
+
+
+def test_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match="one simulated process, so leave workers= out"):
+        crash_and_restore(counted(), here=1, workers=2)
