@@ -285,7 +285,7 @@ class LoopWatch:
     # In a thread of its own.
 
     def _look(self, stop: threading.Event) -> None:
-        while not stop.wait(BEAT_S):
+        while not stop.wait(BEAT_S) and not self._loop.is_closed():
             looks = self._looks
             if self._now() - self._beat_at <= HELD_S:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 import aioflow as af
 from aioflow.core.host import ThreadTimes
 from aioflow.core.system_host import SystemHost
-from aioflow.inspection.loop_watch import LoopWatch
+from aioflow.inspection.loop_watch import LoopWatch, watch_loop
 
 pytestmark = pytest.mark.slow_callbacks
 
@@ -181,3 +182,18 @@ async def test_job_that_began_the_watch_ends_while_another_one_goes_on(
         assert await goes_on == [2]
     assert "still running" not in caplog.text
     assert "held the event loop for" in caplog.text
+
+
+def test_thread_ends_with_a_loop_that_is_closed_without_its_jobs() -> None:
+    async def begin() -> None:
+        watch_loop(SystemHost())
+
+    before = set(threading.enumerate())
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    left = [one for one in set(threading.enumerate()) - before if "loop-watch" in one.name]
+    loop.close()
+    assert left
+    for thread in left:
+        thread.join(10)
+        assert not thread.is_alive()
