@@ -196,10 +196,9 @@ def as_reader(reader: SourceReader[Any], *, unbounded: bool) -> BaseReader[Any]:
     if isinstance(reader, BaseReader):
         return reader
     # Looked up without a call, since the reader is not open yet. A reader with `__getattr__`
-    # delegates to another one, which has the attribute.
-    may_end = inspect.getattr_static(reader, "finished", None) is not None or hasattr(
-        type(reader), "__getattr__"
-    )
+    # delegates to another one, which may have the attribute.
+    has_finished = inspect.getattr_static(reader, "finished", None) is not None
+    may_end = has_finished or hasattr(type(reader), "__getattr__")
     if not may_end and (not unbounded or hasattr(reader, "stop")):
         what = (
             "has `stop`, after which it is read to its end,"
@@ -210,15 +209,17 @@ def as_reader(reader: SourceReader[Any], *, unbounded: bool) -> BaseReader[Any]:
             f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True "
             "once all splits are read"
         )
-    return _CompletedReader(reader, may_end)
+    return _CompletedReader(reader, may_end, may_lack=unbounded and not has_finished)
 
 
 class _CompletedReader(BaseReader[Any]):
     """A reader of an application, which may lack what is optional."""
 
-    def __init__(self, reader: Any, may_end: bool) -> None:
+    def __init__(self, reader: Any, may_end: bool, *, may_lack: bool) -> None:
+        """`may_lack` tells whether `finished` is looked for when it is asked for."""
         self._reader = reader
         self._may_end = may_end
+        self._may_lack = may_lack
         self.columnar = bool(getattr(reader, "columnar", False))
         self.one_at_a_time = bool(getattr(reader, "one_at_a_time", False))
         self.drains = hasattr(reader, "stop")
@@ -241,6 +242,8 @@ class _CompletedReader(BaseReader[Any]):
 
     @property
     def finished(self) -> bool:
+        if self._may_lack:
+            return bool(getattr(self._reader, "finished", False))
         return self._may_end and bool(self._reader.finished)
 
     @property

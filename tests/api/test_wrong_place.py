@@ -236,3 +236,13 @@ async def test_a_reader_that_hands_everything_on_to_another_one_is_finished_with
     flow, source = af.Flow("wrapped"), Gives(await inner.discover())
     source.reader = lambda ctx: Passing(inner.reader(ctx))  # type: ignore[method-assign]
     assert await flow.source(source).collect() == [0, 1, 2]
+
+
+async def test_a_reader_that_hands_on_to_one_without_an_end_need_not_have_finished() -> None:
+    source = Clock([af.Split("0")])
+    source.bounded = False
+    source.reader = lambda ctx: Passing(Ticks())  # type: ignore[method-assign]
+    flow = af.Flow("clock")
+    ticks = flow.source(source)
+    async with flow.run() as job, job.subscribe(ticks) as rows:
+        assert await anext(aiter(rows)) % 2 == 1
