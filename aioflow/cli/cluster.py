@@ -267,7 +267,14 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
     return run_on_host(arguments, body)
 
 
-PRELOADED = ("aioflow.api.build", "aioflow.io.memory", "aioflow.operators.aggregate.running")
+PRELOADED = (
+    "aioflow.api.build",
+    "aioflow.api.calls",
+    "aioflow.io.memory",
+    "aioflow.operators.aggregate.running",
+    "aioflow.state.heap",
+    "encodings.idna",
+)
 """Modules that most jobs import when they are loaded."""
 
 
