@@ -323,7 +323,12 @@ class NetworkLoop(TaskLoop[NetworkInput]):
         An aligned checkpoint stores what waits there. So a barrier is seen if few records are in
         front of it.
         """
-        if self._life.has_ended or self._chain.queued_records >= LOOK_AHEAD_RECORDS:
+        chain = self._chain
+        if (
+            self._life.has_ended
+            or chain.restored  # It is processed before anything else.
+            or chain.queued_records >= LOOK_AHEAD_RECORDS
+        ):
             return
         status = self._emit_next()
         if status not in (InputStatus.MORE_AVAILABLE, InputStatus.NOTHING_AVAILABLE):

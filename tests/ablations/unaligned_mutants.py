@@ -28,6 +28,13 @@ AMID_TIMERS = f"{FIRING}test_checkpoint_amid_due_timers_is_taken_and_restored_ex
 
 UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
+        "new input overtakes restored elements while windows fire",
+        "aioflow/task/loop.py",
+        "            or chain.restored  # It is processed before anything else.\n",
+        "",
+        (f"{FIRING}test_new_input_stays_behind_restored_elements_while_windows_fire",),
+    ),
+    Mutant(
         "a checkpoint waits for all windows that are due",
         "aioflow/task/chain.py",
         "            stage.operator.comes_to_rest\n",

@@ -197,3 +197,30 @@ async def test_checkpoint_amid_windows_that_fire_is_taken_and_restored_exactly(
         await run.finished()
     assert Counter(map(repr, ledger.rows)) == rows
     assert before < all_fired
+
+
+@pytest.mark.parametrize("windowed", WINDOWS.values(), ids=WINDOWS.keys())
+async def test_new_input_stays_behind_restored_elements_while_windows_fire(
+    windowed: Windowed,
+) -> None:
+    """The new input is so much later that restored elements behind it would be late."""
+    events = [*WINDOW_EVENTS, *((f"later{i}", 1_000_000 + i) for i in range(20))]
+    feed, ledger = Feed(events), Ledger()
+    feed.allow_all()
+    async with Execution(windows(windowed, feed, ledger)) as run:
+        await run.finished()
+    rows = Counter(map(repr, ledger.rows))
+    Reminders.fired = 0
+    feed, ledger = Feed(WINDOW_EVENTS, bounded=False), Ledger()
+    async with Execution(windows(windowed, feed, ledger), batch_records_max=4) as run:
+        await amid_the_firing(run, feed, 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        cut = await run.cut_here(**OVERTAKES)
+    feed = Feed(events)
+    feed.allow_all()
+    async with Execution(windows(windowed, feed, ledger), cut, batch_records_max=4) as run:
+        for task in run.tasks.values():
+            task._runtime.chain._slice_ns, task._processor._slice_s = 0, 0.0
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == rows
