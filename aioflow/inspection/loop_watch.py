@@ -193,7 +193,10 @@ class LoopWatch:
             if look.stack and (operator is None or look.operator is operator)
         ]
         waits = since.cpu_s < held_s / 2
-        if held_s <= HELD_S or (waits and (not looks or _others_compute(since, held_s, looks))):
+        if held_s <= HELD_S or (
+            waits
+            and (not looks or self._was_paused(held_s) or _others_compute(since, held_s, looks))
+        ):
             self.unexplained += 1
             return None
         scope = current_scope()
@@ -218,12 +221,22 @@ class LoopWatch:
         since = self._times().minus(self._began)
         held_s = late_s - since.waited_s
         looks = [look for look in self._looks if look.stack]
-        if held_s <= HELD_S or not looks or _others_compute(since, held_s, looks):
+        waits = since.cpu_s < held_s / 2
+        if (
+            held_s <= HELD_S
+            or not looks
+            or (waits and self._was_paused(held_s))
+            or _others_compute(since, held_s, looks)
+        ):
             self.unexplained += 1
             return
         found = _commonest(looks)
         hold = self._keep(found.job, found.operator, found.task, held_s, since.cpu_s, found.stack)
         self._log(hold)
+
+    def _was_paused(self, held_s: float) -> bool:
+        """Returns whether the thread that looks stood still too, as in a suspended process."""
+        return held_s > 4 * HELD_S and len(self._looks) * BEAT_S < held_s / 4
 
     def _keep(
         self,
@@ -301,7 +314,8 @@ def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bo
     """
     if since.cpu_s > held_s / 2 or since.process_cpu_s - since.cpu_s < held_s / 2:
         return False
-    return len(looks) < 2 or len({look.at for look in looks}) > 1
+    stands_still = len({look.at for look in looks}) == 1 and since.cpu_s < held_s / 10
+    return len(looks) < 2 or not stands_still
 
 
 def _commonest(looks: list[_Look]) -> _Look:

@@ -15,7 +15,7 @@ import pytest
 import aioflow as af
 from aioflow.core.host import ThreadTimes
 from aioflow.core.system_host import SystemHost
-from aioflow.inspection.loop_watch import LoopWatch, watch_loop
+from aioflow.inspection.loop_watch import LoopWatch, _Look, _others_compute, watch_loop
 
 pytestmark = pytest.mark.slow_callbacks
 
@@ -154,6 +154,28 @@ async def test_pause_of_the_process_blames_no_code() -> None:
     await host.close()
     assert not watch.holds
     assert watch.unexplained == 1
+
+
+async def test_pause_of_the_process_blames_no_code_that_was_met_before() -> None:
+    """A process that is stopped in a computation goes on in the same one."""
+    host = SystemHost()
+    watch = LoopWatch(host, host.procs.thread_times())
+    watch.start()
+    clock = host.clock.monotonic
+    time.sleep(0.2)
+    watch._now = lambda: clock() + 5.0
+    noted = watch.note(None, 5.2)
+    await watch.close()
+    await host.close()
+    assert noted is None
+    assert not watch.holds
+
+
+@pytest.mark.parametrize(("cpu_s", "others"), [(0.06, True), (0.001, False)])
+def test_loop_of_one_line_does_not_stand_still(cpu_s: float, others: bool) -> None:
+    look = _Look("job", None, "task", ("at",), ("orders.py", 1, "total"))
+    times = ThreadTimes(cpu_s=cpu_s, process_cpu_s=0.2, waited_s=0.0)
+    assert _others_compute(times, 0.21, [look, look]) is others
 
 
 async def test_job_that_began_the_watch_ends_while_another_one_goes_on(
