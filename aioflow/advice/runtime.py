@@ -164,13 +164,16 @@ class ForgottenDefault:
         if not isinstance(given, list | dict | set | deque | bytearray):
             self.is_open = False  # Other types may compare at a cost, or not at all.
             return
-        self._changed += given != default
+        try:
+            self._changed += given != default
+        except Exception:  # noqa: BLE001  # Arrays, for example, compare by element.
+            self.is_open = False
         if self._changed < FORGOTTEN_MAX:
             return
         self.is_open = False
         scope = current_scope()
         logger.warning(
-            "job %r, operator %r: the value of state %r was changed in place and never written "
+            "job %r, operator %r: the value of state %r was changed in place twice and not written "
             "back, so it forgets: call update(value) after the change, or use get_list_state or "
             "get_map_state",
             None if scope is None else scope.job,

@@ -192,6 +192,10 @@ class ValueViewCopyingDefault(ValueView):
         self._forgotten.is_open = False
         super().update(value)
 
+    def clear(self) -> None:
+        self._handed = None
+        super().clear()
+
 
 class ListView(View):
     """A `ListState` as a view of a table."""

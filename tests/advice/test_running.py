@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import aioflow as af
@@ -92,12 +93,36 @@ class Remembers(Forgets):
         yield len(self.seen.value())
 
 
+class Clears(Forgets):
+    """Uses the list for one element only."""
+
+    def process_element(self, value: int, ctx: Any) -> Any:
+        yield from super().process_element(value, ctx)
+        self.seen.clear()
+
+
+class ComparesNothing(Forgets):
+    """Holds arrays, which compare by element."""
+
+    def open(self, ctx: Any) -> None:
+        default = [numpy.array([1, 2])]
+        self.seen = ctx.get_state(af.ValueStateDescriptor("seen", default=default))
+
+    def process_element(self, value: int, ctx: Any) -> Any:
+        arrays = self.seen.value()
+        arrays[0] = arrays[0] + 1
+        yield value
+
+
 class Reads(Forgets):
     def process_element(self, value: int, ctx: Any) -> Any:
         yield len(self.seen.value())
 
 
-@pytest.mark.parametrize(("function", "warns"), [(Forgets, 1), (Remembers, 0), (Reads, 0)])
+@pytest.mark.parametrize(
+    ("function", "warns"),
+    [(Forgets, 1), (Remembers, 0), (Reads, 0), (Clears, 0), (ComparesNothing, 0)],
+)
 async def test_default_that_is_changed_in_place_is_named_once(
     function: Any, warns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
