@@ -108,6 +108,8 @@ def _columns(rows: Sequence[Any], place: str) -> dict[str, list[Any]]:
         )
     if kind is dict:
         keys = dict.fromkeys(key for row in rows for key in row)
+        if len(set(map(str, keys))) < len(keys):
+            raise TypeError(f"{place}: two keys give the same name of a column, among {list(keys)}")
         return {str(key): [row.get(key) for row in rows] for key in keys}
     if kind is tuple:
         if len(set(map(len, rows))) > 1:

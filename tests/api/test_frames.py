@@ -172,3 +172,8 @@ class Unspeakable:
 def test_element_without_a_repr_is_shown_by_its_type() -> None:
     shown = af.Flow("odd").source([Unspeakable()])._repr_html_()
     assert "&lt;Unspeakable whose repr raised RuntimeError&gt;" in shown
+
+
+async def test_keys_that_give_one_column_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"two keys give the same name of a column, among \[1, '1'"):
+        await af.Flow("keys").source([{1: 2, "1": 3}]).to_arrow()
