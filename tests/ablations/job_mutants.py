@@ -21,6 +21,7 @@ CANCELS = "tests/api/test_user_code_cancels.py::"
 RESOURCES = "tests/cluster/test_resource_manager.py::"
 WORKERS = "tests/cluster/test_workers.py::"
 SUPERVISION = "tests/cli/test_supervision.py::"
+TASKMANAGER = "tests/cluster/test_taskmanager.py::"
 ISOLATION = "tests/integration/test_job_isolation.py::"
 
 JOB_MUTANTS: list[Mutant] = [
@@ -68,7 +69,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/cluster/taskmanager_calls.py",
         "        if job_id not in self._jobs and job_id in self._ended:\n",
         "        if False:\n",
-        (ISOLATION + "test_job_after_one_whose_process_has_ended_gets_its_slot_at_once",),
+        (TASKMANAGER + "test_slot_on_its_way_to_a_job_that_has_ended_is_not_kept_for_it",),
     ),
     Mutant(
         "a TaskManager that has ended is not replaced",

@@ -61,7 +61,9 @@ async def test_each_process_is_replaced_until_it_ends_as_it_was_told(
     assert "taskmanager 2 ended by signal 11" in caplog.text
 
 
-async def test_nothing_is_replaced_while_the_cluster_stops() -> None:
+async def test_nothing_is_replaced_while_the_cluster_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     started: list[int] = []
     stopping = False
 
@@ -74,6 +76,7 @@ async def test_nothing_is_replaced_while_the_cluster_stops() -> None:
     async with asyncio.timeout(60):
         await keep_running(start, 1, lambda: stopping, lambda: 0.0)
     assert started == [1]
+    assert not caplog.text  # No replacement is announced, or waited for.
 
 
 async def test_process_that_cannot_be_started_is_tried_again(

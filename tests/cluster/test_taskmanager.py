@@ -6,14 +6,16 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
+from aioflow.cluster.taskmanager_calls import TaskManagerCalls
 from aioflow.cluster.whereabouts import Whereabouts
-from aioflow.core.errors import Broken, Closed
+from aioflow.core.errors import Broken, Closed, JobNotRunning
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
@@ -232,3 +234,13 @@ async def test_a_session_that_is_being_closed_is_closed_before_its_taskmanager_e
         assert session.is_closed
         await asyncio.gather(closing, return_exceptions=True)
     await host.close()
+
+
+def test_slot_on_its_way_to_a_job_that_has_ended_is_not_kept_for_it() -> None:
+    """A TaskManager gives the slot back at JobNotRunning. For another error it asks again."""
+    calls = TaskManagerCalls({}, cast("Any", ignore), lambda: None, ended={"old"})
+    open_job = calls.handlers(cast("RpcConnection", None))["open_job"]
+    with pytest.raises(JobNotRunning, match="job old has ended, it needs no slot"):
+        open_job("tm-1", "old")
+    with pytest.raises(UnknownJob, match="job new does not run here"):
+        open_job("tm-1", "new")
