@@ -428,6 +428,11 @@ class InternalTimerService:
         return self._event.next_time
 
     @property
+    def event_time_done(self) -> int:
+        """The event time up to which no timer is left, while due timers fire."""
+        return min(self.current_watermark, self._event.next_time - 1)
+
+    @property
     def next_processing_time(self) -> int:
         return self._processing.next_time
 

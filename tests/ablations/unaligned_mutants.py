@@ -35,6 +35,16 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         (f"{FIRING}test_new_input_stays_behind_restored_elements_while_windows_fire",),
     ),
     Mutant(
+        "results of windows that a checkpoint interrupts are late after the restore",
+        "aioflow/state/timers.py",
+        "        return min(self.current_watermark, self._event.next_time - 1)\n",
+        "        return self.current_watermark\n",
+        (
+            f"{FIRING}test_results_of_windows_left_at_the_instant_of_a_checkpoint_are_not_late_"
+            "after_it",
+        ),
+    ),
+    Mutant(
         "a checkpoint waits for all windows that are due",
         "aioflow/task/chain.py",
         "            stage.operator.comes_to_rest\n",

@@ -224,3 +224,34 @@ async def test_new_input_stays_behind_restored_elements_while_windows_fire(
             task._runtime.chain._slice_ns, task._processor._slice_s = 0, 0.0
         await run.finished()
     assert Counter(map(repr, ledger.rows)) == rows
+
+
+@pytest.mark.parametrize("windowed", WINDOWS.values(), ids=WINDOWS.keys())
+async def test_results_of_windows_left_at_the_instant_of_a_checkpoint_are_not_late_after_it(
+    windowed: Windowed,
+) -> None:
+    """The watermark behind a single element fires the windows, so no element is left."""
+    events = [*WINDOW_EVENTS[:KEYS], ("z0", 1_000)]
+
+    def counted(feed: Feed, ledger: Ledger) -> af.Flow:
+        flow = af.Flow("windows")
+        fired = windowed(flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0]))
+        counts = fired.key_by(lambda row: row[0]).window(af.tumbling("1ms"))
+        counts.aggregate(af.count()).sink(ledger)
+        return flow
+
+    feed, ledger = Feed(events), Ledger()
+    feed.allow_all()
+    async with Execution(counted(feed, ledger)) as run:
+        await run.finished()
+    rows = Counter(map(repr, ledger.rows))
+    Reminders.fired = 0
+    feed, ledger = Feed(events, bounded=False), Ledger()
+    async with Execution(counted(feed, ledger)) as run:
+        await amid_the_firing(run, feed, KEYS // 10)
+        cut = await run.cut_here(**OVERTAKES)
+    feed = Feed(events)
+    feed.allow_all()
+    async with Execution(counted(feed, ledger), cut) as run:
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == rows

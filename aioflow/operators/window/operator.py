@@ -238,7 +238,7 @@ class WindowOperator(Operator):
         """Returns the records behind the windows that fire. Windows that are left are state."""
         if self._batch is None or not self.at_rest or self.rests:
             return None
-        return Unprocessed.rest_of(self._batch, self._position, self._timers.current_watermark)
+        return Unprocessed.rest_of(self._batch, self._position, self._timers.event_time_done)
 
     @property
     def has_pending(self) -> bool:

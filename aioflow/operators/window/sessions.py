@@ -125,7 +125,7 @@ class SessionWindowOperator(AddingWindowOperator):
 
     @property
     def _event_time_reached(self) -> int:
-        return self._timers.current_watermark
+        return self._timers.event_time_done
 
     def _add(self, batch: RecordBatch) -> int:
         """Adds the next records, before which no session has to fire, and returns their number.
