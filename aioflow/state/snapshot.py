@@ -28,6 +28,7 @@ __all__ = [
     "TableMeta",
     "Uncopied",
     "check_max_parallelism",
+    "copy_of_default",
     "frozen_copy",
     "CANONICAL",
     "KeyedStateHandle",
@@ -42,6 +43,13 @@ ATOMS = frozenset(
     {type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID}
 )
 """Exact types whose values are immutable."""
+
+
+def copy_of_default(default: Any) -> Any:
+    """Returns a copy of the default of a state that shares nothing mutable with it."""
+    if type(default) in (list, dict, set) and not default:
+        return default.copy()
+    return copy.deepcopy(default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ for tables in memory. `SweepIndex` reads a larger table in passes, some rows eve
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from aioflow.core.states import StateDescriptor, StateTtl
-from aioflow.state.snapshot import ATOMS
+from aioflow.state.snapshot import ATOMS, copy_of_default
 from aioflow.state.views import (
     MISSING,
     AggregatingView,
@@ -294,7 +293,7 @@ class TimedValueView(TimedView, ValueView):
             if stored is not MISSING:
                 return stored[1]
         default = self._default
-        return default if type(default) in ATOMS else copy.copy(default)
+        return default if type(default) in ATOMS else copy_of_default(default)
 
     def update(self, value: Any) -> None:
         if value is None:

@@ -12,7 +12,6 @@ it is written back.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from aioflow.advice.runtime import ForgottenDefault
 from aioflow.core.errors import StateError
 from aioflow.core.states import StateDescriptor, ValueStateDescriptor
 from aioflow.state.changes import MISSING
-from aioflow.state.snapshot import ATOMS
+from aioflow.state.snapshot import ATOMS, copy_of_default
 
 __all__ = [
     "MISSING",
@@ -159,7 +158,7 @@ class ValueView(View):
             self._store[key] = value
 
     def show_missing(self) -> Any:
-        return MISSING if self._default is None else copy.copy(self._default)
+        return MISSING if self._default is None else copy_of_default(self._default)
 
 
 class ValueViewCopyingDefault(ValueView):
@@ -182,7 +181,7 @@ class ValueViewCopyingDefault(ValueView):
         value = self._entries.get(self._backend.current_key, MISSING)
         if value is not MISSING:
             return value
-        given = copy.copy(self._default)
+        given = copy_of_default(self._default)
         if self._forgotten.is_open:
             self._handed = given
         return given

@@ -281,3 +281,19 @@ def test_package_whose_name_begins_with_ours_belongs_to_the_user() -> None:
     fold_traceback(raised.value)
     assert [f.name for f in traceback.extract_tb(raised.value.__traceback__)] == names
     assert user_frames([(neighbour, 1, "fail")]) == (("fail (aioflow_extra/orders.py:1)",), True)
+
+
+class Nests(af.KeyedProcessFunction[int, int, list[int]]):
+    def open(self, ctx: Any) -> None:
+        self.seen = ctx.get_state(af.ValueStateDescriptor("seen", default={"values": []}))
+
+    def process_element(self, value: int, ctx: Any) -> Any:
+        seen = self.seen.value()
+        seen["values"].append(value)
+        self.seen.update(seen)
+        yield list(seen["values"])
+
+
+async def test_what_a_default_holds_is_not_shared_by_keys() -> None:
+    flow = af.Flow("nested").source([1, 2, 3, 4]).key_by(lambda value: value % 2)
+    assert await flow.process(Nests()).collect() == [[1], [2], [1, 3], [2, 4]]
