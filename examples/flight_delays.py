@@ -13,7 +13,7 @@ from aioflow.cli.demo_data import find_data
 def main() -> None:
     report = Report()
     result = af.run(build_flow(find_data(), report))
-    for line in report_lines(report, seconds=result.duration_ms / 1000):
+    for line in report_lines(report, result):
         print(line)
 
 

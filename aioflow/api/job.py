@@ -65,7 +65,8 @@ tasks take less to close.
 class JobResult:
     """The result of a job that has ended.
 
-    `duration_ms` is wall-clock time from its creation to its end; `restarts` counts failovers.
+    `duration_ms` is wall-clock time from its creation to its end. `startup_ms` is the part of it
+    until all operators were open; `restarts` counts failovers.
     """
 
     job_id: str
@@ -74,6 +75,7 @@ class JobResult:
     duration_ms: int
     restarts: int
     metrics: dict[str, float] = field(repr=False)
+    startup_ms: int = field(default=0, repr=False)
 
 
 @explained_methods
@@ -81,6 +83,8 @@ class Job:
     """A started job. All methods must be called on the loop that runs it."""
 
     def __init__(self, graph: StreamGraph, job_graph: JobGraph, options: RunOptions) -> None:
+        self._opened_ms = 0
+        """Wall-clock time at which all operators were open."""
         self._graph = graph
         self._job_graph = job_graph
         self._options = options
@@ -168,6 +172,7 @@ class Job:
         except BaseException:
             await self.abort()
             raise
+        self._opened_ms = self._host.clock.wall_ms()
         if not started.done() or self.status is JobStatus.FAILED:
             await self._ended()
             self._raise_error()
@@ -720,6 +725,7 @@ class Job:
             duration,
             self._cluster.job_master.executions.restarts,
             self.metrics(),
+            min(max(0, self._opened_ms - times[JobStatus.CREATED]), duration),
         )
 
 

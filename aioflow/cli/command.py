@@ -226,7 +226,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     print(
         "\n".join(
             [
-                *report_lines(report, seconds=result.duration_ms / 1000, workers=arguments.workers),
+                *report_lines(report, result, workers=arguments.workers),
                 "",
                 *next_lines(_own_name()),
             ]

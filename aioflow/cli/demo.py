@@ -286,16 +286,16 @@ class Report:
         self.cancelled[count[0]] = count[1]
 
 
-def report_lines(report: Report, *, seconds: float, workers: int = 0) -> Iterator[str]:
+def report_lines(report: Report, result: af.JobResult, *, workers: int = 0) -> Iterator[str]:
     """Yields the lines of the report on a year of flights.
 
-    The job took `seconds`, with `workers` worker processes.
+    `result` is that of the job, which had `workers` worker processes.
     """
     yield from _airlines(report)
     yield from _worst_days(report)
     yield from _weather(report)
     yield from _alarms(report)
-    yield from _end(report, seconds, workers)
+    yield from _end(report, result, workers)
 
 
 def next_lines(command: str) -> Iterator[str]:
@@ -365,7 +365,7 @@ def _alarms(report: Report) -> Iterator[str]:
     yield ""
 
 
-def _end(report: Report, seconds: float, workers: int) -> Iterator[str]:
+def _end(report: Report, result: af.JobResult, workers: int) -> Iterator[str]:
     cancelled = ", ".join(
         f"{origin} {count:,}" for origin, count in sorted(report.cancelled.items())
     )
@@ -383,7 +383,11 @@ def _end(report: Report, seconds: float, workers: int) -> Iterator[str]:
         + sum(report.cancelled.values())
     )
     where = f"over {workers} worker processes" if workers else "in one process"
-    yield f"{events:,} flights in {seconds:.1f} s: {events / seconds:,.0f} a second, {where}"
+    seconds = max(result.duration_ms - result.startup_ms, 1) / 1000
+    yield (
+        f"{events:,} flights in {seconds:.1f} s: {events / seconds:,.0f} a second, {where}; the "
+        f"start took {result.startup_ms / 1000:.1f} s more"
+    )
 
 
 def _day(moment: datetime) -> str:

@@ -125,10 +125,16 @@ async def taskmanager(call: Call) -> Any:
     return {
         **_worker(call, worker),
         "allocatedSlots": [
-            {"jobId": job_id, "resource": _resource(1.0)} for job_id in worker.job_ids
+            {"jobId": job_id, "resource": _resource(1.0, _share(call, worker, job_id))}
+            for job_id in worker.job_ids
         ],
         "metrics": _memory(memory, call.monitor.watched.worker_metrics(worker.id)),
     }
+
+
+NETWORK_USED = "Status.Shuffle.Netty.UsedMemory"
+NETWORK_TOTAL = "Status.Shuffle.Netty.TotalMemory"
+"""Metrics of the bytes between tasks, of the processes that run jobs there."""
 
 
 def find_worker(call: Call) -> WorkerView:
@@ -140,7 +146,15 @@ def find_worker(call: Call) -> WorkerView:
     raise NotFound(f"no taskmanager {wanted[:80]!r} is here; list them at /taskmanagers")
 
 
+def _share(call: Call, worker: WorkerView, job_id: str) -> float:
+    """Returns the network memory of one slot of a job, in bytes."""
+    told = call.monitor.watched.worker_metrics(worker.id, job_id)
+    return told.get(NETWORK_TOTAL, 0) / worker.job_ids.count(job_id)
+
+
 def _worker(call: Call, worker: WorkerView) -> dict[str, Any]:
+    told = _told(call, worker)
+    total = told.get(NETWORK_TOTAL, 0)
     _, _, port = worker.location.rpartition(":")
     return {
         "id": worker.id,
@@ -150,8 +164,10 @@ def _worker(call: Call, worker: WorkerView) -> dict[str, Any]:
         "timeSinceLastHeartbeat": call.now_ms - worker.silence_ms,
         "slotsNumber": worker.slots,
         "freeSlots": worker.free_slots,
-        "totalResource": _resource(float(worker.slots)),
-        "freeResource": _resource(float(worker.free_slots)),
+        "totalResource": _resource(float(worker.slots), total),
+        "freeResource": _resource(
+            float(worker.free_slots), max(0, total - told.get(NETWORK_USED, 0))
+        ),
         "hardware": {
             "cpuCores": call.monitor.cpu_count,
             "physicalMemory": 0,
@@ -163,24 +179,25 @@ def _worker(call: Call, worker: WorkerView) -> dict[str, Any]:
             "taskHeap": 0,
             "frameworkOffHeap": 0,
             "taskOffHeap": 0,
-            "networkMemory": 0,
+            "networkMemory": round(total),
             "managedMemory": 0,
             "jvmMetaspace": 0,
             "jvmOverhead": 0,
             "totalFlinkMemory": 0,
-            "totalProcessMemory": round(_told(call, worker).get("Status.Process.Memory.Peak", 0)),
+            "totalProcessMemory": round(told.get("Status.Process.Memory.Peak", 0)),
         },
         "blocked": False,
     }
 
 
-def _resource(cores: float) -> dict[str, Any]:
+def _resource(cores: float, network_bytes: float) -> dict[str, Any]:
+    """Returns a resource profile. As in Flink, memory is in MiB here, and in bytes elsewhere."""
     return {
         "cpuCores": cores,
         "taskHeapMemory": 0,
         "taskOffHeapMemory": 0,
         "managedMemory": 0,
-        "networkMemory": 0,
+        "networkMemory": round(network_bytes / (1 << 20), 3),
         "extendedResources": {},
     }
 
@@ -189,11 +206,8 @@ def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
     """Returns the metrics of a process itself. Those of another process are the last ones that it
     sent.
     """
-    return (
-        call.monitor.process.metrics()
-        if worker.is_here
-        else call.monitor.watched.worker_metrics(worker.id)
-    )
+    told = call.monitor.watched.worker_metrics(worker.id)
+    return {**told, **call.monitor.process.metrics()} if worker.is_here else told
 
 
 def _memory(memory: Mapping[str, Any], told: Mapping[str, float]) -> dict[str, Any]:
@@ -326,14 +340,13 @@ def processes(call: Call) -> Any:
         else [_process("", 0, 0, monitor.process.metrics(), is_here=True)]
     )
     for worker in workers:
-        told = (
-            monitor.process.metrics()
-            if worker.is_here
-            else monitor.watched.worker_metrics(worker.id)
-        )
         found.append(
             _process(
-                worker.id, tasks.count(worker.id), worker.silence_ms, told, is_here=worker.is_here
+                worker.id,
+                tasks.count(worker.id),
+                worker.silence_ms,
+                _told(call, worker),
+                is_here=worker.is_here,
             )
         )
     return {"processes": found}
@@ -351,6 +364,8 @@ def _process(
         "lag-max-ms": told.get("Status.Loop.lagMsMax"),
         "cpu-s": told.get("Status.Process.CPU.Time"),
         "memory": told.get("Status.Process.Memory.Peak"),
+        "network-used": told.get(NETWORK_USED),
+        "network-total": told.get(NETWORK_TOTAL),
     }
 
 

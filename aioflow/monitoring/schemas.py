@@ -542,7 +542,14 @@ SCHEMAS: dict[str, Schema] = {
                         "silence-ms": INTEGER,
                         **{
                             name: _or_null(NUMBER)
-                            for name in ("lag-ms", "lag-max-ms", "cpu-s", "memory")
+                            for name in (
+                                "lag-ms",
+                                "lag-max-ms",
+                                "cpu-s",
+                                "memory",
+                                "network-used",
+                                "network-total",
+                            )
                         },
                     }
                 )

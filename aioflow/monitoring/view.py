@@ -302,8 +302,11 @@ class Monitored(Protocol):
         Raises Broken if the process is gone.
         """
 
-    def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
-        """Returns the metrics of one process itself, by dotted name, without those of its tasks."""
+    def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
+        """Returns the metrics of one process itself, by dotted name, without those of its tasks.
+
+        A TaskManager has a process for each job. `job_id` selects one, None: all of them together.
+        """
 
 
 def vertex_hex(vertex: JobVertex) -> str:
@@ -393,7 +396,7 @@ class MonitoredJob(Monitored):
             }
         return shown
 
-    def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
+    def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
         if worker_id == HERE:
             return self._running.own_metrics()
         return next((one.status for one in self._running.workers() if one.id == worker_id), {})
@@ -467,9 +470,10 @@ class MonitoredCluster(Monitored):
             "slot.request.timeout": f"{options.request_timeout_s:g} s",
         }
 
-    def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
+    def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
         """Returns the metrics of the processes that run jobs there, or ran the last one."""
-        jobs = list(self._manager.known_jobs().values())
+        known = self._manager.known_jobs()
+        jobs = [job for id, job in known.items() if job_id in (None, id)]
         found: dict[str, float] = {}
         for job in [one for one in jobs if not one.status.is_terminal] or jobs[-1:]:
             for name, value in status_of(job.metrics_of(worker_id)).items():

@@ -14,6 +14,7 @@ REDACTION = "tests/inspection/test_redaction.py::"
 REST = "tests/monitoring/test_rest.py::"
 EVENTS = "tests/monitoring/test_events.py::"
 PROCESSES = "tests/integration/test_monitor.py::"
+WATCH = "tests/inspection/test_loop_watch.py::"
 
 MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
@@ -22,6 +23,20 @@ MONITOR_MUTANTS: list[Mutant] = [
         "shares_name=any(vertex.name == name for vertex in vertices)",
         "shares_name=False",
         (f"{PROCESSES}test_tasks_of_one_name_in_two_processes_keep_their_own_metrics",),
+    ),
+    Mutant(
+        "the watch of the loop blames code for the time without a processor",
+        "aioflow/inspection/loop_watch.py",
+        "        held_s = late_s - since.waited_s\n",
+        "        held_s = late_s\n",
+        (f"{WATCH}test_code_is_not_blamed_for_the_time_without_a_processor",),
+    ),
+    Mutant(
+        "the watch of the loop never looks",
+        "aioflow/inspection/loop_watch.py",
+        "            frames = self.host.procs.thread_frames(self._thread)\n",
+        "            frames: list[Frame] = []\n",
+        (f"{WATCH}test_coroutine_that_blocks_is_named_with_its_stack",),
     ),
     Mutant(
         "changing calls are answered without being enabled",

@@ -654,6 +654,20 @@ async def test_a_result_is_shown_in_one_line_without_its_metrics() -> None:
     assert result.metrics
 
 
+async def test_a_result_tells_the_start_from_the_flow() -> None:
+    class Slow(af.MapFunction[int, int]):
+        async def open(self, ctx: af.RuntimeContext) -> None:
+            await asyncio.sleep(0.05)
+
+        def map(self, value: int) -> int:
+            return value
+
+    flow = af.Flow("slow to open")
+    flow.source([1]).map(Slow()).sink(lambda x: None)
+    result = await flow.execute()
+    assert 50 <= result.startup_ms <= result.duration_ms
+
+
 async def test_a_read_of_a_key_without_state_gives_the_default_that_it_names() -> None:
     class Limits(af.KeyedProcessFunction[str, str, str]):
         def open(self, ctx: af.RuntimeContext) -> None:

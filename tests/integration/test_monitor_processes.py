@@ -84,11 +84,24 @@ async def test_each_worker_tells_about_its_loop_its_tasks_and_its_log() -> None:
             assert (
                 detail["metrics"]["heapUsed"] > 1 << 20 and detail["metrics"]["garbageCollectors"]
             )
+            detail = await client.until(
+                f"/taskmanagers/{worker_id}",
+                lambda body: body["memoryConfiguration"]["networkMemory"] == 64 << 20,
+            )
+            assert detail["totalResource"]["networkMemory"] == 64
+            assert 0 < detail["freeResource"]["networkMemory"] <= 64
+            (slot,) = detail["allocatedSlots"]
+            assert slot["resource"]["networkMemory"] == 64
             names = "Status.Loop.lagMsMax,Status.Process.CPU.Time,Status.Process.Memory.Peak"
             place = f"/taskmanagers/{worker_id}/metrics?get={names}"
             await client.until(
                 place, lambda body: len(body) == 3 and all(float(one["value"]) >= 0 for one in body)
             )
+        body = await client.until(
+            "/aioflow/processes",
+            lambda body: {one["network-total"] for one in body["processes"]} == {64 << 20},
+        )
+        check(body, "Processes")
         assert (await client.ask("/aioflow/asyncio?taskmanager=unknown"))[0] == 404
 
 
@@ -173,6 +186,18 @@ async def test_a_slow_operator_is_busy_and_what_feeds_it_is_held_back() -> None:
             lambda body: all(one["busyRatio"] > 0.8 for one in body["subtasks"]),
         )
         assert all(one["backpressure-level"] == "ok" for one in body["subtasks"])
+        body = await client.until(
+            "/aioflow/processes",
+            lambda body: (
+                [one["network-used"] > 0 for one in body["processes"]] == [False, True, True]
+            ),
+        )
+        for worker in body["processes"][1:]:
+            detail = await client.until(
+                f"/taskmanagers/{worker['id']}",
+                lambda body: 0 < body["freeResource"]["networkMemory"] < 64,
+            )
+            assert detail["metrics"]["nettyShuffleMemoryUsed"] > 0
         shares = "busyTimeMsPerSecond,idleTimeMsPerSecond,backPressuredTimeMsPerSecond"
         for vertex in (await client.get(client.path))["vertices"]:
             for index in range(vertex["parallelism"]):

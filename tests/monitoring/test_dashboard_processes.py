@@ -40,6 +40,8 @@ async def test_tasks_and_loops_of_worker_processes_are_shown(tmp_path: Path) -> 
             "table:has(caption:text-is('Processes')) tbody button"
         ).all_inner_texts()
         assert names == ["this process", "worker-1", "worker-2"]
+        memory = page.locator("table:has(caption:text-is('Processes')) tbody td")
+        assert await memory.filter(has_text=re.compile(r" of 64(\.0)? MiB$")).count() == 3
         await page.click("button.link:text-is('worker-2')")
         tasks = page.locator("table:has(caption:text-is('Tasks of the loop')) td")
         price = await tasks.filter(has_text=re.compile("^price-[12]$")).inner_text()

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import re
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -256,14 +257,14 @@ async def test_the_chain_of_awaits_leads_to_what_is_waited_for() -> None:
     async def outer() -> None:
         await inner()
 
-    task = asyncio.create_task(outer(), name="waiter")
+    task, procs = asyncio.create_task(outer(), name="waiter"), SystemHost().procs
     await asyncio.sleep(0)
     chain = await_chain(task)
     assert [place.split(" ")[0].rpartition(".")[2] for place in chain[:2]] == ["outer", "inner"]
     assert all(str(Path.cwd()) not in place for place in chain)
     assert any(
         info["threadName"] == "waiter" and "inner" in info["stringifiedThreadInfo"]
-        for info in thread_infos()
+        for info in thread_infos(procs)
     )
     gate.set_result(None)
     await task
@@ -313,6 +314,20 @@ async def test_the_flame_graph_finds_the_task_that_holds_the_loop() -> None:
     await sampler.close()
     await host.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "aioflow-flame-graph"]
+
+
+async def test_the_flame_graph_never_walks_the_frames_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host reads them at once: frames that end meanwhile have ended Python 3.11."""
+    host = SystemHost()
+    seen = [("/a/b/inner.py", 2, "inner"), ("/a/b/outer.py", 1, "outer")]
+    monkeypatch.setattr(type(host.procs), "thread_frames", lambda self, thread: seen)
+    monkeypatch.delattr(sys, "_current_frames")
+    samples = await FlameSampler(host).samples(0.05)
+    assert {stack for _, stack in samples} == {("outer (b/outer.py:1)", "inner (b/inner.py:2)")}
+    assert any("inner" in one["stringifiedThreadInfo"] for one in thread_infos(host.procs))
+    await host.close()
 
 
 async def test_a_function_that_holds_the_loop_is_named_by_operator() -> None:

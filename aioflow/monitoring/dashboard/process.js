@@ -55,6 +55,10 @@ export function processes(store, page) {
     { name: "At most", n: true, cell: (one) => late(one["lag-max-ms"]) },
     { name: "Processor time", n: true, cell: (one) => (one["cpu-s"] === null ? nothing : duration(one["cpu-s"] * 1000)) },
     { name: "Memory, most", n: true, cell: (one) => (one.memory === null ? nothing : bytes(one.memory)) },
+    {
+      name: "Network memory", n: true,
+      cell: (one) => (one["network-total"] === null ? nothing : `${bytes(one["network-used"])} of ${bytes(one["network-total"])}`),
+    },
     { name: "Last heard", n: true, cell: (one) => (one["is-here"] ? "answers" : `${duration(one["silence-ms"])} ago`) },
   ], found, { keyOf: (one) => `process ${keyOf(one)}`, chosen: (one) => keyOf(one) === chosen }));
 }
