@@ -293,11 +293,14 @@ def row_converter(
 
     Texts are converted by the annotations of `type_`. An empty text stays a text; for another type
     it is None if the field allows None, else the field's default. Columns without a field are
-    skipped. The function raises msgspec.ValidationError. `called` and `remedy` are words of the
-    error for missing fields.
+    skipped. A Pydantic model with a validator that may rename its input gets all columns instead,
+    and says itself which one is missing. The function raises msgspec.ValidationError. `called` and
+    `remedy` are words of the error for missing fields.
     """
     names = field_names(type_)
     hints = hints_of(type_)
+    given = columns
+    renames = is_model(type_) and _renames(type_)
     if is_model(type_):
         known = {
             other: accepted[0]
@@ -306,7 +309,7 @@ def row_converter(
         }
         columns = [known.get(column, column) for column in columns]
     missing = [name for name in names if name not in columns and name not in _with_default(type_)]
-    if missing:
+    if missing and not renames:
         raise TypeError(
             f"{type_.__name__} needs the {called} {missing[0]!r}, found "
             f"{', '.join(map(repr, columns))}: {remedy}"
@@ -333,6 +336,10 @@ def row_converter(
 
     if is_model(type_):
         validate = model_maker(type_.model_validate)
+        if renames:
+            # The model says which columns it needs, and what an empty text of another one means.
+            others = [(name, i) for i, name in enumerate(given) if columns[i] not in index]
+            return lambda row: validate(make_dict(row) | {name: row[i] for name, i in others})
         return lambda row: validate(make_dict(row))
     if not is_namedtuple(type_):
         return lambda row: convert(make_dict(row), type_, strict=False)
@@ -365,6 +372,12 @@ def row_converter(
         return make_namedtuple(row)
 
     return make_whole
+
+
+def _renames(model: Any) -> bool:
+    """Returns whether a validator of a Pydantic model sees the input first, and may rename it."""
+    validators = model.__pydantic_decorators__.model_validators.values()
+    return any(one.info.mode in ("before", "wrap") for one in validators)
 
 
 def _as_field(hint: Any) -> Any:

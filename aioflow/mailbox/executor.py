@@ -183,19 +183,18 @@ def put_threadsafe(
     # This check without a lock avoids a needless call; `arrive` checks again on the loop.
     if mailbox.state is not MailboxState.OPEN:
         raise MailboxClosed(
-            f"mail {mail.description!r} refused: the mailbox is {mailbox.state.value}, expected "
-            "open"
+            f"{mail.description} is not run: its task ends or has ended (mailbox "
+            f"{mailbox.state.value})"
         )
     if loop is None:
         raise MailboxClosed(
-            f"mail {mail.description!r} refused: its mailbox has no loop yet, expected a running "
-            "task"
+            f"{mail.description} is not run: its task does not run yet (mailbox has no loop yet)"
         )
     try:
         loop.call_soon_threadsafe(arrive)
     except RuntimeError as error:  # asyncio raises nothing more specific for a closed loop.
         raise MailboxClosed(
-            f"mail {mail.description!r} refused: the loop of its mailbox is closed"
+            f"{mail.description} is not run: its task has ended (loop of its mailbox is closed)"
         ) from error
 
 

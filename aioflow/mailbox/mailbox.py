@@ -255,8 +255,8 @@ class TaskMailbox:
         """
         if self._state is not MailboxState.OPEN:
             raise MailboxClosed(
-                f"mail {mail.description!r} refused: the mailbox is {self._state.value}, expected "
-                "open"
+                f"{mail.description} is not run: its task ends or has ended (mailbox "
+                f"{self._state.value})"
             )
         self._queue.put_nowait(mail)
         arrived = self._arrived

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import msgspec
 import pytest
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 import aioflow as af
 from aioflow.io.conversion import body_decoder, body_encoder, value_maker
@@ -82,6 +82,25 @@ async def test_columns_of_csv_may_have_any_name_that_the_model_accepts(
     path = tmp_path / "named.csv"
     path.write_text(f"{header}\n1,a\n")
     assert await rows_of(af.io.csv(path, Named)) == [Named(userId=1, who="a")]
+
+
+async def test_columns_of_csv_may_be_renamed_by_the_model(tmp_path: Path) -> None:
+    class Renamed(BaseModel):
+        id: int
+        score: float | None = None
+
+        @model_validator(mode="before")
+        @classmethod
+        def lower(cls, value: dict[str, Any]) -> dict[str, Any]:
+            return {name.lower(): text for name, text in value.items()}
+
+    path = tmp_path / "renamed.csv"
+    path.write_text("ID,score,MORE\n1,,a\n2,0.5,b\n")
+    read = await rows_of(af.io.csv(path, Renamed))
+    assert read == [Renamed(id=1), Renamed(id=2, score=0.5)]
+    path.write_text("score\n1\n")
+    with pytest.raises(Exception, match=r"line 2: Field required - at `\$.id`"):
+        await rows_of(af.io.csv(path, Renamed))
 
 
 @pytest.mark.parametrize(
