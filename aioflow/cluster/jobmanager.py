@@ -203,11 +203,15 @@ class JobManager:
             resources.declare,
             partial(resources.lose_job, job.job_id),
             submitter,
-            self._forget,
+            partial(self._job_over, resources),
             recovered,
         )
         self._jobs[job.job_id] = made
         return made
+
+    def _job_over(self, resources: ResourceManager, job_id: str) -> None:
+        self._forget(job_id)
+        resources.job_over(job_id)
 
     def _forget(self, job_id: str) -> None:
         job = self._jobs.pop(job_id, None)

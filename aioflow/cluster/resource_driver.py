@@ -201,6 +201,12 @@ class ResourceManager:
         else:
             self.lose(worker_id, reason)
 
+    def job_over(self, job_id: str) -> None:
+        """Ends the processes that still open a job, which has ended: an import may hang."""
+        for worker_id in self._slots.opening(job_id):
+            if self._workers[worker_id].isolated:
+                self.lose_job(job_id, worker_id, "its job ended before it was opened")
+
     async def ask(self, worker_id: str, method: str, *args: Any) -> Any:
         """Calls a TaskManager for monitoring. Raises Broken if it is gone."""
         worker = self._workers.get(worker_id)

@@ -273,6 +273,16 @@ class SlotManager:
             if slot.job_id == job_id and slot.allocation_id is not None
         ]
 
+    def opening(self, job_id: str) -> list[str]:
+        """Returns the workers that a job has slots of, but has accepted none of yet."""
+        unaccepted: dict[str, bool] = {}
+        for worker in self._workers.values():
+            for slot in worker.slots:
+                if slot.job_id == job_id:
+                    waits = slot.accept_by is not None
+                    unaccepted[worker.worker_id] = unaccepted.get(worker.worker_id, True) and waits
+        return [worker_id for worker_id, waits in unaccepted.items() if waits]
+
     def overview(self) -> list[tuple[str, int, int]]:
         """Returns (id, slots, free slots) of each worker.
 

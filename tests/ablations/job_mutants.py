@@ -103,6 +103,16 @@ JOB_MUTANTS: list[Mutant] = [
         (ISOLATION + "test_process_that_ends_fails_its_own_job_and_its_slot_comes_back",),
     ),
     Mutant(
+        "a process goes on to open a job that has ended",
+        "aioflow/cluster/resource_driver.py",
+        "            if self._workers[worker_id].isolated:\n                self.lose_job(",
+        "            if False:\n                self.lose_job(",
+        (
+            "tests/cluster/test_resource_driver.py::"
+            "test_process_that_still_opens_a_job_is_ended_with_the_job",
+        ),
+    ),
+    Mutant(
         "the slots of a process that has ended stay taken",
         "aioflow/cluster/slots.py",
         "            instructions.append(self._make_free(slot))\n        self._forget",

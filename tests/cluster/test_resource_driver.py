@@ -126,3 +126,25 @@ async def test_process_of_a_job_is_lost_without_its_taskmanager() -> None:
         resources.lose_job("job", "b", "its function holds the loop")
         assert told == [("end_job", "job", "its function holds the loop")]
         assert resources.overview() == [("a", 1, 1)]
+
+
+async def test_process_that_still_opens_a_job_is_ended_with_the_job() -> None:
+    """An import may hang: the slot must not wait for that. An opened job is closed as ever."""
+    async with (
+        ResourceManager(SystemHost(), 1, STANDALONE, HeartbeatOptions(), {}, "here") as resources,
+        asyncio.timeout(60),
+    ):
+        told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        for worker_id in "ab":
+            worker = SlowTaskManager()
+            worker.notify = lambda *what, to=worker_id: told.put_nowait((to, *what))  # type: ignore[method-assign]
+            resources.register(
+                cast(RpcConnection, worker), worker_id, [SlotStatus(0)], isolated=True
+            )
+        resources.declare("job", 2)
+        for worker_id, _, allocation_id in resources._slots.slots_of("job"):
+            if worker_id == "a":
+                resources.slots_accepted(worker_id, [allocation_id])
+        resources.job_over("job")
+        assert told.get_nowait() == ("b", "end_job", "job", "its job ended before it was opened")
+        assert told.empty()
