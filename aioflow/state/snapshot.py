@@ -47,8 +47,11 @@ ATOMS = frozenset(
 
 def copy_of_default(default: Any) -> Any:
     """Returns a copy of the default of a state that shares nothing mutable with it."""
-    if type(default) in (list, dict, set) and not default:
-        return default.copy()
+    kind = type(default)
+    if kind in (list, set, dict):
+        held = default.values() if kind is dict else default
+        if not default or _all_atoms(held):  # Several times as fast as below.
+            return default.copy()
     return copy.deepcopy(default)
 
 
