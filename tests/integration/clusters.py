@@ -52,7 +52,14 @@ class Cluster:
         self.data = data
         self.extra: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *, workers: int = 2, slots: int = 2, request_timeout: str = "30s") -> str:
+    def start(
+        self,
+        *,
+        workers: int = 2,
+        slots: int = 2,
+        request_timeout: str = "30s",
+        network_memory: int = 64 << 20,
+    ) -> str:
         options = [
             "--workers",
             str(workers),
@@ -62,6 +69,8 @@ class Cluster:
             "0",
             "--request-timeout",
             request_timeout,
+            "--network-memory",
+            str(network_memory),
         ]
         started = aioflow("cluster", "start", "--data", self.data, *options)
         assert started.returncode == 0, started.stderr

@@ -8,6 +8,8 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 import aioflow as af
 from benchmarks.bench_hostile import watched_workers
+from tests.integration.clusters import Cluster
 
 pytestmark = [pytest.mark.timeout(200)]
 
@@ -55,18 +58,40 @@ def resident(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def peak(size: int, workers: int, rate: int | None) -> int:
-    """The largest memory of a process of the job, until it has not grown for a while."""
+def children(pids: list[int]) -> list[int]:
+    """The processes that these have started: those of a TaskManager run its jobs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
+                if int(fields[1]) in pids:
+                    found.append(int(entry.name))
+    return found
+
+
+async def peak(
+    size: int, workers: int, rate: int | None, data: str = "", managers: Sequence[int] = ()
+) -> int:
+    """The largest memory of a process of the job, until it has not grown for a while.
+
+    `data` is the directory of a cluster that runs it, with the TaskManagers `managers`.
+    """
     flow = af.Flow("network memory", parallelism=PARALLELISM)
     rows = flow.source(af.io.datagen(Row(size), splits=PARALLELISM, rate=rate), name="fast")
     rows.key_by(key).throttle(1).sink(nothing)
     loop, most = asyncio.get_running_loop(), 0
     with watched_workers() as started:
-        async with flow.run(workers=workers, network_memory=BUDGET) as job:
+        place: dict[str, Any] = {"workers": workers, "network_memory": BUDGET}
+        if data:
+            place = {"on": af.RemoteCluster(Path(data))}
+        async with flow.run(**place) as job:
+            pids = children(list(managers)) if data else started.pids if workers else [os.getpid()]
+            assert pids
             grown_at = loop.time()
             while loop.time() < grown_at + QUIET_S:
                 await asyncio.sleep(0.02)
-                now = max(map(resident, started.pids if workers else [os.getpid()]))
+                now = max(map(resident, pids))
                 if now > most + MIB // 4:
                     grown_at = loop.time()
                 most = max(most, now)
@@ -74,13 +99,14 @@ async def peak(size: int, workers: int, rate: int | None) -> int:
     return most
 
 
-def measured(size: int, workers: int) -> int:
+def measured(size: int, workers: int, data: str = "", managers: Sequence[int] = ()) -> int:
     """The memory over the idle job, in a program of its own: no test before it has left any."""
     program = (
         "import asyncio\n"
         "from tests.integration.test_network_memory import peak\n"
-        f"idle = asyncio.run(peak(10, {workers}, 2))\n"
-        f"print(asyncio.run(peak({size}, {workers}, None)) - idle)\n"
+        f"place = ({data!r}, {managers!r})\n"
+        f"idle = asyncio.run(peak(10, {workers}, 2, *place))\n"
+        f"print(asyncio.run(peak({size}, {workers}, None, *place)) - idle)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False
@@ -102,6 +128,22 @@ def test_data_between_workers_takes_no_more_than_the_network_memory_of_each(size
     """D3, E3, E4.1: over the connection between two workers."""
     over = measured(size, 2)
     print(f"{size} bytes over two workers: {over / MIB:.1f} MiB over the idle job")
+    assert over <= BUDGET + IN_HAND_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_data_on_a_cluster_takes_no_more_than_the_network_memory_of_each(
+    size: int, tmp_path: Path
+) -> None:
+    """D3, E3, E4.1: between two TaskManagers, in the processes that they have for the job."""
+    cluster = Cluster(tmp_path / "cluster")
+    try:
+        cluster.start(workers=2, slots=1, network_memory=BUDGET)
+        over = measured(size, 0, str(cluster.data), cluster.pids())
+    finally:
+        cluster.close()
+    print(f"{size} bytes on a cluster: {over / MIB:.1f} MiB over the idle job")
     assert over <= BUDGET + IN_HAND_MAX
 
 
