@@ -104,6 +104,16 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "timers that a checkpoint interrupted fire behind the next element",
+        "aioflow/operators/window/operator.py",
+        "            yield from self._advance(self._restored)\n",
+        "            pass\n",
+        (
+            "tests/operators/test_window.py::"
+            "test_timers_left_at_the_restored_instant_fire_before_the_next_element",
+        ),
+    ),
+    Mutant(
         "results of overdue timers have another watermark if the input is cut otherwise",
         "aioflow/operators/window/operator.py",
         "            watermark = max(time - 1, self._reached)\n",

@@ -682,3 +682,11 @@ async def test_spellings_of_keys_without_state_are_forgotten(
     for key in range(10):
         assert spelling.shown([float(key)], iter([7.0])) == [key]
     assert repr(spelling.shown([7, 9], iter([7.0]))) == "[7.0, 9]"
+
+
+async def test_timers_left_at_the_restored_instant_fire_before_the_next_element() -> None:
+    operator = await window(session("10ms"), aggregate=Total())
+    drive(operator, cut([("k", 1, 0, START)], START, [1]))
+    operator._timers.current_watermark = operator._restored = 9  # As a restore leaves it.
+    rows = values_of(drive(operator, cut([("k", 2, 9, 9)], 30, [1])))
+    assert [(row.start, row.end, row.value) for row in rows] == [(0, 10, 1), (9, 19, 2)]

@@ -266,6 +266,9 @@ class WindowOperator(Operator):
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         keys = batch.keys and self._spelling.shown(batch.keys, self._held_keys())
         begin, count = 0, len(values)
+        if timers.current_watermark == self._restored and timers.next_event_time <= self._restored:
+            # A checkpoint had interrupted the timers of this instant.
+            yield from self._advance(self._restored)
         while begin < count:
             assert keys is not None  # Checked in process_batch.
             if watermarks is not None and watermarks[begin] > timers.current_watermark:
