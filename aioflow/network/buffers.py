@@ -121,7 +121,8 @@ class NetworkBufferPool:
                 f"{self.total_bytes} are left, because {len(self._pools)} other inputs and "
                 f"outputs require {self.required_bytes}; give the process more than "
                 f'network_memory="{-(-(self.required_bytes + min_bytes) // 1024)}KiB", because '
-                "tasks that start later require memory too"
+                "tasks that start later require memory too (on a cluster it is the share of the "
+                "job's slots in the --network-memory of the TaskManager)"
             )
         self.required_bytes += min_bytes
         pool = LocalBufferPool(self, min_bytes, max_bytes, batches_max)

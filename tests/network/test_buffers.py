@@ -25,7 +25,9 @@ def test_minimums_beyond_the_total_are_refused_with_the_bytes() -> None:
     assert str(caught.value) == (
         "Insufficient network memory: required 6144 bytes, but only 4096 of 10240 are left, "
         "because 1 other inputs and outputs require 6144; give the process more than "
-        'network_memory="12KiB", because tasks that start later require memory too'
+        'network_memory="12KiB", because tasks that start later require memory too '
+        "(on a cluster it is the share of the job's slots in the --network-memory of the "
+        "TaskManager)"
     )
     assert isinstance(caught.value, OSError)
     assert pool.required_bytes == 6 * 1024

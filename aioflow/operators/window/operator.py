@@ -51,7 +51,7 @@ from aioflow.operators.window.context import (
     BoundWindowContext,
     MergingWindowSet,
 )
-from aioflow.operators.window.runs import WindowRuns, takes_runs
+from aioflow.operators.window.runs import WindowRuns, as_lists, takes_runs
 from aioflow.operators.window.triggers import Trigger, fires_by_clock_alone, plain_trigger
 from aioflow.state.backend import require_keyed
 
@@ -262,7 +262,7 @@ class WindowOperator(Operator):
 
     def _run(self, batch: RecordBatch) -> Iterator[None]:
         timers, state, out, runs = self._timers, self._state, self._out, self._runs
-        batch = _as_lists(batch)
+        batch = as_lists(batch)
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         keys = batch.keys and self._spelling.shown(batch.keys, self._held_keys())
         begin, count = 0, len(values)
@@ -777,24 +777,6 @@ class WindowOperator(Operator):
         if window_fn is not None:
             return window_fn_results(window_fn.call(key, window, result))
         return (WindowResult(key, window.start, window.end, result),)
-
-
-def _as_lists(batch: RecordBatch) -> RecordBatch:
-    """Returns `batch` as lists: its times and watermarks may be columns."""
-    if all(
-        type(own) is list
-        for own in (batch.values, batch.timestamps, batch.watermarks)
-        if own is not None
-    ):
-        return batch
-    return RecordBatch(
-        list(batch.values),
-        None if batch.timestamps is None else list(batch.timestamps),
-        batch.keys,
-        None if batch.watermarks is None else list(batch.watermarks),
-        batch.watermark,
-        batch.taken,
-    )
 
 
 def _joined(first: list[Any], second: list[Any]) -> list[Any]:

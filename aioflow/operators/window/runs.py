@@ -18,7 +18,7 @@ from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.core.elements import MAX_WATERMARK
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import TriggerResult
 from aioflow.operators.stateless import describe_place
@@ -36,14 +36,13 @@ from aioflow.operators.window.assigners import (
 from aioflow.operators.window.triggers import TRIGGER_COUNT, PlainTrigger
 
 if TYPE_CHECKING:
-    from aioflow.core.elements import RecordBatch
     from aioflow.operators.aggregate.folding import FoldingAggregate
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.results import ResumableOutput
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["WindowRuns", "Windows", "takes_runs"]
+__all__ = ["WindowRuns", "Windows", "as_lists", "takes_runs"]
 
 RUN_MAX = 512
 """Maximum number of elements of a run, over all their windows.
@@ -394,3 +393,21 @@ def _forget(table: StateTable, namespace: Any, entries: Any, removed: list[Any])
     for key in dict.fromkeys(removed):
         if key not in entries:
             table.removed(namespace, key)
+
+
+def as_lists(batch: RecordBatch) -> RecordBatch:
+    """Returns `batch` as lists: its times and watermarks may be columns."""
+    if all(
+        type(own) is list
+        for own in (batch.values, batch.timestamps, batch.watermarks)
+        if own is not None
+    ):
+        return batch
+    return RecordBatch(
+        list(batch.values),
+        None if batch.timestamps is None else list(batch.timestamps),
+        batch.keys,
+        None if batch.watermarks is None else list(batch.watermarks),
+        batch.watermark,
+        batch.taken,
+    )
