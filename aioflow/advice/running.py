@@ -17,14 +17,14 @@ __all__ = ["CallsSeen", "InputSeen", "TaskAdvice"]
 logger = logging.getLogger(__name__)
 
 LASTS_S = 30.0
-"""How long a state lasts before it is logged."""
+"""Minimum duration of a state that is logged."""
 
 
 class InputSeen(NamedTuple):
     """The event time of one channel, or of one split of a source."""
 
     name: str
-    """What sends, as "input 'sensors'"."""
+    """Name of the sender, such as "input 'sensors'"."""
     watermark: int
     idle: bool
 
@@ -40,7 +40,7 @@ class CallsSeen(NamedTuple):
 
 
 class TaskAdvice:
-    """What is remembered of the looks at one task."""
+    """The memory of former looks at one task."""
 
     def __init__(self, job: str, task: str, told: set[str]) -> None:
         """`told` has what was logged already, by all tasks of the job."""
@@ -48,7 +48,7 @@ class TaskAdvice:
         self._task = task
         self._told = told
         self._since: dict[str, float] = {}
-        """When a state began that may be logged."""
+        """Start of each state that may be logged."""
 
     def look(self, inputs: Iterable[InputSeen], calls: Iterable[CallsSeen], now: float) -> None:
         """Notes the present state, and logs one that has lasted for 30 seconds."""
@@ -84,7 +84,7 @@ class TaskAdvice:
         if self._is_new(call.place):
             logger.warning(
                 "job %r: %s is the bottleneck: %d of %d calls are in flight for %.0f s, and "
-                "elements wait: raise concurrency= if what it calls can take more",
+                "elements wait: raise concurrency= if the called service can take more",
                 self._job,
                 call.place,
                 call.in_flight,

@@ -209,11 +209,11 @@ class Flow:
     ) -> DataStream[Any]:
         """Returns a stream that is read from `what`.
 
-        `what` is a Source, a re-iterable such as a list, a table of pandas, polars or Arrow, whose
-        rows are read as dicts, or a function that returns an iterator or
-        an async iterator. A function with one parameter `position` that yields `(value, position)`
-        can be replayed after a restart, any other cannot. An iterable is one split, read by one
-        subtask; the flow's parallelism begins after it.
+        `what` is a Source, a re-iterable such as a list, a table of pandas, polars or Arrow, or a
+        function that returns an iterator or an async iterator. Rows of a table are read as dicts. A
+        function with one parameter `position` that yields `(value, position)` can be replayed after
+        a restart, any other cannot. An iterable is one split, read by one subtask; the flow's
+        parallelism begins after it.
         """
         source = as_source(what)
         if any(node.source and node.source.given is what for node in self._graph.nodes.values()):

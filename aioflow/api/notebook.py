@@ -1,4 +1,4 @@
-"""Flows, streams and jobs as notebooks show them. Nothing is run for it."""
+"""Flows, streams and jobs as notebooks show them. Showing one runs nothing."""
 
 from __future__ import annotations
 

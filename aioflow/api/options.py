@@ -60,7 +60,7 @@ FOREIGN = {
     **dict.fromkeys(("network_buffers", "buffer_memory"), 'network_memory="64MiB"'),
     **dict.fromkeys(("ui", "rest", "dashboard"), 'monitor="HOST:PORT"'),
 }
-"""Names of options in other engines, and what is written here."""
+"""Names of options in other engines, with the spelling of aioflow."""
 
 
 class Runner(Protocol):

@@ -155,7 +155,7 @@ def _from_proc() -> Iterator[tuple[int, list[str]]]:
 
 
 def _from_ps() -> Iterator[tuple[int, list[str]]]:
-    """Yields the same on other systems than Linux. Arguments with spaces are torn apart."""
+    """Yields the same on other systems than Linux. Arguments with spaces are split."""
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout

@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 FIRST_S, LONGEST_S = 1.0, 60.0
-"""Delays before the first replacement and before late ones."""
+"""Shortest and longest delay before a replacement."""
 
 HEALTHY_S = 60.0
 """A process that ran for this long had started well."""
 
 REPLACEMENTS_MAX = 10
-"""Number of replacements in a row of which none ran for `HEALTHY_S`."""
+"""Maximum number of replacements in a row of which none ran for `HEALTHY_S`."""
 
 WRONG_USAGE = 2
 """Exit code of a command that will never run with these arguments."""

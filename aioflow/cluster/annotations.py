@@ -1,6 +1,6 @@
 """The annotations of classes and functions that are sent by value.
 
-From Python 3.14 on they are evaluated when they are read, and may then fail: a name may be defined
+From Python 3.14 on they are evaluated when they are read, and may then fail. A name may be defined
 later, or for type checkers alone. Such annotations are sent as text, as before Python 3.14 with
 `from __future__ import annotations`.
 """

@@ -622,7 +622,7 @@ class ClusterJob:
             self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
 
     def worker_lost(self, worker_id: str, loss: Broken | None = None) -> None:
-        """A TaskManager, its connection or its process for this job is lost, with its tasks."""
+        """Handles the loss of a TaskManager, of its connection or of its process for this job."""
         ran = worker_id in self.tasks.placed.values()
         if self.tasks.peers.left(worker_id):
             self._metrics.pop(worker_id, None)
@@ -631,7 +631,7 @@ class ClusterJob:
             self.start_failed(loss)
 
     def no_resources(self, available: int) -> bool:
-        """Handles that slots are missing. Returns whether anything waits for them.
+        """Handles missing slots. Returns whether anything waits for them.
 
         A job whose tasks all wait begins with the slots that are there.
         """

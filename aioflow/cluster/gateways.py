@@ -150,7 +150,7 @@ class JobMasterGateway(Protocol):
     ) -> None:
         """Calls `answer` with the state of a producer whose partition is missing.
 
-        A consumer that asks for a partition in vain must know whether to go on asking. After
+        A consumer whose partition is missing must know whether to ask again. After
         Flink's requestPartitionProducerState.
         """
 

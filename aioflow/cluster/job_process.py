@@ -39,13 +39,13 @@ __all__ = ["JobServer"]
 logger = logging.getLogger(__name__)
 
 REPORT_S = 0.5
-"""How often the metrics of the job are sent."""
+"""Interval between two reports of the metrics of the job."""
 
 STUCK = 4
 """Exit code of a process that ends because one of its functions does not end."""
 
 STUCK_S = 5.0
-"""How long the TaskManager may take to kill a process that asks for its end."""
+"""Time that the TaskManager gets to kill a process that asks for its end."""
 
 
 class _SentLogs(LogTail):

@@ -46,10 +46,10 @@ JOB = "--job"
 """First argument of `worker_program` for the process of a job."""
 
 SPARE_AFTER_S = 1.0
-"""Time from the start of a job to that of the next spare process, which would slow the job down."""
+"""Delay of the next spare process after the start of a job, which it would slow down."""
 
 ANSWER_S = 1.0
-"""How much longer than the TaskManager the process of a job may take to answer a monitor."""
+"""Extra time, beyond that of the TaskManager, for the process of a job to answer a monitor."""
 
 
 class JobProcess:
@@ -242,7 +242,7 @@ class JobProcesses:
             self._spare = self._start()
 
     def take(self) -> JobProcess:
-        """Returns a process for a job: the spare one, or one that begins to start."""
+        """Returns a process for a job: the spare one, or a new one that starts."""
         process, self._spare = self._spare or self._start(), None
         if self._spare_due is not None:
             self._spare_due.cancel()

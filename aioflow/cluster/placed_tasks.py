@@ -1,11 +1,11 @@
 """The tasks of one job on a cluster, by the process that runs each.
 
-A task runs in a TaskManager, in the process that submitted the job, or here: if the job runs inside
-the program that it belongs to, tasks that stay in the program are reached by direct calls.
+A task runs in a TaskManager, in the process that submitted the job, or here. If the job runs inside
+its own program, tasks that stay in the program are reached by direct calls.
 
 A healthy process watches the end of its own cancelled tasks (`task/end_watch.py`). This module
-watches the processes: if a function blocks the event loop of a process, the cancellation does not
-even get there.
+watches the processes: if a function blocks the event loop of a process, the cancellation never
+arrives.
 """
 
 from __future__ import annotations

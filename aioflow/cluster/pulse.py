@@ -40,7 +40,7 @@ HELD_S = 1.0
 """A loop that has not run for this long is blocked by code that should not be there."""
 
 LOADING_S = 5.0
-"""Time after which it is logged where the loading of a program is. Imports may take seconds."""
+"""Time after which the log shows the place of a slow import. Imports may take seconds."""
 
 LOOK_S = 0.25
 """How often the loop marks itself as alive, and how often the thread checks."""

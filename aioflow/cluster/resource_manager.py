@@ -99,7 +99,7 @@ class SlotManagerOptions:
 
 
 OPENS_SLOWLY_S = 10.0
-"""Time after which it is logged that a worker has not opened a job; imports are mostly shorter."""
+"""Time after which the log names a worker that has not opened a job. Most imports are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class _Slot:
     accept_by: float | None = None
     """When the job must have accepted the slot, which was requested for it."""
     late_at: float | None = None
-    """When to log the next time that the worker does not open the job."""
+    """Time of the next log message about a job that the worker does not open."""
 
     @property
     def is_free(self) -> bool:
@@ -274,7 +274,7 @@ class SlotManager:
         ]
 
     def opening(self, job_id: str) -> list[str]:
-        """Returns the workers that a job has slots of, but has accepted none of yet."""
+        """Returns the workers with slots for a job of which the job has accepted none yet."""
         unaccepted: dict[str, bool] = {}
         for worker in self._workers.values():
             for slot in worker.slots:

@@ -324,7 +324,7 @@ class TaskSlotTable:
     # From tasks and time.
 
     def give_back(self, job_id: str, reason: str) -> list[Instruction]:
-        """No task of a job is left here, and none will come: frees the slots of the job.
+        """Frees the slots of a job that has no task here and will get none.
 
         The JobMaster counts as lost, so that the next slot opens the job again.
         """
@@ -453,7 +453,7 @@ class TaskSlotTable:
             raise self._stale(job_id, token, None if known is None else known.token, what)
 
     def _stale(self, job_id: str, token: int, known: int | None, what: str) -> StaleLeader:
-        # A JobMaster that is only not connected is not replaced.
+        # A JobMaster that merely lost its connection is not replaced.
         if known is not None and token < known:
             self.fenced_total += 1
         expected = (

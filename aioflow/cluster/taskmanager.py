@@ -484,10 +484,10 @@ class TaskManager:
         self._carry_out(self._table.task_ended(attempt))
 
     def process_lost(self, process: JobProcess, loss: Broken) -> None:
-        """Gives the slots of a process back that has ended with its tasks."""
+        """Gives back the slots of a process that has ended with its tasks."""
         job_id = process.job_id
         if self._sessions.get(job_id) is not process:
-            return  # Another one has its slots.
+            return  # Another process has its slots.
         del self._sessions[job_id]
         # First the job, which tells why its tasks are lost. Then its slots are given away.
         self.tell("process_lost", self.id, job_id, process.token, pack_error(loss, Codec()))

@@ -155,7 +155,7 @@ class TaskManagerCalls:
             job.not_opened(worker_id, error)
 
     def _process_lost(self, worker_id: str, job_id: str, token: int, error: bytes) -> None:
-        """The process of a job has ended; its TaskManager and the other jobs there go on."""
+        """Handles the end of the process of a job. Its TaskManager and other jobs there go on."""
         job = self._jobs.get(job_id)
         if job is not None and job.token == token:
             loss = unpack_error(error, Codec())

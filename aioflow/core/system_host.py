@@ -359,8 +359,8 @@ class SystemProcesses:
         return read
 
     def thread_frames(self, thread: int) -> list[Frame]:
-        # Walking frames in Python is no way: the interpreter may go to the other thread meanwhile,
-        # whose frames end. Python 3.11 then gave objects that were no frames.
+        # Walking frames in Python is not safe. The other thread may run meanwhile, and its frames
+        # end. Python 3.11 then gave objects that were no frames.
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file)
             file.seek(0)

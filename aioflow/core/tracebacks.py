@@ -22,7 +22,7 @@ WHOLE = "__aioflow_traceback__"
 
 
 class _Whole:
-    """A traceback as an attribute: a copy of the error, or one that is pickled, has None for it."""
+    """A traceback as an attribute. A copied or pickled error has None in its place."""
 
     __slots__ = ("traceback",)
 

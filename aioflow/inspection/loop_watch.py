@@ -118,13 +118,13 @@ class LoopWatch:
         self.unexplained = 0
         """Number of late beats for which no code of a user is to blame."""
         self.users: list[Host] = []
-        """Hosts of those who use it."""
+        """Hosts of the users of the watch."""
         self.checks: list[Callable[[float], None]] = []
         """Called every few seconds with the monotonic time, on the loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._looking: tuple[threading.Event, asyncio.Future[None]] | None = None
-        """What ends the thread, and its end."""
+        """Event that ends the thread, and future of its end."""
         self._handle: asyncio.TimerHandle | None = None
         self._beats = 0
         self._beat_at = 0.0
@@ -310,7 +310,7 @@ class LoopWatch:
 def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bool:
     """Returns whether other threads had the interpreter meanwhile, rather than the loop's thread.
 
-    A call in which the thread stands still is to blame, whatever other threads do.
+    A call in which the thread stands still is to blame, even if other threads compute.
     """
     if since.cpu_s > held_s / 2 or since.process_cpu_s - since.cpu_s < held_s / 2:
         return False

@@ -362,7 +362,7 @@ def row_converter(
     whole = tuple[tuple(hints.get(name, Any) for name in names)]  # type: ignore[misc, valid-type]
 
     def make_whole(row: Sequence[str]) -> Any:
-        """Converts all fields at once. Empty and wrong texts need the way by field."""
+        """Converts all fields at once. Empty and wrong texts are converted by field."""
         texts = [row[i] for i in order]
         if "" not in texts:
             try:

@@ -39,7 +39,7 @@ def frame_source(what: Any) -> ArrowTable:
         for name, kind in what.schema.items():
             if str(kind) == "Object":  # Arrow would get the addresses of the objects.
                 raise GraphError(
-                    f"flow.source got a {named} with the objects of Python in column {name!r}, "
+                    f"flow.source got a {named} with Python objects in column {name!r}, "
                     "which Arrow does not have: write flow.source(rows) with a list of records"
                 )
     try:
@@ -65,7 +65,7 @@ def frame_source(what: Any) -> ArrowTable:
         )
     for at, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type) and field.type.value_type == pa.string_view():
-            # Categories of polars: Arrow cannot look views up.
+            # Arrow cannot look up views, in which polars keeps its categories.
             kind = pa.dictionary(field.type.index_type, pa.large_string())
             table = table.set_column(at, field.name, table.column(at).cast(kind))
     return ArrowTable(table.replace_schema_metadata(None))

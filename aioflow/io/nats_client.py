@@ -119,7 +119,7 @@ async def connect(config: NatsConfig) -> Any:
             try:
                 await client.close()  # Otherwise the socket stays open after a refusal.
             except (AssertionError, AttributeError):
-                pass  # The client had not begun to connect. Or, before nats-py 2.15, in vain.
+                pass  # Not connected, or, before nats-py 2.15, the connecting failed.
 
 
 def is_away(error: BaseException) -> bool:

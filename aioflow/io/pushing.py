@@ -97,7 +97,7 @@ def checked_journal(journal: Any, source: str) -> str | Path | bool | None:
 
 
 class InletSource(BaseSource[T]):
-    """A source of the elements that are put into an inlet. It is unbounded until that is closed.
+    """A source of the elements that are put into an inlet, unbounded until the inlet is closed.
 
     It has one split, whose position is the number of the next element.
     """

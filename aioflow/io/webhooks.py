@@ -52,7 +52,7 @@ CAPACITY = 1024
 CONNECTIONS_MAX = 1024
 
 UNCOVERED = 100_000
-"""Bodies that are kept in memory at most until a checkpoint covers them."""
+"""Maximum number of bodies in memory that no checkpoint covers."""
 
 
 @explained
@@ -70,11 +70,11 @@ def webhook(
 ) -> WebhookSource:
     """Returns a source that serves POST `path` at `host:port`; each body is an element.
 
-    In a job with checkpoints, the server answers when the body is in the journal: a local directory
-    from which the next run reads what no checkpoint covers. It is `journal`, or by default one
-    below the checkpoints if these are in a local directory and the job does not run `on=` a
-    cluster. With a journal the server listens in the process of the program. With `journal=False`
-    bodies that no checkpoint covers are lost over a restart.
+    In a job with checkpoints, the server answers when the body is in the journal, a local
+    directory. The next run reads from there what no checkpoint covers. `journal` names the
+    directory. The default is one below the checkpoints, if these are local and the job does not run
+    `on=` a cluster. With a journal the server listens in the process of the program. With
+    `journal=False` bodies that no checkpoint covers are lost over a restart.
 
     `token` is expected as `Authorization: Bearer <token>`; it is needed on an address that is not
     loopback. `decode` is "json", "text" or "bytes". The server answers 202 for an accepted body,

@@ -258,8 +258,8 @@ SERIES_SHOWN = 200
 async def asyncio_view(call: Call) -> Any:
     """Answers GET /aioflow/asyncio?taskmanager= about the event loop of a process.
 
-    If no process is named, the answer shows the lag, the tasks and the last holds of the answering
-    process, and the slow callbacks and the unfinished calls of all processes.
+    If no process is named, the lag, the tasks and the last holds are those of the answering
+    process. Slow callbacks and unfinished calls are those of all processes.
     """
     loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []

@@ -196,7 +196,7 @@ def as_reader(reader: SourceReader[Any], *, unbounded: bool) -> BaseReader[Any]:
     if isinstance(reader, BaseReader):
         return reader
     # Looked up without a call, since the reader is not open yet. A reader with `__getattr__`
-    # delegates to another one, which may have the attribute.
+    # delegates to another object, which may have the attribute.
     has_finished = inspect.getattr_static(reader, "finished", None) is not None
     may_end = has_finished or hasattr(type(reader), "__getattr__")
     if not may_end and (not unbounded or hasattr(reader, "stop")):
@@ -216,7 +216,7 @@ class _CompletedReader(BaseReader[Any]):
     """A reader of an application, which may lack what is optional."""
 
     def __init__(self, reader: Any, may_end: bool, *, may_lack: bool) -> None:
-        """`may_lack` tells whether `finished` is looked for when it is asked for."""
+        """`may_lack`: whether `finished` may be missing, so that each use looks for it."""
         self._reader = reader
         self._may_end = may_end
         self._may_lack = may_lack

@@ -1,7 +1,7 @@
 """Differences between the versions of Spark, from 3.5 on.
 
 A feature that the installed version lacks is refused by name, with the first version that has it.
-`docs/spark.md` has the same table; the tests of Spark run on each version.
+`docs/spark.md` has the same table, and a test compares both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OLDEST: Version = (3, 5)
 
 
 class Feature(Enum):
-    """A part of aioflow that not every version of Spark can carry, with the first that can."""
+    """A feature of aioflow, with the first version of Spark that supports it."""
 
     TABLES = "a table as a sink (table=)", (4, 0)
     """`DESCRIBE TABLE ... AS JSON` tells what a table is."""
@@ -56,7 +56,7 @@ def installed_version() -> Version:
             return _parsed(importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             continue
-    try:  # A distribution of Spark has PySpark beside it, as no package of Python.
+    try:  # PySpark in a distribution of Spark is not installed as a package.
         import pyspark
     except ModuleNotFoundError:
         raise ModuleNotFoundError("Spark needs PySpark: pip install 'aioflow[spark]'") from None
@@ -79,7 +79,7 @@ def check_version() -> None:
 
 
 def check_feature(feature: Feature) -> None:
-    """Raises SparkError, which names the first version that will do, if Spark lacks `feature`."""
+    """Raises SparkError naming the first version that has `feature`, if this one lacks it."""
     found = installed_version()
     if found < feature.first:
         raise SparkError(

@@ -139,7 +139,7 @@ class Space:
         return list(islice(self.entries, start, start + count))
 
     def skip(self, keys: Iterable[Any]) -> None:
-        """Handles that restored files contain `keys`. Does nothing here, see `TimerSpace`."""
+        """Notes that restored files contain `keys`. Does nothing here, see `TimerSpace`."""
 
     def columns(self, keys: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
         """Returns namespaces and keys of the rows of `keys` in a file."""

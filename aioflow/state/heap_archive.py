@@ -3,7 +3,7 @@
 A checkpoint is a list of files that apply in order. The key groups of the subtask are divided into
 *sections*. The *base* of a section is the file in which the section was last written as a whole. A
 new file contains the changes of all sections. It also becomes the base of the sections with the
-oldest bases; their number is chosen so that the rewritten rows are about as many as the changed
+oldest bases. Their number is chosen so that the rewritten rows are about as many as the changed
 rows. So all bases are rewritten in turn, and never all at once. A file that no section needs any
 more is removed from the front of the list:
 

@@ -171,7 +171,7 @@ class ValueViewCopyingDefault(ValueView):
     def prepare(self) -> None:
         super().prepare()
         self._handed: Any = None
-        """The last copy that was given, until it is compared; None: none is compared."""
+        """The last copy handed out that is still to be compared, if any."""
         self._forgotten = ForgottenDefault(self.descriptor.name)
 
     def value(self) -> Any:

@@ -144,10 +144,10 @@ class TaskCheckpoint:
 def _keep_chain(
     capture: ChannelStateCapture, chain: OperatorChain, network: NetworkInput | None
 ) -> None:
-    """Adds to `capture` the data that waits in the chain, restored data that is not processed yet,
-    and the event time that the input has reached.
+    """Adds to `capture` the waiting data of the chain, and the event time of the input.
 
-    The event time is added even without data, because other tasks may have data in flight.
+    Restored data that is not processed yet is added, too. The event time is added even without
+    data, because other tasks may have data in flight.
     """
     for first, watermark, waiting in chain.waiting():
         for batch, input_index in waiting:

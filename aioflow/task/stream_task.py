@@ -410,7 +410,7 @@ class StreamTask:
 
     @contextmanager
     def _advised(self, loop: NetworkLoop | SourceLoop) -> Iterator[None]:
-        """Looks every few seconds for what may be wrong with the running task."""
+        """Checks the running task every few seconds, for advice in the log."""
         watch = self._environment.watch
         if watch is None:
             yield

@@ -110,7 +110,7 @@ def crash_and_restore(
 
 @dataclass(slots=True)
 class _Rows:
-    """What the sink of one run has seen and committed. It survives the kill, like a database."""
+    """Rows seen and committed by the sink of one run. They survive the kill, as in a database."""
 
     here: Callable[[Any], bool] | int | None
     parts: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _Compared:
             self._rows.parts[checkpoint_id, index] = rows
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Drops them."""
+        """Drops the rows."""
 
 
 class _Writer(BaseWriter[Any]):

@@ -160,7 +160,7 @@ def test_frames_whose_rows_would_lose_values_are_refused() -> None:
     with pytest.raises(af.GraphError, match="with two columns 'n', and rows are dicts"):
         af.Flow("twice").source(table)
     frame = polars.DataFrame({"o": polars.Series([object()], dtype=polars.Object)})
-    with pytest.raises(af.GraphError, match="objects of Python in column 'o'"):
+    with pytest.raises(af.GraphError, match="Python objects in column 'o'"):
         af.Flow("objects").source(frame)
 
 

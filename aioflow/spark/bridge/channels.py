@@ -45,7 +45,7 @@ class ChannelStream(Protocol):
 
     @property
     def op(self) -> str:
-        """What the tasks of the stream do: push, pull or batch, as in `Hello`."""
+        """Direction of the tasks of the stream: push, pull or batch, as in `Hello`."""
 
     def on_task(self, channel: Channel, hello: Hello) -> None:
         """Handles a new task, which waits for START."""

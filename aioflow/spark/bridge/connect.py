@@ -84,7 +84,7 @@ class ConnectSession:
     def start(url: str, given: Mapping[str, str]) -> ConnectSession:
         """Returns a new session, or the active one of the program if that is on the same server.
 
-        Raises SparkError, or ModuleNotFoundError naming the package that lacks.
+        Raises SparkError, or ModuleNotFoundError naming the missing package.
         """
         check_feature(Feature.CONNECT)
         try:

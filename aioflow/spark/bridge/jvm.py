@@ -209,7 +209,7 @@ class SparkProcess:
     def start(given: Mapping[str, str], defaults: Mapping[str, str]) -> SparkProcess:
         """Starts Java and Spark, or uses the existing context.
 
-        Settings `given` by the program are over those outside the program, and these are over the
+        Settings `given` by the program override those outside the program. Both override the
         `defaults`. Raises SparkError, or ModuleNotFoundError naming the extra.
         """
         check_version()
@@ -252,8 +252,9 @@ class SparkProcess:
                 context._jsc.clearJobGroup()
 
     def cancel_group(self, group: str, has_ended: Callable[[], bool]) -> None:
-        """Cancels the jobs of `group`, also those that are submitted later by a call that is
-        between two jobs. `has_ended` tells whether there will be no more.
+        """Cancels the jobs of `group`, including those that a call submits later.
+
+        `has_ended` tells whether there will be no more.
         """
         context = self.session.sparkContext._jsc.sc()
         if installed_version() >= (4, 0):
@@ -386,7 +387,7 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
         os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     properties = Path(scratch, "spark.properties")
     _write_properties(properties, config.items())
-    # Our file comes last, in place of spark-defaults.conf and of other files, which are in it.
+    # Our file comes last. It replaces spark-defaults.conf and other files, and includes them.
     *submit, shell = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell")
     arguments = [*submit, "--properties-file", str(properties), shell]
     java_options = f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".rstrip()
@@ -415,7 +416,7 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-        # Java has read our file. What the program gives is over the arguments of spark-submit too.
+        # Java has read our file. Settings of the program override arguments of spark-submit, too.
         SparkContext(
             conf=SparkConf(loadDefaults=False).setAll(list(given.items())), gateway=gateway
         )

@@ -357,7 +357,7 @@ class SparkBridge(Bridge):
                 try:
                     process = self._process = self._start()
                     if not process.is_ours:
-                        self._outside = None  # The context may be newer than what was read.
+                        self._outside = None  # The context may be newer than the settings read.
                 except (SparkError, ModuleNotFoundError):
                     raise
                 except Exception as error:  # Any error of Java becomes one sentence.

@@ -195,7 +195,7 @@ def session_config(
 ) -> tuple[dict[str, str], str]:
     """Returns the configuration of a Java process that the bridge starts, and options for Java.
 
-    `given` has the master, and is over the defaults. Java reads its options before those of the
+    `given` has the master, and overrides the defaults. Java reads its options before those of the
     user, which win.
     """
     master = given["spark.master"]
@@ -206,7 +206,7 @@ def session_config(
     }
     conf = Path(_conf_dir(environ) or scratch)
     options = [f"-Dderby.system.home={scratch}"]
-    if not (conf / "hive-site.xml").exists():  # It names a warehouse, which a setting replaces.
+    if not (conf / "hive-site.xml").exists():  # A setting would replace its warehouse.
         ours["spark.sql.warehouse.dir"] = os.path.join(scratch, "warehouse")
     log4j = Path(scratch, "log4j2.properties")
     log4j.write_text(_LOG4J, encoding="utf-8")

@@ -110,7 +110,7 @@ class FrameReading:
 
         def run() -> tuple[Callable[[], Any], int]:
             frame = frame_of(session, self._what)
-            if is_connect(self._bridge.master):  # It does not tell the number of partitions.
+            if is_connect(self._bridge.master):  # A server does not tell their number.
                 frame = frame.coalesce(1).mapInArrow(PushRows(where, name), RESULT_SCHEMA)
                 return frame.collect, 1
             rdd = frame.mapInArrow(PushRows(where, name), RESULT_SCHEMA).rdd

@@ -7,7 +7,7 @@
 A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at
 least once. The state of keys is exact nevertheless: Spark keeps it with the batch.
 
-A query that takes what exists ends by itself, except one with state and without event time: Spark
+A query of existing data ends by itself, except one with state and without event time. There Spark
 runs batches without input for ever, since a timer of processing time might fire. Such a query ends
 here, in the second batch after its input.
 """

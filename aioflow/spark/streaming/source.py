@@ -222,12 +222,13 @@ files.
 """
 
 TOO_LATE = "Python worker failed to connect back"
-"""What a Connect server says when its Python process for a query takes ten seconds to begin, as on
-a busy machine; it has no setting for that.
+"""Error of a Connect server whose Python process for a query takes ten seconds to begin.
+
+This happens on a busy machine. The server has no setting for the limit.
 """
 
 STARTS_MAX = 20
-"""Number of starts of a query after which it fails, if its Python process is always late."""
+"""Maximum number of starts of a query whose Python process is always late."""
 
 STOP_TIMEOUT = "20s"
 
