@@ -106,11 +106,21 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "timers that a checkpoint interrupted fire behind the next element",
         "aioflow/operators/window/operator.py",
-        "            yield from self._advance(self._restored)\n",
-        "            pass\n",
+        "current_watermark = max(self._reached, self._timers.event_time_done)\n",
+        "at_rest = True\n",
         (
             "tests/operators/test_window.py::"
             "test_timers_left_at_the_restored_instant_fire_before_the_next_element",
+        ),
+    ),
+    Mutant(
+        "overdue timers that a checkpoint interrupted set event time back",
+        "aioflow/operators/window/operator.py",
+        "max(self._reached, self._timers.event_time_done)",
+        "self._timers.event_time_done",
+        (
+            "tests/operators/test_window.py::"
+            "test_a_checkpoint_amid_overdue_timers_stores_the_event_time_that_was_reached",
         ),
     ),
     Mutant(
@@ -208,11 +218,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "windows of the clock that wait at the end fire in one turn",
         "aioflow/operators/window/operator.py",
-        "            out.tried()\n            if out.full:\n                "
-        "state.clear_current_key()\n                self.at_rest = event\n                yield\n"
-        "                self.at_rest = False\n"
-        "        state.clear_current_key()\n\n    def _fire_later",
-        "            out.tried()\n        state.clear_current_key()\n\n    def _fire_later",
+        "yield from self.rest_amid_timers() if event else (None,)\n",
+        "yield from self.rest_amid_timers() if event else ()\n",
         (
             "tests/operators/"
             "test_turns.py::test_windows_of_the_clock_that_are_open_at_the_end_fire_in_turns",

@@ -22,7 +22,7 @@ from aioflow.core.functions import (
 )
 from aioflow.core.states import ValueStateDescriptor
 from aioflow.expressions.roots import col
-from aioflow.operators import key_spelling
+from aioflow.operators import key_spelling, results
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.window.assigners import (
     Evictor,
@@ -684,9 +684,55 @@ async def test_spellings_of_keys_without_state_are_forgotten(
     assert repr(spelling.shown([7, 9], iter([7.0]))) == "[7.0, 9]"
 
 
-async def test_timers_left_at_the_restored_instant_fire_before_the_next_element() -> None:
-    operator = await window(session("10ms"), aggregate=Total())
-    drive(operator, cut([("k", 1, 0, START)], START, [1]))
-    operator._timers.current_watermark = operator._restored = 9  # As a restore leaves it.
-    rows = values_of(drive(operator, cut([("k", 2, 9, 9)], 30, [1])))
-    assert [(row.start, row.end, row.value) for row in rows] == [(0, 10, 1), (9, 19, 2)]
+async def interrupted(
+    monkeypatch: pytest.MonkeyPatch, before: list[RecordBatch], amid: RecordBatch, **options: Any
+) -> tuple[WindowOperator, RecordBatch, list[Any]]:
+    """Returns an operator restored from a checkpoint amid the timers that `amid` fires, the rest of
+    `amid`, and the results before the checkpoint.
+    """
+    monkeypatch.setattr(results, "RESULTS_FIRST", 1)
+    monkeypatch.setattr(results, "PIECE_NS", 0)
+    operator = await window(**options)
+    assert drive(operator, before) == []
+    first = operator.process_batch(amid).values
+    rest = operator.unprocessed()
+    assert rest is not None
+    return await window(context=Context(operator.ctx), **options), rest.batch, list(first)
+
+
+async def test_timers_left_at_the_restored_instant_fire_before_the_next_element(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {"assigner": session("10ms"), "aggregate": Total()}
+    before = cut([("k", 1, 0, START), ("l", 1, 0, START)], START, [2])
+    (amid, *_) = cut([("k", 2, 9, 9), ("l", 2, 9, 9)], 30, [2])
+    operator, rest, first = await interrupted(monkeypatch, before, amid, **options)
+    rows = first + values_of(drive(operator, [rest]))
+    assert sorted(rows) == [("k", 0, 10, 1), ("k", 9, 19, 2), ("l", 0, 10, 1), ("l", 9, 19, 2)]
+
+
+LATE_FIRINGS: dict[str, Any] = {
+    "assigner": global_window(),
+    "aggregate": Total(),
+    "trigger": continuous("5ms"),
+}
+LATE_ONES = [("k", 1, 3, 10), ("l", 1, 3, 10)]
+"""Elements whose next firing is at 5, in the past."""
+
+
+async def test_overdue_timers_after_a_restore_wait_for_the_next_advance() -> None:
+    first = await window(**LATE_FIRINGS)
+    drive(first, cut([("a", 1, 40, START)], 10, [1]))
+    operator = await window(context=Context(first.ctx), **LATE_FIRINGS)
+    assert drive(operator, cut(LATE_ONES, 10, [1])) == []
+    assert len(drive(operator, cut([], 11, [1]))) == 2
+
+
+async def test_a_checkpoint_amid_overdue_timers_stores_the_event_time_that_was_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = cut([("a", 1, 40, START), *LATE_ONES], 10, [3])
+    (amid, *_) = cut([("a", 1, 40, 20)], 20, [1])
+    operator, rest, first = await interrupted(monkeypatch, before, amid, **LATE_FIRINGS)
+    assert operator._timers.current_watermark == 10
+    assert [row.key for row in first + values_of(drive(operator, [rest]))] == ["k", "l"]

@@ -93,8 +93,8 @@ class WindowOperator(Operator):
     """Number of processed records of `_batch`, the batch that is being processed."""
     at_rest = False
     """Whether a checkpoint can store the state and the rest of the batch at this moment."""
-    _reached = _restored = MIN_WATERMARK
-    """Event time before the timers that fire now, and event time after the restore."""
+    _reached = MIN_WATERMARK
+    """Event time before the timers that fire now."""
     _trigger_ctx: BoundTriggerContext
     _window_ctx: BoundWindowContext
     _out: ResumableOutput
@@ -154,7 +154,6 @@ class WindowOperator(Operator):
         self._check_same_kind()
         self._timers = ctx.timer_service(TIMERS, self._on_event_time, self._on_processing_time)
         self._timers.on_processing_done = self._emit_between_batches
-        self._restored = self._timers.current_watermark
         self._trigger_ctx = BoundTriggerContext(ctx, self._timers, self._state)
         self._window_ctx = BoundWindowContext(ctx, self._timers, self._state, merging=merging)
         self._runs = self._made_runs()
@@ -238,7 +237,7 @@ class WindowOperator(Operator):
         """Returns the records behind the windows that fire. Windows that are left are state."""
         if self._batch is None or not self.at_rest or self.rests:
             return None
-        return Unprocessed.rest_of(self._batch, self._position, self._timers.event_time_done)
+        return Unprocessed.rest_of(self._batch, self._position, self._timers.current_watermark)
 
     @property
     def has_pending(self) -> bool:
@@ -266,9 +265,6 @@ class WindowOperator(Operator):
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         keys = batch.keys and self._spelling.shown(batch.keys, self._held_keys())
         begin, count = 0, len(values)
-        if timers.current_watermark == self._restored and timers.next_event_time <= self._restored:
-            # A checkpoint had interrupted the timers of this instant.
-            yield from self._advance(self._restored)
         while begin < count:
             assert keys is not None  # Checked in process_batch.
             if watermarks is not None and watermarks[begin] > timers.current_watermark:
@@ -318,9 +314,7 @@ class WindowOperator(Operator):
         if timers.next_event_time > watermark:
             timers.current_watermark = watermark
             return
-        reached = timers.current_watermark
-        # Timers of the instant that was restored may be the rest of those that were firing.
-        self._reached = reached - 1 if reached == self._restored else reached
+        self._reached = timers.current_watermark
         if self._runs is not None and self._runs.fires_at_end:
             yield from self._runs.fire_ended(watermark)
             return
@@ -338,14 +332,23 @@ class WindowOperator(Operator):
             out.tried()
             if out.full:
                 state.clear_current_key()
-                self.at_rest = event
-                yield
-                self.at_rest = False
+                yield from self.rest_amid_timers() if event else (None,)
         state.clear_current_key()
 
     def _fire_later(self, time: int, key: Any, namespace: tuple[int, ...]) -> Iterator[None]:
         self._state.set_current_key(key)
         yield from self._fire_all(iter([(time, key, namespace)]), event=False)
+
+    def rest_amid_timers(self) -> Iterator[None]:
+        """Yields once. Until then a checkpoint can store the timers that are left.
+
+        Their instant is not reached yet, so they fire after the restore before the next element.
+        Overdue timers wait for the next advance of event time, as they would without a restore.
+        """
+        self._timers.current_watermark = max(self._reached, self._timers.event_time_done)
+        self.at_rest = True
+        yield
+        self.at_rest = False
 
     def _drain(self) -> Iterator[None]:
         """Does the remaining work of windows that have fired, in pieces."""

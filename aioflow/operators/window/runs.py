@@ -97,6 +97,9 @@ class Windows(Protocol):
     ) -> Iterator[None] | None:
         """Handles a due timer. Returns the remaining work."""
 
+    def rest_amid_timers(self) -> Iterator[None]:
+        """Yields once. Until then a checkpoint can store the timers that are left."""
+
     def clear_process(self, window: Window) -> None:
         """Has the window function clear its state of a window that is dropped."""
 
@@ -317,11 +320,10 @@ class WindowRuns:
             if out.full:
                 _forget(self._contents, namespace, contents, gone)
                 state.clear_current_key()
-                windows.at_rest = are_last and at == len(keys)
-                yield
-                windows.at_rest = False
                 if at == len(keys):
+                    yield from windows.rest_amid_timers() if are_last else (None,)
                     return
+                yield
                 contents, gone = self._contents.of(namespace, keys[at:]), []
         _forget(self._contents, namespace, contents, gone)
 
