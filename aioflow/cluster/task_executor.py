@@ -260,7 +260,7 @@ class TaskExecutor:
         try:
             await self._group.__aexit__(*exc_info)
         finally:
-            await release_watch(self._environment.watch, self._environment.host)
+            await release_watch(self._environment.watch)
             self._threads_turns.__exit__(None, None, None)
             self._partitions.release_all()
             await self._environment.local_state.close()

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -110,21 +111,21 @@ class LoopWatch:
 
     def __init__(self, host: Host, times: Callable[[], ThreadTimes]) -> None:
         """`times` reads the clocks of the calling thread."""
-        self.host = host
+        self._host = host
         self._times = times
         self._now = host.clock.monotonic
         self.holds: deque[Hold] = deque(maxlen=HOLDS_MAX)
         """The last holds, oldest first."""
         self.unexplained = 0
         """Number of late beats for which no code of a user is to blame."""
-        self.users: list[Host] = []
-        """Hosts of the users of the watch."""
+        self.users = 0
         self.checks: list[Callable[[float], None]] = []
         """Called every few seconds with the monotonic time, on the loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._looking: tuple[threading.Event, asyncio.Future[None]] | None = None
-        """Event that ends the thread, and future of its end."""
+        self._stop = threading.Event()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        """Done when the thread has ended."""
         self._handle: asyncio.TimerHandle | None = None
         self._beats = 0
         self._beat_at = 0.0
@@ -138,25 +139,16 @@ class LoopWatch:
     def start(self) -> None:
         """Begins to watch, on the loop."""
         self._begin()
-        self._start_thread()
-
-    def _start_thread(self) -> None:
-        stop = threading.Event()
-        ended = self.host.blocking(self._look, stop, dedicated=True, name="aioflow-loop-watch")
-        self._looking = stop, ended
-
-    async def move(self, host: Host) -> None:
-        """Goes on in a thread of `host`. The old host can then be closed: it waits for threads."""
-        old, self.host = self._looking, host
-        self._start_thread()
-        await _end(old)
+        # Not a thread of the host: it outlives the host of a job while the loop has other users.
+        threading.Thread(target=self._look, name="aioflow-loop-watch", daemon=True).start()
 
     async def close(self) -> None:
         """Reports a hold that no beat has reported yet, and ends the thread."""
         if self._handle is not None:
             self._handle.cancel()
         self._judge()
-        await _end(self._looking)
+        self._stop.set()
+        await asyncio.shield(self._ended)
 
     # On the loop.
 
@@ -251,7 +243,7 @@ class LoopWatch:
         if operator is not None:
             subtask = f"{operator.runtime.subtask_index + 1}/{operator.runtime.parallelism}"
         hold = Hold(
-            at_ms=self.host.clock.wall_ms(),
+            at_ms=self._host.clock.wall_ms(),
             job=job,
             operator="" if operator is None else operator.name,
             subtask=subtask,
@@ -297,14 +289,16 @@ class LoopWatch:
 
     # In a thread of its own.
 
-    def _look(self, stop: threading.Event) -> None:
-        while not stop.wait(BEAT_S) and not self._loop.is_closed():
+    def _look(self) -> None:
+        while not self._stop.wait(BEAT_S) and not self._loop.is_closed():
             looks = self._looks
             if self._now() - self._beat_at <= HELD_S:
                 continue
-            frames = self.host.procs.thread_frames(self._thread)
+            frames = self._host.procs.thread_frames(self._thread)
             if frames:
                 looks.append(_seen(frames, asyncio.current_task(self._loop)))
+        with suppress(RuntimeError):  # The loop may be closed.
+            self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
 
 def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bool:
@@ -346,13 +340,6 @@ def _context_of(task: asyncio.Task[Any]) -> Context | None:
     return next((one for one in gc.get_referents(task) if isinstance(one, Context)), None)
 
 
-async def _end(looking: tuple[threading.Event, asyncio.Future[None]] | None) -> None:
-    if looking is not None:
-        stop, ended = looking
-        stop.set()
-        await asyncio.shield(ended)
-
-
 _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = WeakKeyDictionary()
 
 
@@ -366,16 +353,14 @@ def watch_loop(host: Host) -> LoopWatch | None:
             return None
         watch = _watches[loop] = LoopWatch(host, times)
         watch.start()
-    watch.users.append(host)
+    watch.users += 1
     return watch
 
 
-async def release_watch(watch: LoopWatch | None, host: Host) -> None:
-    """Ends the use of a watch by the owner of `host`, which may then be closed."""
+async def release_watch(watch: LoopWatch | None) -> None:
+    """Ends the use of a watch. The last user closes it."""
     if watch is not None:
-        watch.users.remove(host)
+        watch.users -= 1
         if not watch.users:
             _watches.pop(asyncio.get_running_loop(), None)
             await watch.close()
-        elif host is watch.host and host not in watch.users:
-            await watch.move(watch.users[0])

@@ -207,7 +207,7 @@ class ProcessInspector:
             self.runs = False
             self.lag.stop()
             self.logs.stop()
-            await release_watch(self._watch, self._host)
+            await release_watch(self._watch)
         await self.flames.close()
 
     def metrics(self) -> dict[str, float]:

@@ -206,6 +206,17 @@ async def test_job_that_began_the_watch_ends_while_another_one_goes_on(
     assert "held the event loop for" in caplog.text
 
 
+async def test_monitored_job_ends_although_its_endpoint_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The endpoint watches the loop too, and stays until the context is left."""
+    flow = af.Flow("monitored")
+    flow.source([1, 2, 3]).sink(af.io.blackhole())
+    async with flow.run(monitor="127.0.0.1:0") as job:
+        await job.wait()
+    assert "blocking calls still running" not in caplog.text
+
+
 def test_thread_ends_with_a_loop_that_is_closed_without_its_jobs() -> None:
     async def begin() -> None:
         watch_loop(SystemHost())

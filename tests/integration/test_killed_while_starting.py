@@ -238,21 +238,23 @@ async def test_replacements_that_are_killed_while_they_start_are_replaced_too(
         await job.stop()
 
 
-TASKMANAGER = "taskmanager"
-IN_TASKMANAGERS = {
-    "the import of the job": TASKMANAGER + "|aioflow.cluster.taskmanager:load_job",
-    "the deployment": TASKMANAGER + "|aioflow.cluster.task_executor:TaskExecutor.submit_task",
-    "the opening": STAGES["the opening"].replace(WORKER, TASKMANAGER),
+ON_A_CLUSTER = {
+    "the slots": "taskmanager|aioflow.cluster.taskmanager:TaskManager._open_job",
+    "the import of the job": WORKER + "|aioflow.cluster.job_process:load_job",
+    "the deployment": WORKER + "|aioflow.cluster.task_executor:TaskExecutor.submit_task",
+    "the opening": STAGES["the opening"],
 }
+"""The first stage is in the TaskManager, the others are in the process that it starts for the job.
+"""
 
 
-@pytest.mark.parametrize("stage", IN_TASKMANAGERS)
-def test_a_taskmanager_that_is_killed_while_a_job_starts_is_done_without(
+@pytest.mark.parametrize("stage", ON_A_CLUSTER)
+def test_process_of_a_cluster_that_is_killed_while_a_job_starts_is_replaced(
     stage: str, killer: Killer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default, with checkpoints: the job waits for slots elsewhere."""
+    """By default, with checkpoints: the job waits for slots."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "killer"))
-    killer.kill(IN_TASKMANAGERS[stage])
+    killer.kill(ON_A_CLUSTER[stage])
     cluster = Cluster(tmp_path / "cluster")
     try:
         cluster.start(workers=2, slots=4)
