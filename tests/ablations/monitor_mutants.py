@@ -34,7 +34,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "the watch of the loop never looks",
         "aioflow/inspection/loop_watch.py",
-        "            frames = self.host.procs.thread_frames(self._thread)\n",
+        "            frames = self._host.procs.thread_frames(self._thread)\n",
         "            frames: list[Frame] = []\n",
         (f"{WATCH}test_coroutine_that_blocks_is_named_with_its_stack",),
     ),
