@@ -113,7 +113,7 @@ class InletSource(BaseSource[T]):
         self.journal = journal
         """The directory that was given, False for none, None for one below the checkpoints."""
 
-    def for_run(self, journal: Journal | None) -> Self:
+    def for_run(self, journal: Journal | None = None) -> Self:
         """Returns the source of one run, with an inlet of its own that writes to `journal`."""
         source = copy.copy(self)
         source.inlet = PushInlet(self._capacity, self._uncovered, journal)

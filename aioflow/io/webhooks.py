@@ -158,7 +158,7 @@ class WebhookSource(InletSource[Any]):
             return True
         return hmac.compare_digest((authorization or "").encode(), f"Bearer {self._token}".encode())
 
-    def for_run(self, journal: Journal | None) -> Self:
+    def for_run(self, journal: Journal | None = None) -> Self:
         """Returns the source of one run. Without a journal each reader has an inlet of its own."""
         if journal is None:
             return self
