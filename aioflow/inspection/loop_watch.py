@@ -140,7 +140,8 @@ class LoopWatch:
         """Begins to watch, on the loop."""
         self._begin()
         # Not a thread of the host: it outlives the host of a job while the loop has other users.
-        threading.Thread(target=self._look, name="aioflow-loop-watch", daemon=True).start()
+        self._looker = threading.Thread(target=self._look, name="aioflow-loop-watch", daemon=True)
+        self._looker.start()
 
     async def close(self) -> None:
         """Reports a hold that no beat has reported yet, and ends the thread."""
@@ -149,6 +150,7 @@ class LoopWatch:
         self._judge()
         self._stop.set()
         await asyncio.shield(self._ended)
+        self._looker.join()  # It has nothing more to do.
 
     # On the loop.
 
