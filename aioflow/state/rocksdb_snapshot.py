@@ -154,7 +154,11 @@ class RocksSnapshot:
         plan: SnapshotPlan,
         churn: Churn | None = None,
     ) -> None:
-        """Begins the snapshot. `churn` is told how many keys have changed, if that is known."""
+        """Begins the snapshot.
+
+        `churn` decides by the number of changed keys whether the next file is plain. None: the
+        number is not known.
+        """
         self.plan = plan
         self._churn = churn
         self._changed = 0

@@ -56,7 +56,7 @@ class Played:
 
 
 class Owner:
-    """Notes what it is told."""
+    """A TaskManager that records the messages of its job processes."""
 
     def __init__(self) -> None:
         self.is_writable = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from aioflow.cluster.heartbeat import HeartbeatOptions
@@ -128,6 +129,10 @@ async def test_process_of_a_job_is_lost_without_its_taskmanager() -> None:
         assert resources.overview() == [("a", 1, 1)]
 
 
+def _put(told: asyncio.Queue[tuple[Any, ...]], *what: Any) -> None:
+    told.put_nowait(what)
+
+
 async def test_process_that_still_opens_a_job_is_ended_with_the_job() -> None:
     """An import may hang: the slot must not wait for that. An opened job is closed as ever."""
     async with (
@@ -137,7 +142,8 @@ async def test_process_that_still_opens_a_job_is_ended_with_the_job() -> None:
         told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         for worker_id in "ab":
             worker = SlowTaskManager()
-            worker.notify = lambda *what, to=worker_id: told.put_nowait((to, *what))  # type: ignore[method-assign]
+            notify = partial(_put, told, worker_id)
+            worker.notify = notify  # type: ignore[method-assign]
             resources.register(
                 cast(RpcConnection, worker), worker_id, [SlotStatus(0)], isolated=True
             )

@@ -229,7 +229,7 @@ def test_immutable_values_have_no_digest() -> None:
 @pytest.mark.slow_callbacks
 async def test_a_slow_operator_is_named_in_debug_mode_too(caplog: pytest.LogCaptureFixture) -> None:
     def slow(value: int) -> int:
-        time.sleep(0.5)  # It holds the loop: that is what is told.
+        time.sleep(0.5)  # Holds the event loop, which the warning is about.
         return value
 
     flow = af.Flow("slow")

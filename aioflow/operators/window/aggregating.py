@@ -7,6 +7,7 @@ These windows have an aggregate and no other function that needs the elements. `
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["AddingWindowOperator"]
 
 
-class AddingWindowOperator(Operator):
+class AddingWindowOperator(Operator, ABC):
     """The base class of window operators that add each record once. It owns the aggregate, the
     window function, and the output.
 
@@ -99,8 +100,9 @@ class AddingWindowOperator(Operator):
         return Unprocessed.rest_of(batch, self._position, self._event_time_reached)
 
     @property
+    @abstractmethod
     def _event_time_reached(self) -> int:
-        raise NotImplementedError
+        """Event time, in milliseconds, up to which all windows have fired."""
 
     def _fold_by(self, batch: RecordBatch) -> None:
         """Chooses the form of the aggregate for `batch`, which contains either whole elements or
