@@ -25,6 +25,7 @@ _HOMES = {
     "api.runner": "run",
     "checkpoint.savepoint": "Savepoint",
     "cluster.autoscaler": "Autoscaler",
+    "cluster.collector": "tune_gc",
     "cluster.execution_graph": "JobStatus",
     "cluster.remote": "RemoteCluster",
     "cluster.restart": "RestartPolicy exponential_delay failure_rate fixed_delay no_restart",

@@ -16,6 +16,7 @@ from aioflow.api.streams import WindowedStream as WindowedStream
 from aioflow.api.subscription import Subscription as Subscription
 from aioflow.checkpoint.savepoint import Savepoint as Savepoint
 from aioflow.cluster.autoscaler import Autoscaler as Autoscaler
+from aioflow.cluster.collector import tune_gc as tune_gc
 from aioflow.cluster.execution_graph import JobStatus as JobStatus
 from aioflow.cluster.remote import RemoteCluster as RemoteCluster
 from aioflow.cluster.restart import RestartPolicy as RestartPolicy

@@ -5,6 +5,7 @@ Nothing here looks at times.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from aioflow.task.chain import OperatorChain
 from benchmarks import (
     bare,
     bench_churn,
+    bench_collector,
     bench_columns,
     bench_holds,
     bench_latency,
@@ -172,6 +174,13 @@ def test_costs_of_window_results_are_reported(capsys: pytest.CaptureFixture[str]
     assert [row["share"] for row in report["shares"]] == list(bench_windows.SHARED)
     assert [row["exchange"] for row in report["exchanges"]] == list(bench_windows.KEYS)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+def test_each_setting_of_the_collector_is_timed() -> None:
+    before = gc.get_threshold()
+    report = bench_collector.main(["--objects", "1000", "--records", "2000", "--rounds", "1"])
+    assert [row["collector"] for row in report["collectors"]] == list(bench_collector.SETTINGS)
+    assert (gc.get_threshold(), gc.get_freeze_count(), gc.isenabled()) == (before, 0, True)
 
 
 def test_the_longest_hold_of_each_flow_is_told() -> None:

@@ -25,6 +25,7 @@ EXCEPTIONS = {
     "checkpoint.savepoint.SavepointEdit.remove_operator": "for users",
     "checkpoint.savepoint.SavepointEdit.remove_state": "for users",
     "checkpoint.savepoint.SavepointEdit.rename_operator": "for users",
+    "cluster.collector.tune_gc": "for users: `af.tune_gc()`",
     "cluster.restart.failure_rate": "for users: `restart=af.failure_rate(...)`",
     "cluster.scheduler.SlotScheduler.slot_of": "tests look up where a subtask runs",
     "protocol.credit.CreditReceiver.is_waiting": "tests look at a channel that waits for buffers",

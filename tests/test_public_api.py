@@ -144,6 +144,7 @@ NAMES = [
     "testing",
     "top",
     "tumbling",
+    "tune_gc",
     "use",
     "when",
 ]

@@ -17,6 +17,7 @@ from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.queryable import StateReader
 from aioflow.api.subscription import Subscription
 from aioflow.cluster.autoscaler import Autoscaler, LoadWindow, load_of
+from aioflow.cluster.collector import collector_of_process
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
 from aioflow.core.aio import cancel_and_wait, close_within, wait_first
@@ -178,15 +179,18 @@ class Job:
             self._raise_error()
 
     async def _run(self) -> JobStatus:
-        scaling = None
+        create_task = asyncio.get_running_loop().create_task
+        helpers = []
         if isinstance(self._options.workers, Autoscaler):
             work = self._autoscale(self._options.workers)
-            scaling = asyncio.get_running_loop().create_task(work, name=f"scale {self.name}")
+            helpers.append(create_task(work, name=f"scale {self.name}"))
+        collector = collector_of_process()
+        if collector is not None:
+            helpers.append(create_task(collector.collect(), name="collect garbage"))
         try:
             return await self._cluster.run()
         finally:
-            if scaling is not None:
-                await cancel_and_wait([scaling])
+            await cancel_and_wait(helpers)
             self._close_inlets()
             for _, inlet in self._inlets():
                 await inlet.close_journal()

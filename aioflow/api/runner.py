@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.api.build import refuse_pushed, warn_of_loose_ends
+from aioflow.cluster.collector import tuned_gc
 from aioflow.core.errors import JobCanceled
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ def run(flow: Flow, **options: Any) -> JobResult:
     The loop is uvloop if it is installed. The first Ctrl-C or SIGTERM stops the job gracefully: the
     sources end, and everything that they have emitted is processed. With checkpoints the job ends
     with a savepoint. The second signal cancels the job. A job that is still starting is stopped as
-    soon as it has started. No other function of this package handles signals. Raises the error of a
-    failed job, and KeyboardInterrupt if the second signal has ended it.
+    soon as it has started. No other function of this package handles signals. Until it returns,
+    Python's garbage collector is set as by `af.tune_gc`, unless the program has set it. Raises the
+    error of a failed job, and KeyboardInterrupt if the second signal has ended it.
     """
     if not hasattr(flow, "run"):
         if asyncio.iscoroutine(flow):
@@ -43,7 +45,7 @@ def run(flow: Flow, **options: Any) -> JobResult:
             "flow.execute()` instead"
         )
     refuse_pushed(flow.graph, "af.run()")
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with tuned_gc("af.run()"), asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(flow, options))
 
 

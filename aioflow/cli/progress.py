@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from aioflow.api.build import refuse_pushed, warn_of_loose_ends
 from aioflow.api.runner import Signals, new_event_loop
 from aioflow.cli.terminal import LiveBlock, is_live, uses_color
+from aioflow.cluster.collector import tuned_gc
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.graph.job_graph import JobGraph, JobVertex
@@ -291,7 +292,11 @@ def run_flow(flow: Flow, watcher: Watcher, **options: Any) -> JobResult:
     The first Ctrl-C stops it gracefully, the second one at once, with KeyboardInterrupt. Raises the
     error of a failed job.
     """
-    with asyncio.Runner(loop_factory=new_event_loop) as runner, watcher.shown():
+    with (
+        tuned_gc("aioflow run"),
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+        watcher.shown(),
+    ):
         return runner.run(_run(flow, watcher, options))
 
 

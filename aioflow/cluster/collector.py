@@ -1,4 +1,6 @@
-"""The garbage collector of a worker process: it freezes long-lived state.
+"""Python's garbage collector, set for a process that runs flows: it freezes long-lived state.
+
+Workers are set like this, `af.run` until its flow ends, and a service that calls `af.tune_gc`.
 
 A full collection walks every container in the process, at 20 to 90 ns each. With ten million
 accumulators it blocks the loop for most of a second. It runs each time their number has grown by a
@@ -28,8 +30,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
+
+from aioflow.core.system_host import SystemHost
 
 __all__ = [
     "COLLECTED_AFTER",
@@ -41,7 +47,12 @@ __all__ = [
     "Collector",
     "Generations",
     "collector_of_process",
+    "install_collector",
+    "tune_gc",
+    "tuned_gc",
 ]
+
+logger = logging.getLogger(__name__)
 
 COLLECTED_AFTER = (10_000, 10, 2)
 """Thresholds of the interpreter's collector in a worker process.
@@ -69,6 +80,9 @@ YOUNG_EVERY_S = 0.05
 
 FULL_EVERY_S = 10.0
 """Longest time between two full collections. A task that restarts leaves cyclic garbage."""
+
+PYTHONS_OWN = ((700, 10, 10), (2_000, 10, 10), (2_000, 10, 0))
+"""Thresholds of the interpreter's collector in the supported versions of Python."""
 
 YOUNG, FULL = 0, 2
 """The youngest and the oldest generation."""
@@ -138,8 +152,77 @@ class Collector:
             self._generations.freeze()
 
 
-def collector_of_process(perf_ns: Callable[[], int]) -> Collector:
-    """Installs a collector until the process ends. Only for a process that runs nothing else."""
-    collector = Collector(perf_ns)
+def install_collector() -> Collector:
+    """Sets the thresholds of this process, and returns the collector that observes it from now
+    on.
+    """
+    gc.set_threshold(*COLLECTED_AFTER)
+    collector = Collector(SystemHost().clock.perf_ns)
     gc.callbacks.append(collector.hear)
     return collector
+
+
+def collector_of_process() -> Collector | None:
+    """Returns the collector that observes this process, or None."""
+    for callback in gc.callbacks:
+        owner = getattr(callback, "__self__", None)
+        if isinstance(owner, Collector):
+            return owner
+    return None
+
+
+def tune_gc() -> None:
+    """Sets Python's garbage collector for a process that holds many objects and runs flows.
+
+    Python's own settings walk all objects of the process again and again, because flows make many.
+    This function collects once and freezes what is left, so that later collections walk new objects
+    only. From then on objects that survive a slow full collection are frozen, too. Frozen objects
+    are walked again from time to time, so cyclic garbage among them is still freed. Objects without
+    cycles are freed at once, as always. The settings hold until the process ends; another call
+    freezes what was made since.
+
+    `af.run`, `aioflow run` and workers choose these settings by themselves. Inside of a service
+    they change nothing without this call.
+    """
+    if collector_of_process() is None:
+        install_collector()
+    gc.collect()
+    gc.freeze()
+    _log_settings("af.tune_gc()")
+
+
+@contextmanager
+def tuned_gc(who: str) -> Iterator[None]:
+    """Sets the collector of this process inside the block, and restores it afterwards.
+
+    The settings of a program that has chosen its own, or has called `tune_gc`, stay as they are.
+    `who` is the beginning of the log record.
+    """
+    before = gc.get_threshold()
+    if before not in PYTHONS_OWN or not gc.isenabled() or collector_of_process() is not None:
+        logger.info("%s leaves the garbage collector as the program has set it: %s", who, before)
+        yield
+        return
+    frozen_before = gc.get_freeze_count()
+    # No collection before, unlike `tune_gc`: in a program with large data it takes longer than the
+    # start of the flow. The first complete collection finds the garbage.
+    gc.freeze()
+    collector = install_collector()
+    _log_settings(who)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(collector.hear)
+        gc.set_threshold(*before)
+        if not frozen_before:
+            gc.unfreeze()
+
+
+def _log_settings(who: str) -> None:
+    logger.info(
+        "%s has set the garbage collector: thresholds %s instead of Python's own, %d objects are "
+        "frozen",
+        who,
+        gc.get_threshold(),
+        gc.get_freeze_count(),
+    )

@@ -16,14 +16,13 @@ handles them and ends its workers.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aioflow.cluster.collector import COLLECTED_AFTER, collector_of_process
+from aioflow.cluster.collector import COLLECTED_AFTER, install_collector
 from aioflow.cluster.heartbeat import HeartbeatOptions, OwnPauses
 from aioflow.cluster.job_process import JobServer
 from aioflow.cluster.job_processes import JOB
@@ -93,7 +92,6 @@ def main(arguments: Sequence[str]) -> int:
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         prefer_when_memory_is_short()
-    gc.set_threshold(*COLLECTED_AFTER)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_main(arguments))
 
@@ -107,7 +105,8 @@ async def _main(arguments: Sequence[str]) -> int:
         )
     over, parent = threading.Event(), os.getppid()
     watching = host.blocking(_end_with_parent, parent, over, dedicated=True, name="aioflow-parent")
-    collector = collector_of_process(host.clock.perf_ns)
+    collector = install_collector()
+    logger.info("the garbage collector of this worker has the thresholds %s", COLLECTED_AFTER)
     try:
         if arguments[0] == JOB:
             await serve_job(host, secret, arguments[1:], collector)

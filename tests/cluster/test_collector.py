@@ -6,10 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pytest
+
+import aioflow as af
+from aioflow.api.runner import new_event_loop
+from aioflow.cli.progress import Watcher, run_flow
 from aioflow.cluster.collector import (
+    COLLECTED_AFTER,
     COMPLETE_FROM_NS,
     FREEZE_FROM_NS,
     FULL,
@@ -17,6 +24,7 @@ from aioflow.cluster.collector import (
     LATER,
     YOUNG,
     Collector,
+    collector_of_process,
 )
 from aioflow.core.aio import cancel_and_wait
 from aioflow.testing import simulate
@@ -151,3 +159,90 @@ def test_when_a_task_has_ended_all_is_walked_once() -> None:
     assert process.full(1, garbage=FREEZE_FROM_NS) == FREEZE_FROM_NS + 1
     assert process.full(1) == 1
     assert process.full(COMPLETE_FROM_NS) == COMPLETE_FROM_NS + 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _signal_pipe_of_libuv() -> None:
+    """libuv opens one pipe a process when its first loop starts, and keeps it: before the tests,
+    which look for what they leave open.
+    """
+    new_event_loop().close()
+
+
+class Cycle:
+    itself: object = None
+
+
+@pytest.fixture
+def pythons_collector() -> Iterator[None]:
+    """Lets a test begin with Python's own settings, and restores those of this process."""
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+    gc.callbacks[:] = callbacks
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("pythons_collector")
+def test_tune_gc_freezes_what_a_service_holds_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = [[i] for i in range(1_000)]
+    with caplog.at_level(logging.INFO, "aioflow"):
+        af.tune_gc()
+    assert gc.get_threshold() == COLLECTED_AFTER
+    assert gc.get_freeze_count() > len(held)
+    assert f"thresholds {COLLECTED_AFTER}" in caplog.text
+    af.tune_gc()
+    callbacks = [one for one in gc.callbacks if isinstance(one.__self__, Collector)]  # type: ignore[attr-defined]
+    assert len(callbacks) == 1
+
+
+@pytest.mark.usefixtures("pythons_collector")
+def test_cyclic_garbage_is_freed_after_tune_gc() -> None:
+    made = Cycle()
+    weak, made.itself = weakref.ref(made), made
+    af.tune_gc()
+    del made
+    collector = collector_of_process()
+    assert collector is not None
+    gc.collect()
+    assert weak() is not None, "a frozen object was examined by an ordinary collection"
+    collector.look_everywhere()
+    gc.collect()
+    assert weak() is None
+
+
+def collector_seen_by(run: Callable[[af.Flow], object]) -> tuple[int, int, int]:
+    """Returns the thresholds of the collector while `run` runs a flow."""
+    seen = []
+    flow = af.Flow("seen")
+    flow.source([1]).map(lambda _: seen.append(gc.get_threshold())).sink(af.io.blackhole())
+    run(flow)
+    return seen[0]
+
+
+@pytest.mark.usefixtures("pythons_collector")
+@pytest.mark.parametrize("run", [af.run, lambda flow: run_flow(flow, Watcher())])
+def test_run_chooses_the_collector_until_it_returns(
+    run: Callable[[af.Flow], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    with caplog.at_level(logging.INFO, "aioflow"):
+        assert collector_seen_by(run) == COLLECTED_AFTER
+    assert (gc.get_threshold(), gc.callbacks, gc.get_freeze_count()) == (before, callbacks, 0)
+    assert f"thresholds {COLLECTED_AFTER}" in caplog.text
+
+
+@pytest.mark.usefixtures("pythons_collector")
+def test_run_leaves_the_collector_of_a_program_that_has_set_it() -> None:
+    gc.set_threshold(50_000, 20, 20)
+    assert collector_seen_by(af.run) == (50_000, 20, 20)
+
+
+@pytest.mark.usefixtures("pythons_collector")
+def test_flow_inside_a_service_leaves_the_collector_alone() -> None:
+    assert collector_seen_by(lambda flow: asyncio.run(flow.execute())) == (700, 10, 10)
+    af.tune_gc()
+    assert collector_seen_by(lambda flow: asyncio.run(flow.execute())) == COLLECTED_AFTER
