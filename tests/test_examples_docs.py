@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import importlib
 import inspect
 import io
 import os
@@ -28,7 +29,9 @@ import aioflow
 from aioflow.api.options import RunOptions
 
 ROOT = Path(__file__).parent.parent
-FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^```(python|text)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FOREIGN = re.compile(r"^```py(?: [^\n]*)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""Programs that a test cannot run: those of other engines, and those that need a cluster."""
 
 
 class Snippet(NamedTuple):
@@ -36,13 +39,15 @@ class Snippet(NamedTuple):
     line: int
     code: str
     shown: str | None
+    file: str | None = None
+    """Name of the file that the snippet is, given as `title=`."""
 
 
 def snippets(path: Path) -> Iterator[Snippet]:
     """The Python blocks of a document, each with the text block that follows it directly."""
     text = path.read_text(encoding="utf-8")
     blocks = list(FENCE.finditer(text))
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in zip(blocks, [*blocks[1:], None], strict=False):
         if block[1] == "python":
             adjacent = (
                 following is not None
@@ -53,30 +58,61 @@ def snippets(path: Path) -> Iterator[Snippet]:
             yield Snippet(
                 section,
                 text[: block.start()].count("\n") + 2,
+                block[3],
+                following[3] if following and adjacent else None,
                 block[2],
-                following[2] if following and adjacent else None,
             )
 
 
-PAGES = {page: list(snippets(ROOT / page)) for page in ("docs/guide.md", "docs/expressions.md")}
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if path.parent.name != "decisions"
+}
+PAGES = {page: list(snippets(path)) for page, path in DOCUMENTS.items()}
 SECTIONS = dict.fromkeys(
     (page, snippet.section) for page, found in PAGES.items() for snippet in found
 )
 
 
 @pytest.mark.parametrize(("page", "section"), SECTIONS)
-async def test_snippets_of_the_guide_print_what_it_shows(page: str, section: str) -> None:
+async def test_snippets_of_the_pages_print_what_they_show(
+    page: str, section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snippets of a section share their names. Those with a `title=` are files: the later snippets
+    of the page may import them, and they run as programs if their output is shown.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copy(ROOT / "examples" / "data" / "genesis.txt", tmp_path)
     names: dict[str, Any] = {"__name__": "guide", "af": aioflow, "asyncio": asyncio}
     for snippet in PAGES[page]:
-        if snippet.section == section:
-            # Lines are counted as in the document, so that a traceback points there.
-            tree = ast.increment_lineno(ast.parse(snippet.code), snippet.line - 1)
-            code = compile(tree, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            with contextlib.redirect_stdout(io.StringIO()) as printed:
-                outcome = eval(code, names)
-                if inspect.iscoroutine(outcome):
-                    await outcome
-            assert printed.getvalue() == (snippet.shown or ""), f"{page}:{snippet.line}"
+        if snippet.file is not None:
+            (tmp_path / snippet.file).write_text(snippet.code, encoding="utf-8")
+            monkeypatch.delitem(sys.modules, snippet.file.removesuffix(".py"), raising=False)
+            importlib.invalidate_caches()
+        if snippet.section != section:
+            continue
+        shown = snippet.shown or ""
+        # Lines are counted as in the document, so that a traceback points there.
+        tree = ast.increment_lineno(ast.parse(snippet.code), snippet.line - 1)
+        code = compile(tree, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if snippet.file is not None:
+            if snippet.shown is not None:
+                ran = await asyncio.to_thread(run_file, snippet.file, tmp_path)
+                assert ran == shown, f"{page}:{snippet.line}"
+            continue
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            outcome = eval(code, names)
+            if inspect.iscoroutine(outcome):
+                await outcome
+        assert printed.getvalue() == shown, f"{page}:{snippet.line}"
+
+
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_programs_that_are_only_shown_are_python(page: str) -> None:
+    for code in FOREIGN.findall(DOCUMENTS[page].read_text(encoding="utf-8")):
+        compile(code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_the_page_on_expressions_names_every_operation() -> None:
@@ -96,7 +132,9 @@ def test_the_page_on_expressions_names_every_operation() -> None:
 
 
 def test_the_tables_of_the_guide_have_every_option_of_a_run() -> None:
-    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    guide = "\n".join(
+        path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "guide").glob("*.md"))
+    )
     rows = "\n".join(line for line in guide.splitlines() if line.startswith("| `"))
     for option in fields(RunOptions):
         assert re.search(rf"[` ]{option.name}=", rows), option.name
@@ -115,8 +153,13 @@ def program(code: str, directory: Path, **environment: str) -> list[str]:
     """The lines that `code` prints when it is the main program, with the book at hand."""
     shutil.copy(ROOT / "examples" / "data" / "genesis.txt", directory)
     (directory / "program.py").write_text(code)
+    return run_file("program.py", directory, **environment).splitlines()
+
+
+def run_file(name: str, directory: Path, **environment: str) -> str:
+    """What the program `name` in `directory` prints."""
     done = subprocess.run(
-        [sys.executable, "program.py"],
+        [sys.executable, name],
         cwd=directory,
         env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
@@ -125,7 +168,7 @@ def program(code: str, directory: Path, **environment: str) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return done.stdout
 
 
 def test_readme_gives_two_commands_and_three_programs() -> None:
