@@ -46,12 +46,11 @@ from aioflow.api.options import parse_options
 from aioflow.checkpoint.lease import current_holder
 from aioflow.checkpoint.store import open_store
 from aioflow.checkpoint.urls import flow_url
-from aioflow.cluster.leadership import DirectoryLeases
-from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.leadership import LEASE_DIRECTORY, DirectoryLeases, LeaderRetrieval
 from aioflow.cluster.submission import ClusterClient, submission_of
-from aioflow.cluster.whereabouts import LEASE_DIRECTORY, Whereabouts
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
+from aioflow.network.security import read_secret
 from aioflow.testing.fault_proxy import FaultProxy
 from benchmarks.bench_throughput import environment
 from benchmarks.kill_flows import FOLDER, NAME, counted, mistakes, prepare, rows_written
@@ -457,7 +456,9 @@ class Cluster(InFolder):
 
     def _client(self) -> ClusterClient:
         return ClusterClient(
-            self._host, Whereabouts(data=str(self._data)), read_secret(str(self._data / "secret"))
+            self._host,
+            LeaderRetrieval(data=str(self._data)),
+            read_secret(str(self._data / "secret")),
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
+from aioflow.checkpoint.instructions import LATEST, CheckpointSettings
 from aioflow.core.locations import url_scheme
 from aioflow.core.timeunits import to_ms
 from aioflow.inspection.redaction import redacted

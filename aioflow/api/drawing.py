@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from aioflow.api.explain import explain_graph
 from aioflow.graph.job_graph import JobEdge, JobGraph, JobVertex
 
-__all__ = ["svg", "edge_label", "mermaid", "text"]
+__all__ = ["edge_label", "mermaid", "svg", "text"]
 
 
 def text(graph: JobGraph) -> str:

@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.api.checkpoint_options import CheckpointOptions, check_checkpoint_options, store_url
+from aioflow.checkpoint.instructions import LATEST
 from aioflow.checkpoint.urls import flow_url, join_url
 from aioflow.cluster.autoscaler import Autoscaler
-from aioflow.cluster.checkpoint_settings import LATEST
 from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.errors import did_you_mean
 from aioflow.core.timeunits import to_ms, to_seconds
@@ -21,7 +21,7 @@ from aioflow.state.backend import check_backend
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
 if TYPE_CHECKING:
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.heartbeat import HeartbeatOptions
     from aioflow.cluster.running_job import RunningJob
     from aioflow.core.host import Host

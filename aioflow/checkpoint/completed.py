@@ -18,18 +18,18 @@ from enum import StrEnum
 from aioflow.state.snapshot import KeyedStateHandle, StateFile
 
 __all__ = [
-    "CheckpointKind",
-    "CheckpointRetention",
-    "CheckpointedOperator",
-    "CompletedCheckpoint",
-    "Discard",
-    "files_of",
     "HEAD_BYTES",
     "ChannelSide",
     "ChannelStateHandle",
+    "CheckpointKind",
+    "CheckpointRetention",
     "CheckpointStats",
+    "CheckpointedOperator",
+    "CompletedCheckpoint",
+    "Discard",
     "OperatorStateHandle",
     "SubtaskState",
+    "files_of",
 ]
 
 

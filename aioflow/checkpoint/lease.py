@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KEPT",
+    "FlowLease",
+    "Holder",
     "Lease",
     "LeaseInfo",
     "LeaseKeeper",
@@ -60,8 +62,6 @@ __all__ = [
     "LeaseStore",
     "ObjectLeases",
     "current_holder",
-    "FlowLease",
-    "Holder",
 ]
 
 logger = logging.getLogger(__name__)

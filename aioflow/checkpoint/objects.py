@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Chunks",
+    "DirectoryObjects",
+    "MemoryObjects",
     "ObjectStore",
     "check_name",
     "collect",
     "is_name",
     "to_the_end",
-    "MemoryObjects",
-    "DirectoryObjects",
 ]
 
 Chunks = AsyncIterator[bytes]

@@ -32,7 +32,7 @@ from aioflow.checkpoint.plan import CheckpointPlan, CheckpointRefused, SubtaskTa
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.ids import ExecutionAttemptId
 
-__all__ = ["CheckpointTurns", "REQUESTS_MAX", "Request", "RequestQueue", "PendingCheckpoint"]
+__all__ = ["REQUESTS_MAX", "CheckpointTurns", "PendingCheckpoint", "Request", "RequestQueue"]
 
 REQUESTS_MAX = 1000
 """Maximum number of waiting requests; beyond, the last in order is turned away."""

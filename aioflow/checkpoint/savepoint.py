@@ -67,7 +67,7 @@ from aioflow.state.snapshot import (
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["Entry", "OperatorSummary", "Savepoint", "StateSummary", "SavepointEdit", "StandInTypes"]
+__all__ = ["Entry", "OperatorSummary", "Savepoint", "SavepointEdit", "StandInTypes", "StateSummary"]
 
 
 class StandInTypes(TypeRegistry):

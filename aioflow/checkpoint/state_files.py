@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = [
     "DIGEST_BYTES",
     "INLINE_BYTES",
-    "FileInput",
-    "FileOutput",
-    "Places",
     "LOCAL_BYTES_MAX",
-    "FirstOf",
     "Copy",
     "CopyPlace",
+    "FileInput",
+    "FileOutput",
+    "FirstOf",
     "LocalCopies",
     "LocalState",
+    "Places",
 ]
 
 INLINE_BYTES = 16 * 1024

@@ -28,13 +28,13 @@ from aioflow.cli.cluster_access import (
     addresses,
     asking,
     jobmanagers_of,
+    leader_retrieval_of,
     processes_of,
     run_on_host,
     secret_of,
     secured_host,
     tls_arguments,
     tls_files,
-    whereabouts_of,
 )
 from aioflow.cli.jobs import print_jobs
 from aioflow.cli.options import (
@@ -51,15 +51,15 @@ from aioflow.cli.options import (
 )
 from aioflow.cli.supervision import keep_running
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
-from aioflow.cluster.secret_file import create_secret
+from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
-from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 from aioflow.network.buffers import NETWORK_MEMORY_BYTES
+from aioflow.network.security import create_secret
 
 __all__ = ["add_commands"]
 
@@ -319,9 +319,9 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         named = (
             LOCAL
             if arguments.jobmanager is None and arguments.data is None
-            else arguments.jobmanager or Whereabouts()
+            else arguments.jobmanager or LeaderRetrieval()
         )
-        where = Whereabouts(
+        where = LeaderRetrieval(
             named.addresses, None if arguments.data is None else str(arguments.data)
         )
         options = TaskManagerOptions(
@@ -450,7 +450,7 @@ def _bring_up(
         jobmanager.wait()
         raise UsageError(f"the jobmanager did not start: {_last_words(data, 'jobmanager')}")
     address = (data / "address").read_text(encoding="utf-8").strip()
-    arguments.at, arguments.secret_file = whereabouts_of(data), data / "secret"
+    arguments.at, arguments.secret_file = leader_retrieval_of(data), data / "secret"
     return asking(
         arguments,
         partial(_all_registered, arguments=arguments, address=address),
@@ -618,7 +618,7 @@ def _signal(pid: int, number: int) -> bool:
 
 def _find(arguments: argparse.Namespace) -> None:
     try:
-        arguments.at = whereabouts_of(arguments.data)
+        arguments.at = leader_retrieval_of(arguments.data)
     except FileNotFoundError:
         raise UsageError(f"no cluster was started with {arguments.data}") from None
     arguments.secret_file = arguments.data / "secret"

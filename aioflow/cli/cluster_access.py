@@ -24,13 +24,12 @@ from typing import Any
 from aioflow.api.runner import new_event_loop
 from aioflow.cli.options import UsageError, in_flags
 from aioflow.cli.terminal import reader_is_gone
-from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.leadership import DATA, LeaderRetrieval, parse_address, parse_addresses
 from aioflow.cluster.submission import ClusterClient, NoJobManager
-from aioflow.cluster.whereabouts import DATA, Whereabouts, parse_address, parse_addresses
 from aioflow.core.errors import AioflowError, GraphError, NotAuthenticated
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
-from aioflow.network.security import SecuredHost, Security, TlsFiles
+from aioflow.network.security import SecuredHost, Security, TlsFiles, read_secret
 
 __all__ = [
     "DATA",
@@ -43,13 +42,13 @@ __all__ = [
     "asking",
     "find_started",
     "jobmanagers_of",
+    "leader_retrieval_of",
     "processes_of",
     "run_on_host",
     "secret_of",
     "secured_host",
     "tls_arguments",
     "tls_files",
-    "whereabouts_of",
 ]
 
 OPTIONS = ("--tls-cert", "--tls-key", "--tls-ca")
@@ -193,12 +192,12 @@ def _data(argv: list[str], command: str) -> str | None:
 
 FINISHED, FAILED, USAGE = 0, 1, 2
 PORT = 6123
-LOCAL = Whereabouts((("127.0.0.1", PORT),))
+LOCAL = LeaderRetrieval((("127.0.0.1", PORT),))
 
 
-def addresses(text: str) -> Whereabouts:
+def addresses(text: str) -> LeaderRetrieval:
     try:
-        return Whereabouts(parse_addresses(text))
+        return LeaderRetrieval(parse_addresses(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -291,10 +290,10 @@ def find_started(arguments: argparse.Namespace) -> None:
     """
     if arguments.at is None:
         data = arguments.secret_file.parent
-        arguments.at = whereabouts_of(data) if (data / "address").exists() else LOCAL
+        arguments.at = leader_retrieval_of(data) if (data / "address").exists() else LOCAL
 
 
-def whereabouts_of(data: Path) -> Whereabouts:
+def leader_retrieval_of(data: Path) -> LeaderRetrieval:
     """Returns where to find the JobManager of the directory `data` that started last, or the
     leader.
 
@@ -303,7 +302,7 @@ def whereabouts_of(data: Path) -> Whereabouts:
     path = data / "address"
     text = path.read_text(encoding="utf-8", errors="replace").strip()
     try:
-        return Whereabouts((parse_address(text),), str(data))
+        return LeaderRetrieval((parse_address(text),), str(data))
     except ValueError as error:
         remedy = (
             "start the jobmanager of this directory again, which writes it, or name one with --at"

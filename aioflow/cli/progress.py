@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from aioflow.api.job import Job, JobResult
 
 __all__ = [
-    "TaskRow",
-    "one_line",
-    "table",
-    "task_rows",
     "Lines",
     "Live",
+    "TaskRow",
     "Watcher",
+    "one_line",
     "run_flow",
+    "table",
+    "task_rows",
     "watcher_for",
 ]
 

@@ -24,7 +24,7 @@ from typing import TextIO
 
 from aioflow.core.errors import message_of
 
-__all__ = ["LiveBlock", "is_live", "reader_is_gone", "uses_color", "describe"]
+__all__ = ["LiveBlock", "describe", "is_live", "reader_is_gone", "uses_color"]
 
 CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
 

@@ -23,7 +23,7 @@ from aioflow.api.runner import new_event_loop
 from aioflow.cli.options import duration
 from aioflow.cli.progress import clipped
 from aioflow.cli.terminal import LiveBlock, is_live, uses_color
-from aioflow.cluster.whereabouts import parse_address
+from aioflow.cluster.leadership import parse_address
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import Broken
 from aioflow.core.timeunits import to_seconds
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = [
-    "add_top",
-    "ask",
-    "shown",
     "METRICS",
     "JobLines",
     "TaskLine",
+    "add_top",
+    "ask",
     "job_lines",
     "screen",
+    "shown",
 ]
 
 METRICS = (

@@ -16,10 +16,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.completed import CheckpointStats
+from aioflow.checkpoint.instructions import CheckpointSettings
 from aioflow.checkpoint.metadata import decode_subtask
 from aioflow.cluster.adaptive import AdaptiveParallelism
-from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.job_history import WorkerReport, status_of
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.job_peers import SUBMITTER, JobPeer
 from aioflow.cluster.job_session import (
@@ -44,7 +45,6 @@ from aioflow.cluster.scheduler import (
     slots_needed,
 )
 from aioflow.cluster.shipping import load_job
-from aioflow.cluster.told import ToldWorker, status_of
 from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
 from aioflow.core.errors import Broken, GraphError, RemoteError, RescaleError, note_once
 from aioflow.core.wire.serializers import Codec
@@ -679,11 +679,11 @@ class ClusterJob:
             name: value for metrics in self._metrics.values() for name, value in metrics.items()
         }
 
-    def tell_worker(
+    def report_of_worker(
         self, worker_id: str, slots: int, free_slots: int, silence_s: float
-    ) -> ToldWorker:
+    ) -> WorkerReport:
         """Describes a TaskManager for users of this job."""
-        return ToldWorker(
+        return WorkerReport(
             worker_id,
             slots,
             free_slots,

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, PersistedJob
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.errors import CheckpointError, JobError, message_of
+from aioflow.core.errors import CheckpointError, JobError, StaleLeader, message_of
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -40,11 +40,11 @@ from aioflow.task.closing import attach_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.heartbeat import HeartbeatOptions
+    from aioflow.cluster.job_history import WorkerReport
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.cluster.rpc import RpcConnection
-    from aioflow.cluster.told import ToldWorker
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
@@ -274,12 +274,12 @@ class EmbeddedCluster(RunningJob):
     def worker_count(self) -> int:
         return self._workers
 
-    def workers(self) -> list[ToldWorker]:
+    def workers(self) -> list[WorkerReport]:
         is_over = self.job_master.status.is_terminal
         # By number: workers register in any order.
         known = sorted(self._resources.taskmanagers(), key=lambda one: (len(one[0]), one[0]))
         return [
-            self._job.tell_worker(worker_id, slots, slots if is_over else free, silence_s)
+            self._job.report_of_worker(worker_id, slots, slots if is_over else free, silence_s)
             for worker_id, slots, free, silence_s in known
         ]
 

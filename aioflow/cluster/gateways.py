@@ -1,6 +1,6 @@
-"""The interfaces between the roles.
+"""The interfaces between the roles, and the one of a provider that starts workers.
 
-They are direct calls in one process and RPC between processes.
+The roles call each other directly in one process, and by RPC between processes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
+    from aioflow.core.errors import Broken
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import (
         ExecutionAttemptId,
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
     from aioflow.network.channels import ProducerState
     from aioflow.operators.source import Split
 
-__all__ = ["JobMasterGateway", "OnMissed", "TapGateway", "TaskExecutorGateway", "TaskReader"]
+__all__ = [
+    "JobMasterGateway",
+    "OnMissed",
+    "TapGateway",
+    "TaskExecutorGateway",
+    "TaskReader",
+    "WorkerProvider",
+]
 
 OnMissed = Callable[[int, Exception | None], None]
 """Called with the number of records that a watcher missed, or with why it can see none."""
@@ -158,4 +166,39 @@ class JobMasterGateway(Protocol):
         """Reports the event time that a source has reached, for sources aligned with it.
 
         An operator that reads one input first reports MAX_WATERMARK once that input is read.
+        """
+
+
+class WorkerProvider(Protocol):
+    """Starts workers for a ResourceManager, if workers do not come by themselves.
+
+    Each worker registers like any TaskManager, under an unused id. A worker that will not register
+    is reported as failed. Only the ResourceManager decides which workers are started instead. So
+    there is one restart policy for all kinds of machines. The methods run on the ResourceManager's
+    loop and must not block.
+    """
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that should run at any time."""
+
+    @property
+    def slots(self) -> int:
+        """Number of slots of each worker."""
+
+    def start_workers(self, count: int, failed: Callable[[], object]) -> None:
+        """Begins to start `count` workers.
+
+        `failed` is called once for each worker that will not register. It is safe to call from any
+        thread.
+        """
+
+    def registered(self, worker_id: str) -> None:
+        """Notes that this worker has registered."""
+
+    def lost(self, worker_id: str, reason: str) -> Broken | None:
+        """Notes that this worker is lost.
+
+        It may still run: end it to make room for its replacement. Returns the error of the tasks
+        that ran there, if the provider can say more than `reason`.
         """

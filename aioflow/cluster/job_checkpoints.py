@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.coordinator import CheckpointCoordinator
 from aioflow.checkpoint.instructions import (
+    LATEST,
     Answer,
+    CheckpointSettings,
     CoordinatorOptions,
     Discard,
     FailJob,
@@ -39,8 +41,6 @@ from aioflow.checkpoint.instructions import (
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.sweeping import GRACE_MS, sweep, sweep_state
 from aioflow.checkpoint.urls import flow_url, join_url
-from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.restoring import (
     RestorePoint,
     checkpointed_vertices,
@@ -49,7 +49,7 @@ from aioflow.cluster.restoring import (
     start_over,
 )
 from aioflow.core.aio import CANCEL_GRACE_S, cancel_and_wait, end_task, wait_all
-from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
+from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError, StaleLeader
 from aioflow.graph.deployment import ExecutionState
 
 if TYPE_CHECKING:

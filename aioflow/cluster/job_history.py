@@ -1,22 +1,47 @@
-"""The history of a job for monitoring: attempts with the times of their states, and failures.
+"""The history of a job for monitoring, and the report of it that a submitter reads.
 
-It is plain data that only the JobMaster changes. It is bounded: it keeps the latest attempts of
-each subtask and the latest failures of the job. Errors are kept as text, because an exception
-object keeps the frames of user code alive. Secrets are removed once, when a failure is recorded.
-Times are wall-clock ms.
+The history holds attempts with the times of their states, and failures. It is plain data that only
+the JobMaster changes. It is bounded: it keeps the latest attempts of each subtask and the latest
+failures of the job. Errors are kept as text, because an exception object keeps the frames of user
+code alive. Secrets are removed once, when a failure is recorded. Times are wall-clock ms.
+
+The JobManager sends the report as plain msgpack data in the shapes of the statistics themselves.
+The submitter asks once a second, and only while the job is being watched. Otherwise a job costs it
+nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aioflow.core.errors import RemoteError, message_of
+import msgspec
+
+from aioflow.checkpoint.statistics import (
+    CheckpointCounts,
+    CheckpointRecord,
+    CheckpointStatistics,
+    LatestCheckpoints,
+)
+from aioflow.core.errors import RemoteError, RemoteProtocolError, message_of
 from aioflow.core.tracebacks import format_folded
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.redaction import redacted
 
-__all__ = ["AttemptRecord", "FailureRecord", "JobHistory"]
+__all__ = [
+    "AttemptRecord",
+    "CheckpointsReport",
+    "FailureRecord",
+    "JobHistory",
+    "JobReport",
+    "WorkerReport",
+    "decode_report",
+    "encode_report",
+    "statistics_of",
+    "status_of",
+]
 
 ATTEMPTS_MAX = 16
 """Attempts kept of each subtask; Flink's `cluster.max-attempts-history-size`."""
@@ -181,3 +206,99 @@ def _stack(error: BaseException) -> str:
     """Formats the stack as Python does. An error of another process brings its own text."""
     told = error.traceback_text if isinstance(error, RemoteError) else ""
     return redacted(told or format_folded(error), TEXT_CHARACTERS_MAX)
+
+
+STATUS = "Status."
+"""Prefix of the metrics of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """A process that runs tasks of a job, other than the program itself."""
+
+    id: str
+    slots: int
+    free_slots: int
+    silence_ms: int
+    location: str
+    """Where the tasks of this job run on it; empty if it has none."""
+    status: dict[str, float] = field(default_factory=dict)
+    """The status metrics it last reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsReport:
+    """Checkpoint statistics; `records` newest last."""
+
+    counts: CheckpointCounts
+    latest: LatestCheckpoints
+    records: list[CheckpointRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsReport:
+    """The attempts of one subtask, oldest first."""
+
+    vertex_id: int
+    subtask: int
+    attempts: list[AttemptRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """The complete current details of a job."""
+
+    attempts: list[AttemptsReport]
+    failures: list[FailureRecord]
+    failures_total: int
+    checkpoints: CheckpointsReport | None
+    workers: list[WorkerReport]
+
+    def put_into(self, history: JobHistory) -> None:
+        """Replaces the attempts and failures in `history`."""
+        history.attempts = {
+            (one.vertex_id, one.subtask): deque(one.attempts, maxlen=ATTEMPTS_MAX)
+            for one in self.attempts
+        }
+        history.failures.clear()
+        history.failures.extend(self.failures)
+        history.failures_total = self.failures_total
+
+
+def encode_report(
+    history: JobHistory, statistics: CheckpointStatistics | None, workers: list[WorkerReport]
+) -> bytes:
+    """Encodes the details of a job. `statistics` is None for a job without checkpoints."""
+    checkpoints = None
+    if statistics is not None:
+        checkpoints = CheckpointsReport(
+            statistics.counts, statistics.latest, list(reversed(statistics.history))
+        )
+    attempts = [
+        AttemptsReport(*place, list(records)) for place, records in history.attempts.items()
+    ]
+    return msgspec.msgpack.encode(
+        JobReport(attempts, list(history.failures), history.failures_total, checkpoints, workers)
+    )
+
+
+def decode_report(content: bytes) -> JobReport:
+    """Decodes the details of a job. Raises RemoteProtocolError for those of another version."""
+    try:
+        return msgspec.msgpack.decode(content, type=JobReport)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(
+            f"the JobManager's report of a job is not understood: {error}"
+        ) from error
+
+
+def status_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a process itself, which come before those of its tasks."""
+    return dict(itertools.takewhile(lambda entry: entry[0].startswith(STATUS), metrics.items()))
+
+
+def statistics_of(report: CheckpointsReport) -> CheckpointStatistics:
+    """Returns reported checkpoints as the statistics that a job in this process keeps."""
+    made = CheckpointStatistics(())
+    made.adopt(report.counts, report.latest, report.records)
+    return made

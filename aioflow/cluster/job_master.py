@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.checkpoint.statistics import CheckpointStatistics
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import TaskExecutorGateway
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.aio import OrderedTaskGroup

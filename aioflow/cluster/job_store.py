@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.fencing import StaleLeader
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, StaleLeader
 
 if TYPE_CHECKING:
     from aioflow.cluster.leadership import Leadership

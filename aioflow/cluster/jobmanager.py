@@ -20,17 +20,22 @@ from aioflow.checkpoint.lease import LeaseOptions, current_holder
 from aioflow.cluster.cluster_job import ClusterJob, needs_submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
 from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.cluster.job_history import encode_report
 from aioflow.cluster.job_session import AttemptKey
 from aioflow.cluster.job_store import JobStore, PersistedJob
 from aioflow.cluster.job_taps import Submitter
-from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
+from aioflow.cluster.leadership import (
+    LEASE_DIRECTORY,
+    DirectoryLeases,
+    LeaderElection,
+    Leadership,
+    NoLeader,
+)
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.submitters import Submitters
 from aioflow.cluster.taskmanager_calls import TaskManagerCalls
-from aioflow.cluster.told import tell
-from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import JobNotRunning, NotAuthenticated
 from aioflow.core.wire.serializers import Codec
@@ -39,8 +44,8 @@ from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
     from aioflow.cluster.dispatcher import JobRunner
+    from aioflow.cluster.gateways import WorkerProvider
     from aioflow.cluster.job_master import JobMaster
-    from aioflow.cluster.worker_provider import WorkerProvider
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
 
@@ -262,12 +267,14 @@ class JobManager:
             return []
         return leading.resources.taskmanagers()
 
-    async def _told(self, job_id: str) -> bytes:
+    async def _job_report(self, job_id: str) -> bytes:
         """Describes a job to its submitting process, which shows it to users."""
         job = self.known_jobs().get(job_id)
         if job is None:
             raise UnknownJob(f"job {job_id} is not known here; list the jobs")
-        return tell(job.job_master, [job.tell_worker(*line) for line in self.taskmanagers()])
+        master = job.job_master
+        workers = [job.report_of_worker(*line) for line in self.taskmanagers()]
+        return encode_report(master.history, master.checkpoint_statistics, workers)
 
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
         """Asks a TaskManager about itself: see `ProcessInspector.ask`.
@@ -279,7 +286,7 @@ class JobManager:
     async def _leader(self) -> _Leading:
         """Waits until this process leads.
 
-        Raises NobodyLeads if the lease names another leader, which must get the request.
+        Raises NoLeader if the lease names another leader, which must get the request.
         """
         while not self._leading.done():
             await wait_first([self._leading], timeout_s=LOOK_S)
@@ -287,7 +294,7 @@ class JobManager:
                 "",
                 "here",
             ):
-                raise NobodyLeads(
+                raise NoLeader(
                     f"the jobmanager at {self._address} leads no more, the one at {where} does: "
                     "ask there"
                 )
@@ -331,7 +338,7 @@ class JobManager:
             "add_tap": partial(self._taskmanagers.to_job, ClusterJob.add_remote_tap),
             "remove_tap": partial(self._taskmanagers.to_job, ClusterJob.remove_remote_tap),
             "query_state": self._query_state,
-            "told": self._told,
+            "job_report": self._job_report,
             "ask_taskmanager": self.ask_taskmanager,
         }
 

@@ -18,7 +18,7 @@ from aioflow.task.closing import attach_errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph

@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.fencing import StaleLeader
+from aioflow.cluster.job_history import WorkerReport, decode_report, statistics_of
 from aioflow.cluster.job_session import unpack_error
+from aioflow.cluster.leadership import DATA, LeaderRetrieval, NoLeader, parse_addresses
 from aioflow.cluster.remote_home import RemoteHome
 from aioflow.cluster.remote_master import RemoteJobMaster
 from aioflow.cluster.running_job import RunningJob
-from aioflow.cluster.secret_file import given_secret
 from aioflow.cluster.submission import ClusterClient, submission_of
-from aioflow.cluster.told import ToldWorker, decode_told, statistics_of
-from aioflow.cluster.whereabouts import DATA, NobodyLeads, Whereabouts, parse_addresses
 from aioflow.core.aio import cancel_and_wait, wait_first
-from aioflow.core.errors import AioflowError, Broken, Closed, RescaleError
+from aioflow.core.errors import AioflowError, Broken, Closed, RescaleError, StaleLeader
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.rescaling import rescaled
-from aioflow.network.security import SecuredHost, Security, TlsFiles
+from aioflow.network.security import SecuredHost, Security, TlsFiles, given_secret
 
 if TYPE_CHECKING:
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
@@ -84,12 +82,12 @@ class RemoteCluster:
         _ = self.where
 
     @property
-    def where(self) -> Whereabouts:
+    def where(self) -> LeaderRetrieval:
         """Where the JobManagers are. Raises ValueError."""
         return (
-            Whereabouts(data=str(self.address))
+            LeaderRetrieval(data=str(self.address))
             if isinstance(self.address, Path)
-            else Whereabouts(parse_addresses(self.address))
+            else LeaderRetrieval(parse_addresses(self.address))
         )
 
     def start(
@@ -130,7 +128,7 @@ class RemoteRun(RunningJob):
         restart: RestartPolicy,
         options: TaskOptions,
         checkpoints: CheckpointSettings | None,
-        where: Whereabouts,
+        where: LeaderRetrieval,
         secret: bytes,
         bind: str,
     ) -> None:
@@ -163,7 +161,7 @@ class RemoteRun(RunningJob):
         self._asking: dict[asyncio.Task[None], None] = {}
         self._submitted = False
         self._metrics: dict[str, float] = {}
-        self._workers: list[ToldWorker] = []
+        self._workers: list[WorkerReport] = []
         """The TaskManagers of the cluster at the last `refresh`."""
 
     async def run(self) -> JobStatus:
@@ -241,7 +239,7 @@ class RemoteRun(RunningJob):
                     self.job_id, location=location, taps=self._home.told_taps()
                 )
                 break
-            except (Broken, StaleLeader, NobodyLeads):  # It no longer led when it got the request.
+            except (Broken, StaleLeader, NoLeader):  # It no longer led when it got the request.
                 if self.host.clock.monotonic() >= deadline or self.job_master.terminated.done():
                     raise
                 self._client.hang_up(Closed("this jobmanager leads no more"))
@@ -285,7 +283,7 @@ class RemoteRun(RunningJob):
             await self._client.connection.call(method, *args)
         except UnknownJob as error:
             self._give_up(f"is not known to the cluster at {self._where}: {error}")
-        except (Broken, StaleLeader, NobodyLeads) as error:
+        except (Broken, StaleLeader, NoLeader) as error:
             logger.warning(
                 "the cluster at %s did not %s job %s, its next leader is asked: %s",
                 self._where,
@@ -391,7 +389,7 @@ class RemoteRun(RunningJob):
     def own_metrics(self) -> dict[str, float]:
         return self._home.own_metrics()
 
-    def workers(self) -> list[ToldWorker]:
+    def workers(self) -> list[WorkerReport]:
         return self._workers
 
     def worker_at(self, location: str) -> str:
@@ -405,12 +403,12 @@ class RemoteRun(RunningJob):
         if not self._submitted or self.job_master.terminated.done():
             return
         async with asyncio.timeout(REFRESH_S):
-            told = decode_told(await self._client.connection.call("told", self.job_id))
-        told.put_into(self.job_master.history)
+            report = decode_report(await self._client.connection.call("job_report", self.job_id))
+        report.put_into(self.job_master.history)
         self.job_master.checkpoint_statistics = (
-            None if told.checkpoints is None else statistics_of(told.checkpoints)
+            None if report.checkpoints is None else statistics_of(report.checkpoints)
         )
-        self._workers = told.workers
+        self._workers = report.workers
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
         return await self._client.connection.call("ask_taskmanager", worker_id, what, *args)

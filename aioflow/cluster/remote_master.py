@@ -14,8 +14,8 @@ from aioflow.cluster.job_history import JobHistory
 from aioflow.core.errors import JobNotRunning
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.checkpoint.statistics import CheckpointStatistics
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState

@@ -39,8 +39,8 @@ from aioflow.core.errors import AioflowError, Broken
 
 if TYPE_CHECKING:
     from aioflow.cluster.cluster_job import ClusterJob
+    from aioflow.cluster.gateways import WorkerProvider
     from aioflow.cluster.rpc import RpcConnection
-    from aioflow.cluster.worker_provider import WorkerProvider
     from aioflow.core.host import Host
 
 __all__ = ["ResourceManager"]

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 from aioflow.cluster.slots import SlotStatus
 
 if TYPE_CHECKING:
-    from aioflow.cluster.worker_provider import WorkerProvider
+    from aioflow.cluster.gateways import WorkerProvider
 
 __all__ = [
+    "OPENS_SLOWLY_S",
     "Instruction",
     "LoseProcess",
     "NotEnoughResources",
-    "OPENS_SLOWLY_S",
     "OpensSlowly",
     "ReleaseWorker",
     "RequestSlot",

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.assignment import assign_splits, plan_restore
 from aioflow.checkpoint.completed import CheckpointedOperator
+from aioflow.checkpoint.instructions import LATEST, CheckpointSettings
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import decode_source_state
 from aioflow.checkpoint.store import RESTORE_ONLY, FlowStore, open_store, read_checkpoint
-from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.core.errors import RestoreError, did_you_mean
 from aioflow.graph.job_graph import JobEdge, JobGraph, JobVertex, connected_subtasks
 from aioflow.graph.stream_graph import ShipStrategy

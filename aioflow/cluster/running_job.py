@@ -14,12 +14,11 @@ from aioflow.core.errors import Broken, RescaleError
 if TYPE_CHECKING:
     import asyncio
 
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.checkpoint.statistics import CheckpointStatistics
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
     from aioflow.cluster.gateways import TaskReader
-    from aioflow.cluster.job_history import JobHistory
-    from aioflow.cluster.told import ToldWorker
+    from aioflow.cluster.job_history import JobHistory, WorkerReport
     from aioflow.core.host import Host
 
 __all__ = ["JobMasterView", "RunningJob"]
@@ -125,7 +124,7 @@ class RunningJob(Protocol):
         """Number of worker processes that the job should have; 0: it starts none."""
         return 0
 
-    def workers(self) -> Sequence[ToldWorker]:
+    def workers(self) -> Sequence[WorkerReport]:
         """The other processes, oldest first."""
         return ()
 

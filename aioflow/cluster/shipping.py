@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, ForwardRef, Generic, NewType, get_type_hi
 import cloudpickle
 import msgspec
 
-from aioflow.cluster.annotations import annotations_of, evaluated
-from aioflow.cluster.struct_classes import with_fields
+from aioflow.cluster.struct_classes import annotations_of, evaluated, with_fields
 from aioflow.core.errors import GraphError
 from aioflow.core.wire.kinds import kind_of
 from aioflow.core.wire.types import DEFAULT_TYPES, Registration, TypeRegistry

@@ -20,9 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.scheduler import SlotOffer
-from aioflow.core.errors import AioflowError
+from aioflow.core.errors import AioflowError, StaleLeader
 from aioflow.graph.deployment import ExecutionAttemptId
 
 __all__ = [

@@ -21,16 +21,22 @@ from typing import TYPE_CHECKING, Any, Self
 import cloudpickle
 
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.fencing import StaleLeader
+from aioflow.cluster.leadership import LeaderRetrieval, NoLeader, connect_to_leader
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import ship_job
-from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.errors import AioflowError, Broken, CheckpointError, Closed, NotAuthenticated
+from aioflow.core.errors import (
+    AioflowError,
+    Broken,
+    CheckpointError,
+    Closed,
+    NotAuthenticated,
+    StaleLeader,
+)
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
@@ -124,7 +130,7 @@ def submission_of(
 class NoJobManager(ConnectionError):
     """No JobManager answers at the given place. `what`: the message without the remedy."""
 
-    def __init__(self, where: Whereabouts, reason: OSError) -> None:
+    def __init__(self, where: LeaderRetrieval, reason: OSError) -> None:
         is_plain = isinstance(reason, ConnectionRefusedError)
         self.what = (
             f"no jobmanager listens at {where}"
@@ -146,7 +152,7 @@ class ClusterClient:
     def __init__(
         self,
         host: Host,
-        where: Whereabouts,
+        where: LeaderRetrieval,
         secret: bytes,
         handlers: dict[str, Callable[..., Any]] | None = None,
     ) -> None:
@@ -161,7 +167,7 @@ class ClusterClient:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._connect((NobodyLeads, TimeoutError), LEADER_TIMEOUT_S)
+            await self._connect((NoLeader, TimeoutError), LEADER_TIMEOUT_S)
         except Broken as error:
             raise NotAuthenticated(
                 f"the jobmanager at {self._where} does not know this secret, or is none ({error})"
@@ -262,7 +268,7 @@ class ClusterClient:
                     if ask is not None:
                         await ask()
                     return await self.wait(job_id)
-                except (Broken, StaleLeader, NobodyLeads) as error:
+                except (Broken, StaleLeader, NoLeader) as error:
                     logger.warning("job %s is looked for under the next leader: %s", job_id, error)
                     await self.connect_again(timeout_s)
         finally:

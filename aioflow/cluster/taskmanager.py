@@ -28,6 +28,7 @@ from aioflow.cluster.heartbeat import (
 )
 from aioflow.cluster.job_processes import JobProcess, JobProcesses
 from aioflow.cluster.job_session import REQUESTS, AttemptKey, JobSession, pack_error
+from aioflow.cluster.leadership import LeaderRetrieval, NoLeader, connect_to_leader
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import load_job
@@ -40,7 +41,6 @@ from aioflow.cluster.slots import (
     SlotOccupied,
     TaskSlotTable,
 )
-from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning
 from aioflow.core.log_backoff import LogBackoff
@@ -83,7 +83,7 @@ class TaskManagerOptions:
     partitions.
     """
 
-    jobmanagers: Whereabouts
+    jobmanagers: LeaderRetrieval
     slots: int = 1
     bind: str = "127.0.0.1"
     slot_timeout_s: float = 30.0
@@ -188,7 +188,7 @@ class TaskManager:
     async def run(self) -> None:
         """Serves one JobManager after the other. Raises Broken if the first one refuses the secret.
 
-        With `follows=False` it serves one only, and raises OSError or NobodyLeads if it does not
+        With `follows=False` it serves one only, and raises OSError or NoLeader if it does not
         find it.
         """
         if self._processes is not None:
@@ -215,7 +215,7 @@ class TaskManager:
                     if not self._accepted and not self._released:
                         raise
                     self._waits(logging.WARNING, error)
-                except (OSError, NobodyLeads) as error:
+                except (OSError, NoLeader) as error:
                     if (
                         not self._options.follows
                         and not self._accepted

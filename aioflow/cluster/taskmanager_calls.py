@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.cluster_job import ClusterJob
 from aioflow.cluster.dispatcher import UnknownJob
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
-from aioflow.core.errors import Broken, JobNotRunning
+from aioflow.core.errors import Broken, JobNotRunning, StaleLeader
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 

@@ -26,8 +26,8 @@ from aioflow.cluster.collector import COLLECTED_AFTER, install_collector
 from aioflow.cluster.heartbeat import HeartbeatOptions, OwnPauses
 from aioflow.cluster.job_process import JobServer
 from aioflow.cluster.job_processes import JOB
+from aioflow.cluster.leadership import LeaderRetrieval, parse_address
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
-from aioflow.cluster.whereabouts import Whereabouts, parse_address
 from aioflow.core.errors import Broken, NotAuthenticated
 from aioflow.core.system_host import SystemHost, prefer_when_memory_is_short
 from aioflow.network.security import SecuredHost, Security, TlsFiles
@@ -57,7 +57,7 @@ def taskmanager_of(
     """Makes the TaskManager of this process from its command line."""
     address, worker_id, slots, interval_s, silence_s = arguments
     options = TaskManagerOptions(
-        jobmanagers=Whereabouts((parse_address(address),)),
+        jobmanagers=LeaderRetrieval((parse_address(address),)),
         slots=int(slots),
         network_bytes=None,
         follows=False,

@@ -46,7 +46,7 @@ from aioflow.columns.keys import KeyEncoder, arrivals
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX, Column, ColumnBatch
 from aioflow.core.functions import WindowResult
 
-__all__ = ["WRITTEN_MAX", "Cells", "Merged", "KEYS_MAX", "RunningColumns", "SliceColumns"]
+__all__ = ["KEYS_MAX", "WRITTEN_MAX", "Cells", "Merged", "RunningColumns", "SliceColumns"]
 
 WRITTEN_MAX = 16_384
 """Number of keys that are written at a time, which takes some 10 ms."""

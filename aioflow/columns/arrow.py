@@ -24,13 +24,13 @@ from aioflow.columns.build import GrowingEntries, nothing
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 
 __all__ = [
+    "ArrowPages",
     "codes_of",
     "from_arrow",
     "numbers_of",
     "plain_texts",
     "to_arrow",
     "to_table",
-    "ArrowPages",
 ]
 
 

@@ -17,13 +17,13 @@ from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberCo
 from aioflow.core.wire.columns import GrowingList
 
 __all__ = [
+    "ENTRIES_MAX",
+    "GrowingEntries",
     "column_of",
     "concat",
     "gather",
     "repeat",
     "scatter",
-    "ENTRIES_MAX",
-    "GrowingEntries",
 ]
 
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}

@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 __all__ = [
     "PENDING_MAX",
     "ChunkTable",
+    "Held",
     "JoinSides",
     "Namespace",
-    "Row",
-    "rows_of",
-    "Held",
     "Pairing",
+    "Row",
     "Runs",
-    "together",
     "int_in_group",
+    "rows_of",
+    "together",
 ]
 
 _PLACE_BITS = 32

@@ -25,16 +25,16 @@ from aioflow.expressions.nodes import Expr
 
 __all__ = [
     "Groups",
+    "Inputs",
     "Leaf",
+    "LeafKind",
+    "LeafSpec",
+    "Plan",
     "Tally",
     "check_merge",
     "copied",
     "grown",
     "tally_of",
-    "Inputs",
-    "LeafKind",
-    "LeafSpec",
-    "Plan",
 ]
 
 

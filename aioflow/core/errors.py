@@ -60,15 +60,16 @@ __all__ = [
     "RemoteProtocolError",
     "RescaleError",
     "RestoreError",
+    "StaleLeader",
     "StateError",
     "TypeNotSupported",
     "ValueNotSupported",
+    "describe_record",
     "did_you_mean",
     "has_place",
     "message_of",
     "note_once",
     "with_article",
-    "describe_record",
 ]
 
 
@@ -207,6 +208,15 @@ class RemoteError(AioflowError):
 
 class NotAuthenticated(AioflowError):
     """The peer did not prove that it knows the secret, or has another role."""
+
+
+class StaleLeader(AioflowError):
+    """A message or a write came from a leader that another one has replaced.
+
+    The old leader must stop; the request had no effect. A fencing token is a positive integer from
+    `leadership`. The larger of two tokens belongs to the newer leader. A receiver keeps the largest
+    token that it has seen for a role and refuses smaller ones.
+    """
 
 
 def with_article(noun: str) -> str:

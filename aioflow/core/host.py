@@ -22,8 +22,20 @@ if TYPE_CHECKING:
     import builtins
 
 __all__ = [
-    "Clock", "FileStat", "FileSystem", "Frame", "Host", "Ids", "Listener", "Network", "Process",
-    "Processes", "ProcessIdentity", "ProtocolFactory", "Rng", "ThreadTimes",
+    "Clock",
+    "FileStat",
+    "FileSystem",
+    "Frame",
+    "Host",
+    "Ids",
+    "Listener",
+    "Network",
+    "Process",
+    "ProcessIdentity",
+    "Processes",
+    "ProtocolFactory",
+    "Rng",
+    "ThreadTimes",
 ]  # fmt: skip
 
 T = TypeVar("T")

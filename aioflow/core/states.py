@@ -21,18 +21,18 @@ from aioflow.core.timeunits import to_ms
 
 __all__ = [
     "AggregatingState",
+    "AggregatingStateDescriptor",
     "ListState",
+    "ListStateDescriptor",
     "MapState",
+    "MapStateDescriptor",
     "OrNone",
     "RawKeyedState",
     "ReducingState",
-    "ValueState",
-    "AggregatingStateDescriptor",
-    "ListStateDescriptor",
-    "MapStateDescriptor",
     "ReducingStateDescriptor",
     "StateDescriptor",
     "StateTtl",
+    "ValueState",
     "ValueStateDescriptor",
 ]
 

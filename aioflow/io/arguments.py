@@ -35,20 +35,20 @@ else:
 """Type of a connector's elements: Any, unless its call names a `type`."""
 
 __all__ = [
+    "MALFORMED",
+    "Malformed",
+    "OnError",
     "T",
     "check_host_and_port",
     "checked_columns",
     "checked_encoding",
     "checked_headers",
+    "checked_on_error",
     "checked_options",
     "checked_seconds",
     "checked_text",
     "checked_whole",
     "require_columns",
-    "MALFORMED",
-    "Malformed",
-    "OnError",
-    "checked_on_error",
 ]
 
 PORT_MAX = 65_535

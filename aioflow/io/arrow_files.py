@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
     from aioflow.operators.source import SourceContext
 
-__all__ = ["ArrowFiles", "ArrowTable", "arrow", "ParquetFiles", "parquet"]
+__all__ = ["ArrowFiles", "ArrowTable", "ParquetFiles", "arrow", "parquet"]
 
 PAGE_ROWS = 131_072
 """Rows of a table in one batch of columns. All batches share one dictionary of texts."""

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from aioflow.core.host import FileSystem
 
 __all__ = [
-    "FilePart",
     "BLOCK_BYTES",
     "Block",
     "BlockFile",
+    "FilePart",
     "Mark",
     "is_compressed",
     "mark_of",

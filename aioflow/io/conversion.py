@@ -32,28 +32,28 @@ from aioflow.core.wire.kinds import Kind, defaults_of, fields_of, kind_of
 from aioflow.core.wire.types import STANDS_FOR
 
 __all__ = [
+    "FORMATS",
     "allows_none",
     "are_scalars",
+    "as_object",
+    "body_decoder",
+    "body_encoder",
     "certain_hints_of",
+    "checked_format",
     "field_names",
     "fields_of_value",
     "hints_of",
     "is_model",
     "is_namedtuple",
     "json_encoder",
+    "lines_of_objects",
+    "model_maker",
     "namedtuple_from",
+    "one_or_more",
+    "one_or_more_places",
     "row_converter",
     "struct_like",
     "value_maker",
-    "FORMATS",
-    "as_object",
-    "body_decoder",
-    "body_encoder",
-    "checked_format",
-    "one_or_more",
-    "one_or_more_places",
-    "lines_of_objects",
-    "model_maker",
 ]
 
 _SCALARS = (int, float, str, bool, type(None))

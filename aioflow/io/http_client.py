@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DECODINGS",
+    "EventParser",
     "HttpConnector",
+    "ServerSentEvent",
+    "SseSource",
     "checked_url",
     "client_session",
     "http",
     "http_error",
-    "without_secrets",
-    "EventParser",
-    "ServerSentEvent",
-    "SseSource",
     "sse",
+    "without_secrets",
 ]
 
 RETRIES = 5

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from aioflow.io.arguments import OnError
 
 __all__ = [
-    "KafkaConfig",
     "CLOSE_TIMEOUT_S",
+    "KafkaConfig",
+    "KafkaPartitions",
+    "KafkaRecord",
     "client_library",
     "committed_offsets",
     "existing",
@@ -38,8 +40,6 @@ __all__ = [
     "start_consumer",
     "started",
     "undisturbed",
-    "KafkaPartitions",
-    "KafkaRecord",
 ]
 
 R = TypeVar("R")

@@ -41,7 +41,7 @@ from aioflow.operators.source import BaseReader, BaseSource, Source, Split, comp
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["FunctionSource", "IterableSource", "as_source", "FunctionReader"]
+__all__ = ["FunctionReader", "FunctionSource", "IterableSource", "as_source"]
 
 logger = logging.getLogger(__name__)
 

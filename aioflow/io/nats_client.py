@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
     from aioflow.io.arguments import OnError
 
-__all__ = ["NatsConfig", "heeded", "connect", "is_away", "stream_of"]
+__all__ = ["NatsConfig", "connect", "heeded", "is_away", "stream_of"]
 
 
 R = TypeVar("R")

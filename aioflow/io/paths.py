@@ -39,9 +39,9 @@ __all__ = [
     "find_files",
     "fixed_part",
     "is_matched",
+    "lent",
     "pattern_hint",
     "respelled",
-    "lent",
 ]
 
 SPLIT_BYTES = 64 * 1024 * 1024

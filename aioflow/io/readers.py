@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BUFFER_RECORDS",
     "BufferedReader",
-    "say_at_most_once",
-    "ReadAhead",
     "GroupReader",
     "Message",
+    "ReadAhead",
     "StreamReader",
+    "say_at_most_once",
 ]
 
 logger = logging.getLogger(__name__)

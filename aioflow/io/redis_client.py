@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from aioflow.io.arguments import OnError
 
 __all__ = [
-    "RedisConfig",
     "ANSWER_TIMEOUT_S",
-    "open_client",
+    "RedisConfig",
     "answered",
-    "is_away",
-    "refusal",
-    "exists",
     "decoder_of",
     "encoder_of",
     "entry_decoder",
+    "exists",
+    "is_away",
+    "open_client",
+    "refusal",
 ]
 
 ANSWER_TIMEOUT_S = 20.0

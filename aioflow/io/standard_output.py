@@ -18,7 +18,7 @@ from aioflow.operators.sink import BaseSink, BaseWriter
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["ReaderGone", "StdoutSink", "stdout", "BlackholeSink", "blackhole"]
+__all__ = ["BlackholeSink", "ReaderGone", "StdoutSink", "blackhole", "stdout"]
 
 
 @explained

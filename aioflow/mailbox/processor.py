@@ -36,7 +36,7 @@ from aioflow.mailbox.executor import MailboxExecutor, on_loop, put_threadsafe
 from aioflow.mailbox.mailbox import MAX_PRIORITY, Lane, Mail, TaskMailbox
 from aioflow.mailbox.metrics import LatencyProbe, MailboxMetrics, SlowActions
 
-__all__ = ["DefaultAction", "MailboxProcessor", "Suspension", "ControlWatch"]
+__all__ = ["ControlWatch", "DefaultAction", "MailboxProcessor", "Suspension"]
 
 T = TypeVar("T")
 

@@ -14,23 +14,23 @@ import msgspec
 from aiohttp import web
 
 __all__ = [
-    "Handler",
     "ROUTES_OF",
-    "Route",
     "VERTEX",
-    "get",
-    "route",
-    "start",
     "Answer",
     "BadRequest",
     "Conflict",
     "Forbidden",
+    "Handler",
     "NotFound",
     "RestError",
+    "Route",
     "Unavailable",
     "error_response",
+    "get",
     "json_bytes",
     "json_response",
+    "route",
+    "start",
 ]
 
 

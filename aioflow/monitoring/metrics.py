@@ -30,8 +30,8 @@ __all__ = [
     "MetricIndex",
     "OperatorMetric",
     "job_metrics",
-    "shown_value",
     "labels_of",
+    "shown_value",
 ]
 
 FRESH_S = 0.2

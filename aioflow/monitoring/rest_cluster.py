@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aioflow.monitoring.view import WorkerView
 
 __all__ = [
+    "asyncio_view",
     "config",
     "find_worker",
     "jobmanager_config",
@@ -32,15 +33,14 @@ __all__ = [
     "no_logs",
     "nothing",
     "overview",
-    "taskmanager",
-    "taskmanagers",
-    "asyncio_view",
     "processes",
     "series",
-    "thread_dump",
-    "worker_thread_dump",
     "tail",
+    "taskmanager",
+    "taskmanagers",
+    "thread_dump",
     "worker_log",
+    "worker_thread_dump",
 ]
 
 FLINK_VERSION = "1.20"

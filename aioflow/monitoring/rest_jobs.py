@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aioflow.monitoring.view import JobView, SubtaskView
 
 __all__ = [
+    "SHOWN_STATES",
     "cancel",
     "config",
     "exceptions",
@@ -34,19 +35,18 @@ __all__ = [
     "failure_cause",
     "io_metrics",
     "job",
+    "job_accumulators",
     "jobs",
     "jobs_overview",
     "plan",
     "plan_of",
-    "SHOWN_STATES",
+    "results",
     "state_counts",
     "status",
-    "vertex_body",
-    "vertex_status",
-    "job_accumulators",
-    "results",
     "subtask_accumulators",
     "vertex_accumulators",
+    "vertex_body",
+    "vertex_status",
 ]
 
 OF_THE_ENGINE = frozenset(

@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from aioflow.cluster.job_history import AttemptRecord
-from aioflow.cluster.told import status_of
+from aioflow.cluster.job_history import AttemptRecord, status_of
 from aioflow.core.errors import JobNotRunning
 from aioflow.graph.deployment import ExecutionState
 
 if TYPE_CHECKING:
     from collections import deque
 
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.checkpoint.statistics import CheckpointStatistics
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.gateways import TapGateway
     from aioflow.cluster.job_history import FailureRecord

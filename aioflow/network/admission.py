@@ -16,12 +16,12 @@ from typing import Generic, Protocol, TypeVar
 from aioflow.core.errors import NotAuthenticated
 
 __all__ = [
+    "EVERY_S",
+    "SILENCE_MS",
     "WAITING_MAX",
     "Guest",
-    "WaitingRoom",
-    "EVERY_S",
     "Refusals",
-    "SILENCE_MS",
+    "WaitingRoom",
     "peer_of",
     "tune",
 ]

@@ -51,9 +51,9 @@ __all__ = [
     "BLOCKING_CONCURRENCY",
     "AsyncSinkOperator",
     "AsyncWaitOperator",
-    "GuardedRowsOperator",
     "CompletionQueue",
     "Entry",
+    "GuardedRowsOperator",
     "OrderedQueue",
     "UnorderedQueue",
 ]

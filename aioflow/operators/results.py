@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAIN_RESULTS",
-    "FirstResult",
-    "elements_of",
-    "refuse_awaitable",
-    "flush_in_slices",
     "RESULTS_FIRST",
     "RESULTS_MAX",
+    "FirstResult",
     "ResumableOutput",
+    "elements_of",
+    "flush_in_slices",
+    "refuse_awaitable",
 ]
 
 PLAIN_RESULTS = frozenset((GeneratorType, list, tuple))

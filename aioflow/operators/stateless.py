@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend
 
 __all__ = [
+    "ConnectedRowsOperator",
+    "KeyedRowsOperator",
     "StatelessKind",
     "StatelessOperator",
     "StatelessStep",
-    "KeyedRowsOperator",
-    "ConnectedRowsOperator",
 ]
 
 

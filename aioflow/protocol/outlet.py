@@ -16,7 +16,7 @@ from aioflow.protocol.credit import CreditSender, NextElement
 from aioflow.protocol.framing import SEGMENT_BYTES, FrameType
 from aioflow.protocol.messages import ErrorResponse, PartitionRequest
 
-__all__ = ["PAYLOAD_BYTES_MAX", "SentFrame", "Outlet", "SubpartitionView"]
+__all__ = ["PAYLOAD_BYTES_MAX", "Outlet", "SentFrame", "SubpartitionView"]
 
 PREFIX: Final = struct.Struct(">BI")
 """Format of the bytes before the payload of data and events: flags, and the backlog after it."""

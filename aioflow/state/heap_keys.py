@@ -30,9 +30,9 @@ __all__ = [
     "GroupPart",
     "Pace",
     "Part",
+    "Retired",
     "SpokenKeys",
     "breathe",
-    "Retired",
 ]
 
 Rows = dict[int, dict[Space | None, list[Any]]]

@@ -74,10 +74,10 @@ __all__ = [
     "Bundle",
     "RocksSnapshot",
     "SnapshotPlan",
-    "decode_bundle",
-    "timers_of",
     "StoredState",
+    "decode_bundle",
     "download",
+    "timers_of",
 ]
 
 ROCKSDB_FORMAT = "rocksdb"

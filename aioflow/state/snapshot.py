@@ -24,19 +24,19 @@ from uuid import UUID
 from aioflow.core.errors import RestoreError
 
 __all__ = [
+    "CANONICAL",
+    "InlineState",
+    "KeyedStateHandle",
     "OperatorSnapshot",
+    "StateFile",
+    "StateInput",
+    "StateOutput",
     "TableMeta",
     "Uncopied",
     "check_max_parallelism",
     "copy_of_default",
     "frozen_copy",
-    "CANONICAL",
-    "KeyedStateHandle",
-    "StateFile",
-    "StateInput",
-    "StateOutput",
     "whole",
-    "InlineState",
 ]
 
 ATOMS = frozenset(

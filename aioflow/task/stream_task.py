@@ -23,8 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.advice.running import CallsSeen, InputSeen, TaskAdvice
-from aioflow.advice.runtime import tell_unread_sides
+from aioflow.advice.runtime import CallsSeen, InputSeen, TaskAdvice, tell_unread_sides
 from aioflow.core.aio import (
     CANCEL_GRACE_S,
     OrderedTaskGroup,

@@ -13,8 +13,8 @@ import numpy
 import pytest
 
 import aioflow as af
-from aioflow.advice import running
-from aioflow.advice.running import CallsSeen, InputSeen, TaskAdvice
+from aioflow.advice import runtime
+from aioflow.advice.runtime import CallsSeen, InputSeen, TaskAdvice
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import note_once
 from aioflow.core.tracebacks import fold_traceback, format_folded, whole_traceback
@@ -169,7 +169,7 @@ async def until_logged(text: str, caplog: pytest.LogCaptureFixture) -> str:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watch, "CHECK_BEATS", 1)
-    monkeypatch.setattr(running, "LASTS_S", 0.2)
+    monkeypatch.setattr(runtime, "LASTS_S", 0.2)
 
 
 @pytest.mark.usefixtures("soon")

@@ -12,8 +12,8 @@ import aioflow as af
 from aioflow.api.options import parse_options
 from aioflow.cli.cluster import CONFIGURATION
 from aioflow.cli.command import main
+from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.taskmanager import TaskManagerOptions
-from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.network.buffers import NETWORK_MEMORY_BYTES
 from aioflow.state.rocksdb import RocksDB
@@ -79,7 +79,7 @@ def test_backend_of_the_program_counts_before_the_configuration_of_the_cluster()
 
 def test_network_memory_of_a_cluster_is_that_of_its_taskmanagers() -> None:
     """The processes of a job are of the cluster, and so is their memory."""
-    assert TaskManagerOptions(jobmanagers=Whereabouts()).network_bytes == NETWORK_MEMORY_BYTES
+    assert TaskManagerOptions(jobmanagers=LeaderRetrieval()).network_bytes == NETWORK_MEMORY_BYTES
 
 
 @pytest.mark.parametrize("given", ["rocksdb.path", "rocksdb.pth=/x", "=x"])

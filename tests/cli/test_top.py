@@ -14,7 +14,7 @@ from aiohttp import web
 import aioflow as af
 from aioflow.cli.command import main
 from aioflow.cli.top import JobLines, job_lines, screen, shown
-from aioflow.cluster.whereabouts import parse_address
+from aioflow.cluster.leadership import parse_address
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import Broken
 

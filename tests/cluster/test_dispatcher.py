@@ -17,11 +17,10 @@ from aioflow.cluster.dispatcher import (
     UnknownJob,
 )
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, JobStore, PersistedJob
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.errors import CheckpointError, GraphError
+from aioflow.core.errors import CheckpointError, GraphError, StaleLeader
 from aioflow.testing import simulate
 from aioflow.testing.simulation import Faults, SimulatedHost, inject
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aioflow.cluster.checkpoint_settings import CheckpointSettings
+from aioflow.checkpoint.instructions import CheckpointSettings
 from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost

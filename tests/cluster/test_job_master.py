@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
+from aioflow.checkpoint.instructions import CheckpointSettings
 from aioflow.checkpoint.urls import flow_url
-from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_master import JobMaster
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.errors import CheckpointError, ProducerFailed
+from aioflow.core.errors import CheckpointError, ProducerFailed, StaleLeader
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor

@@ -10,10 +10,9 @@ import pytest
 
 from aioflow.checkpoint.lease import LeaseInfo
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, JobStore, PersistedJob, Recovered
 from aioflow.cluster.leadership import Leadership
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, StaleLeader
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
 from aioflow.testing import simulate

@@ -12,8 +12,7 @@ from aioflow.checkpoint.lease import LeaseInfo
 from aioflow.cluster.dispatcher import Dispatcher
 from aioflow.cluster.job_store import JobStore, Recovered
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions
-from aioflow.cluster.leadership import DirectoryLeases, Leadership
-from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
+from aioflow.cluster.leadership import LEASE_DIRECTORY, DirectoryLeases, Leadership, NoLeader
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.system_host import SystemHost
 
@@ -61,7 +60,7 @@ async def test_waiter_is_told_that_another_candidate_leads(tmp_path: Path) -> No
         1, LeaseInfo(1, 1, "other", "127.0.0.1:7").encode()
     )
     async with asyncio.timeout(60):
-        with pytest.raises(NobodyLeads, match=r"the one at 127\.0\.0\.1:7 does: ask there"):
+        with pytest.raises(NoLeader, match=r"the one at 127\.0\.0\.1:7 does: ask there"):
             await waiting
     await host.close()
 

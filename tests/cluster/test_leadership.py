@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from aioflow.checkpoint.lease import KEPT, LeaseInfo, LeaseOptions, current_holder
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, StaleLeader
 from aioflow.core.host import Host, ProcessIdentity
 from aioflow.core.system_host import SystemHost
 from aioflow.testing import simulate

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.cluster import remote, submission, whereabouts
+from aioflow.cluster import leadership, remote, submission
 from aioflow.cluster.dispatcher import UnknownJob
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.rpc import RpcConnection, RpcServer
+from aioflow.core.errors import StaleLeader
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
@@ -170,7 +170,7 @@ async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(
     """I5.3: its connection stays open, like that of a stopped process. The request is repeated."""
     monkeypatch.setattr(submission, "ASK_S", 0.01)
     monkeypatch.setattr(submission, "SILENCE_S", 0.5)
-    monkeypatch.setattr(whereabouts, "ANSWER_S", 2.0)
+    monkeypatch.setattr(leadership, "ANSWER_S", 2.0)
     silent: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with jobmanagers(2) as (first, second):
         second.answers["leader"] = lambda: f"127.0.0.1:{first.port}"

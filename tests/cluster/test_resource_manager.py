@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.resource_manager import (
     OPENS_SLOWLY_S,
     Instruction,
@@ -44,6 +43,7 @@ from aioflow.cluster.slots import (
     SlotStatus,
     TaskSlotTable,
 )
+from aioflow.core.errors import StaleLeader
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.graph.job_graph import JobGraph, JobVertex
 

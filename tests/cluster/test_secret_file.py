@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from aioflow.cluster.jobmanager import check_bind
-from aioflow.cluster.secret_file import create_secret, given_secret, read_secret
-from aioflow.cluster.whereabouts import parse_address
+from aioflow.cluster.leadership import parse_address
 from aioflow.core.errors import NotAuthenticated
+from aioflow.network.security import create_secret, given_secret, read_secret
 
 
 def test_a_secret_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:

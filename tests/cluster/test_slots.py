@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import (
     ConnectToJobMaster,
@@ -21,6 +20,7 @@ from aioflow.cluster.slots import (
     SlotStatus,
     TaskSlotTable,
 )
+from aioflow.core.errors import StaleLeader
 from aioflow.graph.deployment import ExecutionAttemptId
 
 

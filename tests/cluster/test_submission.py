@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.rpc import RpcServer
 from aioflow.cluster.submission import ClusterClient
-from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
@@ -20,7 +20,7 @@ async def test_a_leader_that_has_no_time_to_answer_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a busy machine an answer may take long: that is no reason to refuse a command."""
-    monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 1.0)
+    monkeypatch.setattr("aioflow.cluster.leadership.ANSWER_S", 1.0)
     asked, is_free = 0, asyncio.Event()
 
     async def leader() -> str:
@@ -39,7 +39,7 @@ async def test_a_leader_that_has_no_time_to_answer_is_asked_again(
         lambda _: {"leader": leader},
         lambda _: None,
     )
-    where = Whereabouts((("127.0.0.1", await server.listen()),))
+    where = LeaderRetrieval((("127.0.0.1", await server.listen()),))
     async with ClusterClient(host, where, SECRET) as client:
         assert client.address == where.addresses[0]
     assert asked > 1
@@ -50,7 +50,7 @@ async def test_a_leader_that_has_no_time_to_answer_is_asked_again(
 
 async def test_a_leader_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error without a text does not help."""
-    monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 0.05)
+    monkeypatch.setattr("aioflow.cluster.leadership.ANSWER_S", 0.05)
     monkeypatch.setattr("aioflow.cluster.submission.LEADER_TIMEOUT_S", 0.0)
     is_free = asyncio.Event()
 
@@ -72,7 +72,7 @@ async def test_a_leader_that_never_answers_is_named(monkeypatch: pytest.MonkeyPa
         TimeoutError,
         match=f"the jobmanager at 127.0.0.1:{port} does not answer: it is stopped, .* or none",
     ):
-        async with ClusterClient(host, Whereabouts((("127.0.0.1", port),)), SECRET):
+        async with ClusterClient(host, LeaderRetrieval((("127.0.0.1", port),)), SECRET):
             pass
     is_free.set()
     await server.close()

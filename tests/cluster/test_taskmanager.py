@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from aioflow.cluster.dispatcher import UnknownJob
+from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.cluster.taskmanager_calls import TaskManagerCalls
-from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.errors import Broken, Closed, JobNotRunning
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
@@ -26,7 +26,7 @@ SECRET = b"s" * 32
 @asynccontextmanager
 async def jobmanager(
     register: Callable[..., Any], **handlers: Callable[..., Any]
-) -> AsyncIterator[Whereabouts]:
+) -> AsyncIterator[LeaderRetrieval]:
     """Leads, and answers registrations by `register(connection, ...)`."""
 
     def on_peer(connection: RpcConnection) -> dict[str, Callable[..., Any]]:
@@ -46,7 +46,7 @@ async def jobmanager(
     )
     port = await server.listen()
     try:
-        yield Whereabouts((("127.0.0.1", port),))
+        yield LeaderRetrieval((("127.0.0.1", port),))
     finally:
         await server.close()
 

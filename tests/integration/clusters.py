@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.submission import ClusterClient
-from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.errors import AioflowError
 from aioflow.core.system_host import SystemHost
+from aioflow.network.security import read_secret
 
 __all__ = ["FLOWS", "ROOT", "Cluster", "aioflow", "until"]
 
@@ -99,7 +99,7 @@ class Cluster:
             host = SystemHost()
             try:
                 async with ClusterClient(
-                    host, Whereabouts(data=str(self.data)), read_secret(str(self.secret))
+                    host, LeaderRetrieval(data=str(self.data)), read_secret(str(self.secret))
                 ) as client:
                     return await question(client)
             finally:

@@ -22,7 +22,7 @@ import pytest
 
 import aioflow as af
 from aioflow.cluster.heartbeat import HeartbeatOptions
-from aioflow.cluster.whereabouts import parse_address
+from aioflow.cluster.leadership import parse_address
 from tests.integration.clusters import FLOWS, ROOT, Cluster, aioflow, until
 
 WORDCOUNT = f"{ROOT / 'examples' / 'wordcount.py'}:flow"

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from tests.needs import program
 
-__all__ = ["PATIENCE_MS", "Window", "chromium", "served", "serious_findings"]
+__all__ = ["PATIENCE_MS", "Window", "chromium", "serious_findings", "served"]
 
 FLAGS = (
     "--no-sandbox",

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import aioflow as af
+from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.submission import ClusterClient, submission_of
-from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.network.security import Security, TlsFiles
@@ -125,7 +125,7 @@ async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(
     flow = af.Flow("f")
     flow.source(range(3)).map(lambda n: holds(n, place)).sink(af.io.jsonl(tmp_path / "out"))
     async with job_manager_for(provider, 60) as (host, job_manager):
-        async with ClusterClient(host, Whereabouts((job_manager.address,)), SECRET) as client:
+        async with ClusterClient(host, LeaderRetrieval((job_manager.address,)), SECRET) as client:
             await client.submit(
                 "job", submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions())
             )

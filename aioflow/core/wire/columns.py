@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from aioflow.core.wire.serializers import Codec
 
 __all__ = [
+    "EntryTables",
+    "GrowingList",
     "decode_column",
     "encode_column",
     "encode_stretches",
-    "EntryTables",
-    "GrowingList",
     "is_made_by_position",
 ]
 

@@ -44,9 +44,9 @@ from aioflow.core.wire.values import SCALARS, Tagger, Untagger
 
 __all__ = [
     "FORMAT_VERSION",
+    "LEAF",
     "Codec",
     "DecodeError",
-    "LEAF",
     "lay_out",
     "pick",
     "put_together",

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 __all__ = [
     "at_record",
     "between_records",
-    "of_taken",
-    "taken_by",
     "fields_read",
+    "of_taken",
     "plan_columns",
+    "taken_by",
     "why_rows",
 ]
 

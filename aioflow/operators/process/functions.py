@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from aioflow.state.timers import InternalTimerService
 
 __all__ = [
+    "TIMERS",
     "BroadcastProcessOperator",
     "CoProcessOperator",
     "KeyedProcessOperator",
     "ProcessOperator",
     "Rows",
-    "TIMERS",
 ]
 
 TIMERS = "user-timers"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["BoundTriggerContext", "BoundWindowContext", "StateAccess", "Merge", "MergingWindowSet"]
+__all__ = ["BoundTriggerContext", "BoundWindowContext", "Merge", "MergingWindowSet", "StateAccess"]
 
 
 class _Clocks:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aioflow.operators.window.assigners import SliceGrid
     from aioflow.state.backend import StateTable
 
-__all__ = ["SliceStore", "by_slice", "SliceRuns", "merge_parts", "merge_tables"]
+__all__ = ["SliceRuns", "SliceStore", "by_slice", "merge_parts", "merge_tables"]
 
 MERGES_AT_ONCE = 1_024
 """Number of keys merged between two yields, if each merge is a call."""

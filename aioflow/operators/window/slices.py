@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from aioflow.core.states import ListState
     from aioflow.operators.operator import ProcessingTimeTimer
 
-__all__ = ["SliceWindowOperator", "window_grid", "ClockWindowOperator"]
+__all__ = ["ClockWindowOperator", "SliceWindowOperator", "window_grid"]
 
 SLICES = "window-slices"
 """Name of the table slice start -> key -> accumulator."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aioflow.spark.bridge.source import FrameSource
     from aioflow.spark.streaming.source import StreamSource
 
-__all__ = ["spark", "TypedRows"]
+__all__ = ["TypedRows", "spark"]
 
 _PLACE = re.compile(
     r"^(?P<what>.*) - at `\$(?:\.(?P<field>\w+)|\[(?P<index>\d+)\])(?P<within>.*)`$", re.DOTALL

@@ -42,7 +42,7 @@ from aioflow.spark.bridge.settings import (
 from aioflow.spark.failures import SparkError, SparkGone
 from aioflow.spark.versions import check_version, installed_version, java_min, silence
 
-__all__ = ["SparkProcess", "Java", "find_java", "settings_outside"]
+__all__ = ["Java", "SparkProcess", "find_java", "settings_outside"]
 
 HOW_TO_GET = (
     "install a Java runtime of version 17 or later (apt install openjdk-17-jre-headless), or pip "

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from aioflow.spark.bridge.targets import Target
 
 __all__ = [
+    "ROLL_ROWS",
     "FrameCommitter",
     "FrameSink",
     "FrameWriter",
-    "ROLL_ROWS",
     "Spool",
     "Staged",
     "StagedReader",

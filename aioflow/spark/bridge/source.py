@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, SourceReader
     from aioflow.spark.bridge.calls import Bridge
 
-__all__ = ["FrameSource", "FrameReading", "frame_of"]
+__all__ = ["FrameReading", "FrameSource", "frame_of"]
 
 
 def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:

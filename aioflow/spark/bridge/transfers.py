@@ -41,7 +41,7 @@ from aioflow.spark.bridge.frames import (
 if TYPE_CHECKING:
     from aioflow.spark.bridge.channels import Channel
 
-__all__ = ["Arrival", "InboundStream", "Progress", "OutboundStream"]
+__all__ = ["Arrival", "InboundStream", "OutboundStream", "Progress"]
 
 WINDOW = 4
 """Maximum number of batches of a partition in transit or waiting: one being sent, one being

@@ -52,7 +52,7 @@ from aioflow.spark.streaming.source import StreamSource
 from aioflow.spark.versions import Feature, check_feature
 
 if TYPE_CHECKING:
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph

@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BY_RECORD",
+    "FrameRows",
     "SparkPlan",
     "Stage",
     "plan_flow",
     "plan_stages",
     "with_ends_apart",
     "with_printing_apart",
-    "FrameRows",
 ]
 
 

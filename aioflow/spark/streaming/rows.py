@@ -47,8 +47,8 @@ __all__ = [
     "TIME",
     "KeyedRow",
     "KeyedRows",
-    "arrow_of_keyed",
     "SourceProgram",
+    "arrow_of_keyed",
     "stream_program",
 ]
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from aioflow.spark.bridge.channels import Channel
     from aioflow.spark.bridge.frames import Hello
 
-__all__ = ["StreamSource", "Handover", "Taken"]
+__all__ = ["Handover", "StreamSource", "Taken"]
 
 QUERY = "query"
 

@@ -40,7 +40,7 @@ from aioflow.spark.package import ship_aioflow
 from aioflow.spark.workers.worker import LACKS, SERVED
 
 if TYPE_CHECKING:
-    from aioflow.cluster.worker_provider import WorkerProvider
+    from aioflow.cluster.gateways import WorkerProvider
     from aioflow.core.host import Host
     from aioflow.network.security import Security
     from aioflow.spark.bridge.session import SparkBridge

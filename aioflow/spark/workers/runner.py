@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.remote import RemoteRun
 from aioflow.cluster.scheduler import slots_needed
 from aioflow.cluster.submission import ClusterClient
-from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import GraphError, NotAuthenticated, note_once
 from aioflow.network.connection import fresh_secret
@@ -42,7 +42,7 @@ from aioflow.spark.workers.provider import EmbeddedJobManager, SparkProvider
 from aioflow.spark.workers.worker import WorkerTask
 
 if TYPE_CHECKING:
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
@@ -302,7 +302,9 @@ class SparkWorkersRun(RemoteRun):
     ) -> None:
         self._slots = place.slots_for(graph)  # Called first, because it may raise.
         secret = fresh_secret(host)
-        super().__init__(host, graph, restart, options, checkpoints, Whereabouts(), secret, address)
+        super().__init__(
+            host, graph, restart, options, checkpoints, LeaderRetrieval(), secret, address
+        )
         self._place = place
         self._bridge = bridge
         self._is_owned = owned
@@ -374,7 +376,7 @@ class SparkWorkersRun(RemoteRun):
         stack.callback(provider.begin_closing)
         self._where = "{}:{}".format(*job_manager.address)
         self._client = ClusterClient(
-            self.host, Whereabouts((job_manager.address,)), self._secret, self._handlers()
+            self.host, LeaderRetrieval((job_manager.address,)), self._secret, self._handlers()
         )
         await wait_first([provider.ready, self._cancelled_early])
         if self._cancelled_early.done():

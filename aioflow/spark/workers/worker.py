@@ -98,12 +98,12 @@ class WorkerTask:
         import threading
 
         from aioflow.cluster.heartbeat import HeartbeatOptions, OwnPauses
+        from aioflow.cluster.leadership import LeaderRetrieval
         from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
-        from aioflow.cluster.whereabouts import Whereabouts
 
         host = self._secured()
         options = TaskManagerOptions(
-            jobmanagers=Whereabouts(((self.host, self.port),)),
+            jobmanagers=LeaderRetrieval(((self.host, self.port),)),
             slots=self.slots,
             network_bytes=None,
             bind=_reached_from(self.host, self.port),

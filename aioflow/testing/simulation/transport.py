@@ -24,11 +24,11 @@ from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.process import SimMachine, SimProcess
 
 __all__ = [
+    "RETRY_FIRST_S",
+    "RETRY_MAX_S",
     "Links",
     "NetworkOptions",
     "OpenPort",
-    "RETRY_FIRST_S",
-    "RETRY_MAX_S",
     "SimTransport",
     "os_error",
 ]

@@ -11,8 +11,13 @@ from aioflow.checkpoint.completed import CheckpointKind, CheckpointStats
 from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.checkpoint.plan import CheckpointedOperator, CheckpointedVertex
 from aioflow.checkpoint.statistics import CheckpointStatistics
-from aioflow.cluster.job_history import JobHistory
-from aioflow.cluster.told import ToldWorker, decode_told, statistics_of, tell
+from aioflow.cluster.job_history import (
+    JobHistory,
+    WorkerReport,
+    decode_report,
+    encode_report,
+    statistics_of,
+)
 from aioflow.core.errors import RemoteProtocolError
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 
@@ -49,8 +54,8 @@ def history() -> JobHistory:
 
 def told(checkpoints: CheckpointStatistics | None) -> Any:
     master: Any = SimpleNamespace(checkpoint_statistics=checkpoints, history=history())
-    worker = ToldWorker("one", 4, 3, 12, "host:1", {"Status.Loop.lagMs": 0.25})
-    return decode_told(tell(master, [worker]))
+    worker = WorkerReport("one", 4, 3, 12, "host:1", {"Status.Loop.lagMs": 0.25})
+    return decode_report(encode_report(master.history, master.checkpoint_statistics, [worker]))
 
 
 def test_checkpoints_arrive_with_their_phases_and_reasons() -> None:
@@ -72,11 +77,11 @@ def test_attempts_and_failures_arrive_with_their_places() -> None:
 
 def test_processes_arrive_with_what_they_said_of_themselves() -> None:
     assert told(None).workers == [
-        ToldWorker("one", 4, 3, 12, "host:1", {"Status.Loop.lagMs": 0.25})
+        WorkerReport("one", 4, 3, 12, "host:1", {"Status.Loop.lagMs": 0.25})
     ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x80", b"\x90"])
 def test_unintelligible_report_is_an_error_of_the_peer(content: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="not understood"):
-        decode_told(content)
+        decode_report(content)
