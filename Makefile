@@ -136,8 +136,8 @@ bench: venv ## the benchmarks, beside the engines that are installed; each print
 screenshots: venv ## each view of the dashboard as a picture, into build/screenshots
 	$(BIN)/python -m tests.monitoring.screenshots build/screenshots
 
-docs: venv ## the reference, from the docstrings, into site/
-	$(BIN)/pdoc --output-directory site aioflow
+docs: venv ## the site of docs/, with the reference from the docstrings, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## forget what was built and cached, keep the environments
 	rm -rf build dist site .coverage .coverage.* htmlcov .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
