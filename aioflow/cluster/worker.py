@@ -29,7 +29,7 @@ from aioflow.cluster.job_processes import JOB
 from aioflow.cluster.leadership import LeaderRetrieval, parse_address
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.core.errors import Broken, NotAuthenticated
-from aioflow.core.system_host import SystemHost, prefer_when_memory_is_short
+from aioflow.core.system_host import SystemHost, end_with_parent, prefer_when_memory_is_short
 from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
@@ -104,7 +104,12 @@ async def _main(arguments: Sequence[str]) -> int:
             "a worker is started by its program, which hands it the secret; there is none"
         )
     over, parent = threading.Event(), os.getppid()
-    watching = host.blocking(_end_with_parent, parent, over, dedicated=True, name="aioflow-parent")
+    # A parent that has ended already cannot be reached below, before any code of the job runs.
+    watching = (
+        None
+        if end_with_parent()
+        else host.blocking(_watch_parent, parent, over, dedicated=True, name="aioflow-parent")
+    )
     collector = install_collector()
     logger.info("the garbage collector of this worker has the thresholds %s", COLLECTED_AFTER)
     try:
@@ -125,14 +130,16 @@ async def _main(arguments: Sequence[str]) -> int:
                 LOST_PROGRAM
             )  # The parent is gone, and cannot end a process that a thread of user code keeps.
         over.set()
-        await watching
+        if watching is not None:
+            await watching
         await host.close()
 
 
-def _end_with_parent(parent: int, over: threading.Event) -> None:
-    """Ends the process soon after its parent died.
+def _watch_parent(parent: int, over: threading.Event) -> None:
+    """Ends the process soon after its parent died, where the kernel does not.
 
-    It runs in a thread, because a function may block the loop.
+    It runs in a thread, because a function may block the loop. A function that holds the
+    interpreter stops this thread too.
     """
     while not over.wait(PARENT_CHECK_S):
         if os.getppid() != parent:

@@ -326,6 +326,9 @@ class _SystemProcess:
                 self._process.send_signal(number)
 
 
+PR_SET_PDEATHSIG = 1
+"""Number of the option, from linux/prctl.h."""
+
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 """A line of faulthandler."""
 
@@ -412,6 +415,20 @@ def prefer_when_memory_is_short() -> None:
     """Lets the kernel end this process before others of the user when memory runs out."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
+
+
+def end_with_parent() -> bool:
+    """Lets the kernel kill this process at the end of its parent. Returns whether it will.
+
+    It does so although a function holds the interpreter, which stops all threads of Python. Only
+    Linux offers this. The parent is the thread that started this process: the thread of an event
+    loop, which must not end before its loop is closed. An earlier end of the parent goes unnoticed.
+    """
+    if sys.platform != "linux":
+        return False
+    import ctypes  # Costs a millisecond, which only processes of workers need.
+
+    return bool(ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) == 0)
 
 
 def _without_stop(name: str, call: Callable[[], T]) -> T:

@@ -23,8 +23,16 @@ WORKERS = "tests/cluster/test_workers.py::"
 SUPERVISION = "tests/cli/test_supervision.py::"
 TASKMANAGER = "tests/cluster/test_taskmanager.py::"
 ISOLATION = "tests/integration/test_job_isolation.py::"
+PROGRAMS = "tests/integration/test_worker_programs.py::"
 
 JOB_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a worker does not let the kernel end it with its parent",
+        "aioflow/core/system_host.py",
+        "prctl(PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "prctl(PR_SET_PDEATHSIG, 0)",
+        (PROGRAMS + "test_when_the_program_is_killed_its_workers_end_within_seconds",),
+    ),
     Mutant(
         "a function that travels by value loses the name of its file",
         "aioflow/cluster/shipping.py",

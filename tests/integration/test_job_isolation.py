@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -177,6 +178,39 @@ def _kill_once(directory: Path) -> None:
     if not (directory / "killed").exists():
         (directory / "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a kernel's help")
+async def test_process_of_a_job_ends_with_its_killed_taskmanager(tmp_path: Path) -> None:
+    """This includes a process whose interpreter is held by a function."""
+    cluster = Cluster(tmp_path / "cluster")
+    cluster.start(workers=1, slots=1)
+    flow = af.Flow("held")
+    wrong = partial(_hold_interpreter_once, tmp_path)
+    rows = flow.source(positioned).map(partial(noted, directory=tmp_path, wrong=wrong))
+    on = af.RemoteCluster(cluster.data, secret=cluster.secret)
+    try:
+        async with (
+            flow.run(on=on, restart=af.fixed_delay(10, "100ms"), subscribe=[rows]) as job,
+            job.subscribe(rows) as received,
+        ):
+            await asyncio.to_thread(until, (tmp_path / "held").exists, "the interpreter is held")
+            pid = int((tmp_path / "pid").read_text())
+            os.kill(cluster.pids()[1], signal.SIGKILL)
+            await asyncio.to_thread(until, lambda: not alive(pid), "the process ends")
+            # The job goes on with the TaskManager that replaces the killed one.
+            async with asyncio.timeout(120):
+                while await anext(aiter(received)) < 4:
+                    pass
+            await job.stop()
+    finally:
+        cluster.close()
+
+
+def _hold_interpreter_once(directory: Path) -> None:
+    if not (directory / "held").exists():
+        (directory / "held").touch()
+        sum(range(1 << 62))
 
 
 async def test_memory_runs_out_for_the_process_of_a_job_before_its_taskmanager(

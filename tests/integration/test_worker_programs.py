@@ -341,6 +341,10 @@ def block(n):
     time.sleep(60)
     return n
 
+def hold_interpreter(n):
+    begun()
+    return sum(range(1 << 62))
+
 def build(function):
     flow = af.Flow("endless", parallelism=2)
     seen = []
@@ -390,11 +394,31 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.parametrize("function", ["pause", "block"])
+NOT_LINUX = """
+import aioflow.core.system_host
+aioflow.core.system_host.end_with_parent = lambda: False
+"""
+"""A `sitecustomize` of the workers: their kernel offers nothing to end with the parent."""
+
+
+@pytest.mark.parametrize(
+    ("function", "elsewhere"),
+    [
+        ("pause", False),
+        pytest.param(
+            "hold_interpreter",
+            False,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="needs a kernel's help"),
+        ),
+        ("block", True),
+    ],
+)
 async def test_when_the_program_is_killed_its_workers_end_within_seconds(
-    tmp_path: Path, function: str
+    tmp_path: Path, function: str, elsewhere: bool
 ) -> None:
     """This includes workers whose loop is blocked by a function."""
+    if elsewhere:
+        (tmp_path / "sitecustomize.py").write_text(NOT_LINUX)
     with running(script(tmp_path, SERVICE.replace("FUNCTION", function)), "workers") as (
         process,
         pids,
@@ -403,7 +427,7 @@ async def test_when_the_program_is_killed_its_workers_end_within_seconds(
         assert all(map(alive, pids))
         await eventually((tmp_path / "begun").exists)
         process.kill()
-        await eventually(lambda: not any(map(alive, pids)))
+        await eventually(lambda: not any(map(alive, pids)), within_s=30)
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["to the program", "from a terminal"])
