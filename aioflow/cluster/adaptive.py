@@ -1,6 +1,7 @@
 """A job with too few slots runs at the parallelism that they allow, and at more when more come.
 
     waits for slots --request timeout over, some are there--> runs at less, still wants all
+    waits for slots --request timeout over, other jobs have them--> waits in line
     runs at less --more have come, and none for `SETTLE_S`--> is rescaled to what they allow
 
 The first step restarts nothing that runs: its tasks still wait. The second one needs checkpoints; a
@@ -59,16 +60,20 @@ class AdaptiveParallelism:
         job_master: JobMaster,
         group: OrderedTaskGroup,
         slots: Callable[[], int],
+        warn_submitter: Callable[[str], None],
         *,
         can_grow: bool,
     ) -> None:
         self._job_master = job_master
         self._group = group
         self._slots = slots
+        self._warn_submitter = warn_submitter
         self._can_grow = can_grow
         self._wanted: JobGraph | None = None
         """The job as it should be, while it runs at less."""
         self._timer: asyncio.TimerHandle | None = None
+        self._in_line = False
+        """Whether the log says that the job waits for slots of other jobs."""
 
     @property
     def slots_wanted(self) -> int:
@@ -101,8 +106,23 @@ class AdaptiveParallelism:
         )
         return smaller
 
+    def waits_in_line(self, existing: int) -> bool:
+        """Returns whether all slots would suffice, at any parallelism. Logs the first yes."""
+        executions = self._job_master.executions
+        if fitting(executions.next_graph, existing) is None:
+            return False
+        if not self._in_line:
+            self._in_line = True
+            message = (
+                f"job {executions.job_id} waits in line: other jobs have the slots that it needs"
+            )
+            logger.warning("%s", message)
+            self._warn_submitter(message)
+        return True
+
     def slots_came(self) -> None:
         """Waits until no more slots come, then lets the job use them."""
+        self._in_line = False
         if self._wanted is not None and self._can_grow:
             self._stop_timer()
             self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settled)

@@ -13,6 +13,7 @@ import logging
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.completed import CheckpointStats
@@ -147,6 +148,7 @@ class ClusterJob:
             self.job_master,
             self._group,
             lambda: self._scheduler.slots_held,
+            partial(self.tasks.taps.notify, "warning"),
             can_grow=checkpoints is not None and checkpoints.store is not None,
         )
         self._reserved: asyncio.Future[None] | None = None
@@ -221,10 +223,8 @@ class ClusterJob:
                     CHECKPOINTS_CLOSE_S,
                     what=f"the checkpoints of job {self.job_id}",
                 )
-                if self.tasks.taps.submitter is not None and self.stop_error is not None:
-                    self.tasks.taps.submitter.connection.notify(
-                        "stop_failed", pack_error(self.stop_error, self._codec)
-                    )
+                if self.stop_error is not None:
+                    self.tasks.taps.notify("stop_failed", pack_error(self.stop_error, self._codec))
                 return status
             finally:
                 self._over = True
@@ -630,10 +630,11 @@ class ClusterJob:
         if self.tasks.here is not None and loss is not None and not ran and not self._over:
             self.start_failed(loss)
 
-    def no_resources(self, available: int) -> bool:
-        """Handles missing slots. Returns whether anything waits for them.
+    def no_resources(self, available: int, existing: int) -> bool:
+        """Handles missing slots. Returns whether that is worth a warning.
 
-        A job whose tasks all wait begins with the slots that are there.
+        A job whose tasks all wait begins with the slots that are there. If these are too few, it
+        waits in line while the `existing` ones suffice, which include those of other jobs.
         """
         waits = bool(self._requests) or self._reserved is not None
         self._refuse_slots(
@@ -642,6 +643,9 @@ class ClusterJob:
         )
         smaller = self._adaptive.shrink() if self._requests else None
         if smaller is None:
+            if self._requests and self._adaptive.waits_in_line(existing):
+                self._carry_out(self._scheduler.wait_in_line())
+                return False
             self._carry_out(self._scheduler.no_resources(available))
         else:
             # The slots stay here, although their tasks, which never ran, are cancelled.
@@ -658,7 +662,7 @@ class ClusterJob:
     def report(self, worker_id: str, metrics: dict[str, float]) -> None:
         self._metrics[worker_id] = metrics
         if self.tasks.taps.submitter is not None:
-            self.tasks.taps.submitter.connection.notify("metrics", self.all_metrics())
+            self.tasks.taps.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         """Hands on a batch of a subscription, or the reason why there is none.
@@ -782,7 +786,7 @@ class ClusterJob:
             ]
             error = pack_error(self.error, self._codec)
             started = self.job_master.started.done()
-            self.tasks.taps.submitter.connection.notify(
+            self.tasks.taps.notify(
                 "status", self.status.value, started, graph.restarts, error, states
             )
 

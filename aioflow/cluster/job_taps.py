@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.job_peers import JobPeers
 from aioflow.core.errors import TypeNotSupported
@@ -107,6 +107,11 @@ class JobTaps:
         if self.submitter is not None:
             self.submitter.taps.pop(tap_id, None)
         self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
+
+    def notify(self, method: str, *args: Any) -> None:
+        """Notifies the submitter if it is connected."""
+        if self.submitter is not None:
+            self.submitter.connection.notify(method, *args)
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         """Hands on a batch, or the reason why there is none."""

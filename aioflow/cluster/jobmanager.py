@@ -73,7 +73,8 @@ class JobManagerOptions:
     request_timeout_s: float = 30.0
     """A job that lacks slots for this long runs with those that are there.
 
-    Without a slot it fails with NoResourceAvailable.
+    If other jobs have them all, it waits in line. If the cluster has too few for any parallelism,
+    it fails with NoResourceAvailable.
     """
     lease: LeaseOptions = field(
         default_factory=lambda: LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0)

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -311,6 +312,7 @@ class RemoteRun(RunningJob):
             "stop_failed": self._on_stop_failed,
             "ended": self._on_ended,
             "metrics": self._on_metrics,
+            "warning": partial(logger.warning, "%s"),
             **self._home.handlers(),
         }
 

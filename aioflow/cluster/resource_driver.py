@@ -267,10 +267,10 @@ class ResourceManager:
                     _ = self._group.create_task(
                         self._request(instruction), name=f"request slot of {instruction.worker_id}"
                     )
-                case NotEnoughResources(job_id, wanted, available):
+                case NotEnoughResources(job_id, wanted, available, existing):
                     job = self._jobs.get(job_id)
-                    # A job that already runs with fewer is silent about it.
-                    if job is None or job.no_resources(available):
+                    # A job that already runs with fewer, or waits in line, is silent about it.
+                    if job is None or job.no_resources(available, existing):
                         told = "job %s needs %d slots, %d are there"
                         logger.warning(told, job_id, wanted, available)
                 case ReleaseWorker(worker_id, reason):

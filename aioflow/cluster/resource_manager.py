@@ -155,11 +155,15 @@ class OpensSlowly:
 
 @dataclass(frozen=True, slots=True)
 class NotEnoughResources:
-    """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time."""
+    """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time.
+
+    `existing` is the number of all slots, most of which other jobs may have.
+    """
 
     job_id: str
     wanted: int
     available: int
+    existing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,8 +594,13 @@ class SlotManager:
             ):
                 # A job may choose to wait on: the shortage is then reported again later.
                 job.short_since = now
+                existing = sum(
+                    len(worker.slots)
+                    for worker in self._workers.values()
+                    if worker.worker_id not in self._leaving
+                )
                 instructions.append(
-                    NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id)))
+                    NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id)), existing)
                 )
         return instructions
 

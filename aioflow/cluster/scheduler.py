@@ -343,6 +343,14 @@ class SlotScheduler:
         self._requests.clear()
         return instructions + self._after_change()
 
+    def wait_in_line(self) -> list[Instruction]:
+        """Gives back slots that do not suffice for the waiting requests, which wait on.
+
+        Otherwise two jobs might each keep what the other one lacks.
+        """
+        unused = [slot for slot in self._slots.values() if slot.place is None]
+        return [self._free(slot) for slot in unused]
+
     def close(self) -> list[Instruction]:
         """Frees all slots at the end of the job, even those with subtasks in them."""
         instructions: list[Instruction] = [

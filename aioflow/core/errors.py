@@ -170,7 +170,7 @@ class CancellationTimeout(AioflowError):
 
 
 class NoResourceAvailable(AioflowError):
-    """The slots that a job needs were not available in time.
+    """All slots of a cluster are fewer than a job needs at any parallelism.
 
     Add workers, or lower the parallelism.
     """

@@ -23,9 +23,27 @@ WORKERS = "tests/cluster/test_workers.py::"
 SUPERVISION = "tests/cli/test_supervision.py::"
 TASKMANAGER = "tests/cluster/test_taskmanager.py::"
 ISOLATION = "tests/integration/test_job_isolation.py::"
+CLUSTER = "tests/integration/test_cluster.py::"
 PROGRAMS = "tests/integration/test_worker_programs.py::"
 
 JOB_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a job fails although other jobs will give slots back",
+        "aioflow/cluster/cluster_job.py",
+        "if self._requests and self._adaptive.waits_in_line(existing):",
+        "if False:",
+        (CLUSTER + "test_jobs_wait_in_line_for_slots_that_other_jobs_have",),
+    ),
+    Mutant(
+        "a job in line keeps the slots that do not suffice",
+        "aioflow/cluster/scheduler.py",
+        "return [self._free(slot) for slot in unused]",
+        "return []",
+        (
+            "tests/cluster/test_scheduler.py::"
+            "test_in_line_a_job_gives_back_slots_that_do_not_suffice_and_wants_them_still",
+        ),
+    ),
     Mutant(
         "a worker does not let the kernel end it with its parent",
         "aioflow/core/system_host.py",

@@ -115,9 +115,29 @@ def test_a_job_that_cannot_have_its_slots_waits_and_is_then_told() -> None:
     assert len(requests) == 2
     assert rm.tick(20.9) == []
     assert rm.next_due() == 21.0
-    assert rm.tick(21.0) == [NotEnoughResources("job", 3, 2)]
+    assert rm.tick(21.0) == [NotEnoughResources("job", 3, 2, 2)]
     assert rm.tick(21.1) == [], "told once"
-    assert rm.tick(41.0) == [NotEnoughResources("job", 3, 2)], "and again, if it goes on waiting"
+    assert rm.tick(41.0) == [NotEnoughResources("job", 3, 2, 2)], "and again, if it goes on waiting"
+
+
+def test_a_job_behind_another_one_is_told_how_many_slots_exist() -> None:
+    rm = manager(STANDALONE)
+    rm.register_worker(1, "w", empty(), 0.0)
+    grant_all(rm, rm.declare(1, "first", 1, 2, "jm", 0.0))
+    rm.declare(1, "second", 1, 1, "jm", 1.0)
+    assert rm.tick(21.0) == [NotEnoughResources("second", 1, 0, 2)]
+
+
+def test_a_freed_slot_goes_to_the_job_that_waits_longest() -> None:
+    rm = manager(STANDALONE)
+    rm.register_worker(1, "w", empty(1), 0.0)
+    (first,) = grant_all(rm, rm.declare(1, "first", 1, 1, "jm", 0.0))
+    for name in ("second", "third"):
+        rm.declare(1, name, 1, 1, "jm", 1.0)
+    rm.declare(1, "first", 1, 0, "jm", 2.0)
+    (request,) = rm.slot_freed(1, "w", first.registration, first.allocation_id, 2.0)
+    assert isinstance(request, RequestSlot)
+    assert request.job_id == "second"
 
 
 def test_a_job_whose_last_slot_comes_in_time_is_told_nothing() -> None:
@@ -132,7 +152,7 @@ def test_a_shortage_counts_from_its_beginning_although_the_wish_changes() -> Non
     rm = manager(STANDALONE)
     rm.declare(1, "job", 1, 2, "jm", 0.0)
     rm.declare(1, "job", 1, 3, "jm", 15.0)
-    assert rm.tick(20.0) == [NotEnoughResources("job", 3, 0)]
+    assert rm.tick(20.0) == [NotEnoughResources("job", 3, 0, 0)]
 
 
 def test_a_worker_that_registers_again_does_not_double_its_slots() -> None:
@@ -209,7 +229,7 @@ def test_a_replaced_job_master_does_not_change_what_its_successor_wants() -> Non
     rm = manager(STANDALONE)
     rm.declare(1, "job", 2, 3, "jm:2", 0.0)
     assert rm.declare(1, "job", 1, 0, "jm:1", 1.0) == []
-    assert rm.tick(20.0) == [NotEnoughResources("job", 3, 0)]
+    assert rm.tick(20.0) == [NotEnoughResources("job", 3, 0, 0)]
     assert rm.fenced_total == 1
 
 
@@ -450,7 +470,7 @@ class World:
                 case ReleaseWorker(worker, _):
                     self.log.append(f"rm -> {worker}: release")
                     self.kill_worker(worker)
-                case NotEnoughResources(job, _, available):
+                case NotEnoughResources(job, _, available, _):
                     self.send("rm", job, "no resources", available)
                 case SlotsLost(job, worker):
                     self.send("rm", job, "lost", worker)

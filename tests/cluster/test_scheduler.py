@@ -233,6 +233,20 @@ def test_without_resources_the_waiting_request_fails_and_what_runs_is_untouched(
     assert scheduler.slot_of((1, 0)) == ("w", "a1")
 
 
+def test_in_line_a_job_gives_back_slots_that_do_not_suffice_and_wants_them_still() -> None:
+    """Otherwise two jobs might each keep what the other one lacks."""
+    job = graph(vertex(1, 1, "a"), vertex(2, 2, "b"))
+    scheduler = SlotScheduler("job", job)
+    scheduler.request([(1, 0)])
+    scheduler.offered("w", offers(1))
+    number, _ = scheduler.request([(2, 0), (2, 1)])
+    scheduler.offered("w", offers(2))
+    assert scheduler.wait_in_line() == [FreeSlot("w", "a2")]
+    assert (scheduler.slots_declared, scheduler.slots_missing) == (3, 2)
+    (done,) = of_type(Placed, scheduler.offered("w", offers(2, 3)))
+    assert done.request == number
+
+
 def test_one_lost_slot_loses_its_subtasks_only_and_only_once() -> None:
     job = graph(vertex(1, 2))
     scheduler = SlotScheduler("job", job)

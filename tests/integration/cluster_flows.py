@@ -29,6 +29,19 @@ async def some_ticks() -> AsyncIterator[int]:
 ending = af.Flow("ending")
 ending.source(some_ticks).key_by(lambda n: n % 4).count().sink(af.io.blackhole())
 
+
+async def a_second() -> AsyncIterator[int]:
+    for n in range(10):
+        yield n
+        await asyncio.sleep(0.1)
+
+
+def short() -> af.Flow:
+    flow = af.Flow("short")
+    flow.source(a_second).key_by(lambda n: n % 4).count().sink(af.io.blackhole())
+    return flow
+
+
 endless_at_home = af.Flow("endless_at_home")
 endless_at_home.source(ticks).map(lambda n: -n).sink(print)
 
@@ -52,6 +65,10 @@ async def positioned(position: int | None) -> AsyncIterator[tuple[int, int]]:
 
 rescaled = af.Flow("rescaled")
 rescaled.source(positioned).key_by(lambda n: n % 8).count(uid="count").sink(af.io.blackhole())
+
+two_groups = af.Flow("two_groups")
+counted = two_groups.source(range(100)).slot_sharing_group("read").key_by(lambda n: n % 8).count()
+counted.slot_sharing_group("count").sink(af.io.blackhole())
 
 wide_endless = af.Flow("wide_endless", parallelism=4)
 wide_endless.source(positioned).key_by(lambda n: n % 8).count().sink(af.io.blackhole())

@@ -23,6 +23,7 @@ import pytest
 import aioflow as af
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.leadership import parse_address
+from tests.integration.cluster_flows import short
 from tests.integration.clusters import FLOWS, ROOT, Cluster, aioflow, until
 
 WORDCOUNT = f"{ROOT / 'examples' / 'wordcount.py'}:flow"
@@ -189,21 +190,48 @@ def test_a_job_that_waits_for_slots_is_cancelled_and_gives_back_those_it_has(
     until(lambda: cluster.slots() == [(2, 2)], "the slots are free again")
 
 
-def test_a_job_that_gets_no_slot_in_time_fails_and_says_how_many_it_needs(
+def test_a_job_that_the_cluster_cannot_hold_fails_and_says_how_many_slots_it_needs(
     cluster: Cluster,
 ) -> None:
     """I2: unfulfillable requirements end as NoResourceAvailable."""
     cluster.start(workers=1, slots=1, request_timeout="2s")
-    cluster.submit("endless")
-    until(lambda: cluster.slots() == [(1, 0)], "another job has the slot")
-    short = cluster.ask("submit", f"{FLOWS}:wide")
+    short = cluster.ask("submit", f"{FLOWS}:two_groups")
     assert short.returncode == 1
     assert "NoResourceAvailable" in short.stderr
-    assert "needs 4 slots and got 0" in short.stderr
-    flow = af.Flow("wide", parallelism=3)
-    flow.source(range(100)).key_by(lambda n: n % 16).count().sink(af.io.blackhole())
-    with pytest.raises(af.NoResourceAvailable, match="needs 3 slots and got 0"):
-        asyncio.run(flow.execute(on=af.RemoteCluster(cluster.data)))
+    assert "needs 2 slots and got 1" in short.stderr
+
+
+def test_jobs_wait_in_line_for_slots_that_other_jobs_have(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They wait much longer than for slots that do not exist, and each of them says so once."""
+    cluster.start(workers=1, slots=2, request_timeout="500ms")
+
+    async def submit() -> list[str]:
+        on = af.RemoteCluster(cluster.data, secret=cluster.secret)
+        jobs = [asyncio.create_task(short().execute(on=on)) for _ in range(8)]
+        return [(await job).status for job in jobs]
+
+    assert asyncio.run(submit()) == ["FINISHED"] * 8
+    waited = "waits in line: other jobs have the slots that it needs"
+    assert 3 <= cluster.log("jobmanager").count(waited) <= 6
+    assert waited in caplog.text, "their program says so too"
+
+
+def test_a_job_in_line_is_shown_as_waiting_and_starts_once_another_one_ends(
+    cluster: Cluster,
+) -> None:
+    cluster.start(workers=1, slots=1, request_timeout="500ms")
+    first = cluster.submit("endless")
+    until(lambda: cluster.slots() == [(1, 0)], "the first job has the slot")
+    second = cluster.spawn(
+        "submit", f"{FLOWS}:wide", "--at", cluster.address, "--secret-file", str(cluster.secret)
+    )
+    until(lambda: "waits for 4 slots" in cluster.ask("list").stdout, "the second one waits")
+    until(lambda: "waits in line" in cluster.log("jobmanager"), "the log says why")
+    assert second.poll() is None
+    cluster.ask("cancel", first)
+    assert second.wait(120) == 0
 
 
 def test_a_job_with_too_few_slots_runs_with_those_that_are_there(cluster: Cluster) -> None:
