@@ -43,6 +43,7 @@ __all__ = [
     "Watermark",
     "WatermarkStatus",
     "empty_batch",
+    "one_record",
 ]
 
 MIN_WATERMARK = -(2**63)
@@ -178,6 +179,13 @@ class RecordBatch:
 def empty_batch(watermark: int = MIN_WATERMARK) -> RecordBatch:
     """Returns a batch without records, whose watermark is `watermark`."""
     return RecordBatch([], None, None, None, watermark)
+
+
+def one_record(value: Any, timestamp: int | None, watermark: int) -> RecordBatch:
+    """Returns a batch of one record, before and after which `watermark` is in force."""
+    return RecordBatch(
+        [value], None if timestamp is None else [timestamp], None, [watermark], watermark
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,9 @@ class OperatorContext(Protocol):
     ) -> None:
         """Sends one record to the side output; `watermark` is in force for it."""
 
+    def side_batch(self, tag: OutputTag[Any], batch: RecordBatch) -> None:
+        """Sends the records of `batch`, which has a watermark for each, to the side output."""
+
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
         """Enqueues `action(*args)` as mail of this operator."""
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.elements import RecordBatch, one_record
 from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.core.states import (
     AggregatingStateDescriptor,
@@ -26,7 +27,6 @@ from aioflow.state.timers import InternalTimerService
 from aioflow.task.function_mailbox import FunctionMailbox
 
 if TYPE_CHECKING:
-    from aioflow.core.elements import RecordBatch
     from aioflow.core.functions import OutputTag
     from aioflow.core.host import Host
     from aioflow.core.injection import Resource
@@ -77,14 +77,7 @@ class TaskServices(RuntimeOwner, Protocol):
         """The calls of its functions in threads."""
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None: ...
-    def emit_side(
-        self,
-        operator_index: int,
-        tag: OutputTag[Any],
-        value: Any,
-        timestamp: int | None,
-        watermark: int,
-    ) -> None: ...
+    def emit_side(self, operator_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None: ...
     def emit_status(self, idle: bool) -> None: ...
 
 
@@ -303,7 +296,10 @@ class TaskOperatorContext:
     def side_output(
         self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int
     ) -> None:
-        self._services.emit_side(self._index, tag, value, timestamp, watermark)
+        self._services.emit_side(self._index, tag, one_record(value, timestamp, watermark))
+
+    def side_batch(self, tag: OutputTag[Any], batch: RecordBatch) -> None:
+        self._services.emit_side(self._index, tag, batch)
 
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
         self._executor.execute(
@@ -409,7 +405,7 @@ class SourceTaskContext:
         await self._owner.end_source_code(task)
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
-        self._services.emit_side(-1, tag, value, None, self._owner.input_watermark)
+        self._services.emit_side(-1, tag, one_record(value, None, self._owner.input_watermark))
 
 
 class _ScopedExecutor:

@@ -341,32 +341,23 @@ class TaskOutput:
                 for writer in writers:
                     writer.emit(news)
 
-    def emit_side(
-        self,
-        node_index: int,
-        tag: OutputTag[Any],
-        value: Any,
-        timestamp: int | None,
-        watermark: int,
-    ) -> None:
-        """Sends one record to the side output `tag` of one operator; dropped without a reader."""
+    def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
+        """Sends records to the side output `tag` of one operator; dropped without a reader."""
         side = node_index, tag
         writers = self._side.get(side)
         if side not in self.sides_sent and (
             writers is not None or len(self.sides_sent) < SIDES_MAX
         ):
             self.sides_sent[side] = None
-        timestamps = None if timestamp is None else [timestamp]
         if writers is not None:
-            self.records_out += 1
+            self.records_out += len(batch.values)
             # The end goes out when all operators have finished.
-            mark = self.watermark if watermark == MAX_WATERMARK else watermark
-            batch = RecordBatch([value], timestamps, None, [mark], mark)
+            sent = batch.before_end() if batch.watermark == MAX_WATERMARK else batch
             for writer in writers:
-                writer.emit(batch)
+                writer.emit(sent)
         if self._side_taps:
             for tap in self._side_taps.get((node_index, tag.name), ()):
-                tap(RecordBatch([value], timestamps, None, None, watermark))
+                tap(batch)
 
     def set_side_taps(self, node_index: int, name: str, taps: Sequence[Tap]) -> None:
         """Sets the taps on the side output `name` of one operator, from the next record on."""

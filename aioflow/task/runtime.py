@@ -76,15 +76,8 @@ class OperatorNode(Protocol):
 class OperatorOutput(Protocol):
     """Takes what operators emit beside their chain."""
 
-    def emit_side(
-        self,
-        node_index: int,
-        tag: OutputTag[Any],
-        value: Any,
-        timestamp: int | None,
-        watermark: int,
-    ) -> None:
-        """Takes one record for the side output `tag` of a node, a source or an operator."""
+    def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
+        """Takes records for the side output `tag` of a node, a source or an operator."""
 
     def emit_status(self, idle: bool) -> None:
         """Takes the news that the stream is idle, or active again."""
@@ -320,16 +313,9 @@ class OperatorRuntime:
         self.chain.emit_from(operator_index, batch)
         self.parking.resume()
 
-    def emit_side(
-        self,
-        operator_index: int,
-        tag: OutputTag[Any],
-        value: Any,
-        timestamp: int | None,
-        watermark: int,
-    ) -> None:
-        """Passes one record to the side output `tag` of an operator; -1 is the source."""
-        self._output.emit_side(operator_index + self._shift, tag, value, timestamp, watermark)
+    def emit_side(self, operator_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
+        """Passes records to the side output `tag` of an operator; -1 is the source."""
+        self._output.emit_side(operator_index + self._shift, tag, batch)
 
     def emit_status(self, idle: bool) -> None:
         """Passes the news that the stream is idle, or active again, and resumes the task."""

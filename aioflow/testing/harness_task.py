@@ -339,16 +339,10 @@ class HarnessTask:
 
     # Output and errors of the operators (OperatorOutput, RuntimeOwner).
 
-    def emit_side(
-        self,
-        node_index: int,
-        tag: OutputTag[Any],
-        value: Any,
-        timestamp: int | None,
-        watermark: int,
-    ) -> None:
-        self._chain.guards[node_index].emitted([value])
-        self.side.setdefault(tag, []).append((value, timestamp))
+    def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
+        self._chain.guards[node_index].emitted(batch.values)
+        stamps: Sequence[int | None] = batch.timestamps or [None] * len(batch.values)
+        self.side.setdefault(tag, []).extend(zip(batch.values, stamps, strict=True))
 
     def emit_status(self, idle: bool) -> None:
         self.idle = idle

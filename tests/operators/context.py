@@ -71,6 +71,7 @@ class Context:
     ) -> None:
         self.name = self.uid = "window"
         self.has_event_time = has_event_time
+        self.debug = False
         self.runtime = Runtime()
         self.host = Host()
         self.now_ms = now_ms
@@ -127,6 +128,12 @@ class Context:
 
     def side_output(self, tag: Any, value: Any, timestamp: int | None, watermark: int) -> None:
         self.side.append((tag.name, value, timestamp, watermark))
+
+    def side_batch(self, tag: Any, batch: RecordBatch) -> None:
+        assert batch.watermarks is not None
+        stamps = batch.timestamps or [None] * len(batch.values)
+        for value, stamp, mark in zip(batch.values, stamps, batch.watermarks, strict=True):
+            self.side_output(tag, value, stamp, mark)
 
     def dropped(self) -> int:
         return self.runtime.metrics.counter("numLateRecordsDropped").count

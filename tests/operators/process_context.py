@@ -155,6 +155,12 @@ class Context:
     def side_output(self, tag: Any, value: Any, timestamp: int | None, watermark: int) -> None:
         self.side.append((tag.name, value, timestamp, watermark))
 
+    def side_batch(self, tag: Any, batch: RecordBatch) -> None:
+        assert batch.watermarks is not None
+        stamps = batch.timestamps or [None] * len(batch.values)
+        for value, stamp, mark in zip(batch.values, stamps, batch.watermarks, strict=True):
+            self.side_output(tag, value, stamp, mark)
+
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
         self.mail.append((action, args))
 

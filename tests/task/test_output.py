@@ -20,6 +20,7 @@ from aioflow.core.elements import (
     RecordBatch,
     Watermark,
     empty_batch,
+    one_record,
 )
 from aioflow.core.errors import ProducerFailed, TypeNotSupported
 from aioflow.core.functions import OutputTag
@@ -188,8 +189,8 @@ def test_tags_made_of_records_are_not_all_remembered_but_those_that_are_read_are
     output, side = task_output(writer(ShipStrategy.GLOBAL)), writer(ShipStrategy.GLOBAL)
     output.add(side, (0, TAG))
     for i in range(2 * SIDES_MAX):
-        output.emit_side(0, OutputTag(f"tag {i}"), i, None, 4)
-    output.emit_side(0, TAG, "read", None, 4)
+        output.emit_side(0, OutputTag(f"tag {i}"), one_record(i, None, 4))
+    output.emit_side(0, TAG, one_record("read", None, 4))
     assert len(output.sides_sent) == SIDES_MAX + 1
     assert (0, TAG) in output.sides_sent
 
@@ -199,9 +200,9 @@ def test_side_outputs_go_by_operator_and_tag() -> None:
     output = task_output(main)
     output.add(first, (0, TAG))
     output.add(second, (1, TAG))
-    output.emit_side(0, TAG, "a", 5, 4)
-    output.emit_side(1, TAG, "b", 6, 4)
-    output.emit_side(2, TAG, "unread", 6, 4)
+    output.emit_side(0, TAG, one_record("a", 5, 4))
+    output.emit_side(1, TAG, one_record("b", 6, 4))
+    output.emit_side(2, TAG, one_record("unread", 6, 4))
     output.flush()
     assert (read(main, 0), read(first, 0), read(second, 0)) == ([], [["a"]], [["b"]])
 

@@ -304,14 +304,20 @@ class IntervalJoinOperator(Operator):
                 self._timers.current_watermark = batch.watermark
             self._out.passed(batch.watermark)
             return empty_batch(self._out.watermark)
-        return self._out.start(self._run(index, batch), batch.watermark)
+        try:
+            return self._out.start(self._run(index, batch), batch.watermark)
+        finally:
+            self._join_ctx.flush_sides()
 
     @property
     def has_pending(self) -> bool:
         return self._out.pending
 
     def resume(self, max_records: int) -> RecordBatch:
-        return self._out.resume(max_records)
+        try:
+            return self._out.resume(max_records)
+        finally:
+            self._join_ctx.flush_sides()
 
     def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
         keys, timestamps, watermarks, out = (

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import GraphError, StateError
 from aioflow.core.functions import OutputTag
 from aioflow.state.backend import NO_KEY
@@ -43,6 +43,23 @@ def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
         )
 
 
+class _SideRows:
+    """The records for one side output since the last flush, either all with timestamps or none."""
+
+    __slots__ = ("marks", "stamps", "tags", "values")
+
+    def __init__(self) -> None:
+        self.tags: list[OutputTag[Any]] = []
+        """All tags that were given, which are equal. Their ids are in use."""
+        self.values: list[Any] = []
+        self.stamps: list[int] = []
+        self.marks: list[int] = []
+
+    def batch(self) -> RecordBatch:
+        marks = self.marks
+        return RecordBatch(self.values, self.stamps or None, None, marks, marks[-1])
+
+
 class OperatorProcessContext:
     """The `ProcessContext` of one operator.
 
@@ -52,8 +69,11 @@ class OperatorProcessContext:
     __slots__ = (
         "_broadcast",
         "_ctx",
+        "_is_checked",
         "_keyed",
         "_metadata",
+        "_side_rows",
+        "_sides",
         "_timers",
         "broadcast_writable",
         "mark",
@@ -72,6 +92,11 @@ class OperatorProcessContext:
         self._timers = KeyedTimers(self, ctx, keyed, timers)
         self._broadcast: dict[str, Any] = {}
         self._metadata: Mapping[str, Any] | None = None
+        self._side_rows: dict[OutputTag[Any], _SideRows] = {}
+        """Records for side outputs that are not sent yet."""
+        self._sides: dict[int, _SideRows] = {}
+        """The same by the ids of the tags, because hashing a tag is slow."""
+        self._is_checked = ctx.debug
         self.timestamp: int | None = None
         """Timestamp of the element, or of the timer that fires; None without event time."""
         self.watermark = MIN_WATERMARK
@@ -132,11 +157,40 @@ class OperatorProcessContext:
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
         """Emits one element to the side output `tag`, at the time of this call."""
+        rows = self._sides.get(id(tag))
+        timestamp, mark = self.timestamp, self.mark
+        if rows is None or (timestamp is None) is not (not rows.stamps):
+            rows = self._rows_of(tag, timestamp)
+        rows.values.append(value)
+        if timestamp is not None:
+            rows.stamps.append(timestamp)
+        rows.marks.append(self.watermark if mark is None else mark)
+        if self._is_checked:
+            self.flush_sides()  # The check for mutations sees each value as it was emitted.
+
+    def _rows_of(self, tag: OutputTag[Any], timestamp: int | None) -> _SideRows:
+        """Returns the records of `tag` that a record with `timestamp` can join."""
         if not isinstance(tag, OutputTag):
             raise no_tag(tag)
-        self._ctx.side_output(
-            tag, value, self.timestamp, self.watermark if self.mark is None else self.mark
-        )
+        rows = self._side_rows.get(tag)
+        if rows is not None and (timestamp is None) is not (not rows.stamps):
+            self.flush_sides()
+            rows = None
+        if rows is None:
+            rows = self._side_rows[tag] = _SideRows()
+        rows.tags.append(tag)
+        self._sides[id(tag)] = rows
+        return rows
+
+    def flush_sides(self) -> None:
+        """Sends the records for side outputs.
+
+        The operator calls it before it returns what the function emitted beside them.
+        """
+        if self._sides:
+            sides, self._sides, self._side_rows = self._side_rows, {}, {}
+            for tag, rows in sides.items():
+                self._ctx.side_batch(tag, rows.batch())
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> Any:
         """Returns the broadcast state that `descriptor` declares.

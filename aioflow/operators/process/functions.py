@@ -13,7 +13,10 @@ the fired timers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import count, islice, repeat
+from operator import length_hint
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
@@ -153,18 +156,24 @@ class ProcessOperator(Operator):
         return self.process_input(0, batch)
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
-        if self._timers is None:
-            return self._process_unkeyed(index, batch)
-        assert self._batch is None, "resume() ends the batch before, then the next one comes"
-        self._batch, self._input, self._position = batch, index, 0
-        return self._process_keyed(DRAIN_RECORDS_MAX)
+        try:
+            if self._timers is None:
+                return self._process_unkeyed(index, batch)
+            assert self._batch is None, "resume() ends the batch before, then the next one comes"
+            self._batch, self._input, self._position = batch, index, 0
+            return self._process_keyed(DRAIN_RECORDS_MAX)
+        finally:
+            self._context.flush_sides()
 
     @property
     def has_pending(self) -> bool:
         return self._batch is not None
 
     def resume(self, max_records: int) -> RecordBatch:
-        return self._process_keyed(max_records)
+        try:
+            return self._process_keyed(max_records)
+        finally:
+            self._context.flush_sides()
 
     def unprocessed(self) -> Unprocessed | None:
         """Returns the elements behind the timers that fire now. Timers that are left are state."""
@@ -184,7 +193,7 @@ class ProcessOperator(Operator):
         self._context.timer_service.begin_end()
         self._ending = True
         self._batch, self._input, self._position = empty_batch(), 0, 0
-        return self._process_keyed(DRAIN_RECORDS_MAX)
+        return self.resume(DRAIN_RECORDS_MAX)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         return self._user.snapshot_state(self.ctx)
@@ -195,34 +204,26 @@ class ProcessOperator(Operator):
     # Input without keys.
 
     def _process_unkeyed(self, index: int, batch: RecordBatch) -> RecordBatch:
-        values, watermarks, context = batch.values, batch.watermarks, self._context
-        call = self._calls[index]
-        context.broadcast_writable = self.sides[index].broadcast
-        stamps = batch.timestamps
+        values, context, side = batch.values, self._context, self.sides[index]
         out: list[Any] = []
         origin: list[int] = []
-        extend, plain, size, i = out.extend, PLAIN_RESULTS, 0, -1
+        stamps, marks = batch.timestamps, batch.watermarks
+        context.broadcast_writable = side.broadcast
+        rest = iter(values if type(values) is list else list(values))
         try:
-            for i, value in enumerate(values):
-                if stamps is not None:
-                    context.timestamp = stamps[i]
-                if watermarks is not None:
-                    context.watermark = watermarks[i]
-                result = call(value, context)
-                if result is not None:
-                    extend(
-                        result
-                        if type(result) in plain
-                        else elements_of(result, self._described(index))
-                    )
-                    if len(out) != size:
-                        origin += [i] * (len(out) - size)
-                        size = len(out)
+            if stamps is None and marks is None:
+                self._call_plainly(index, rest, out)
+            else:
+                self._call_with_times(
+                    index,
+                    rest,
+                    repeat(None) if stamps is None else stamps,
+                    repeat(context.watermark) if marks is None else marks,
+                    out,
+                    origin,
+                )
         except BaseException as error:
-            note_no_time(error, self.ctx)
-            note_once(
-                error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}"
-            )
+            self._note(error, values, rest)
             raise
         finally:
             context.timestamp = None
@@ -231,6 +232,53 @@ class ProcessOperator(Operator):
             context.watermark = batch.watermark
         self._mark = context.watermark
         return batch.select(origin, out)
+
+    def _call_plainly(self, index: int, values: Iterator[Any], out: list[Any]) -> None:
+        """Calls the function for elements without event time."""
+        call, context, append, plain = self._calls[index], self._context, out.append, PLAIN_RESULTS
+        for value in values:
+            result = call(value, context)
+            if result is not None:
+                # Most generators yield one element; `extend` prepares for several.
+                for made in (
+                    result if type(result) in plain else elements_of(result, self._described(index))
+                ):
+                    append(made)
+
+    def _call_with_times(
+        self,
+        index: int,
+        values: Iterator[Any],
+        stamps: Iterable[int | None],
+        marks: Iterable[int],
+        out: list[Any],
+        origin: list[int],
+    ) -> None:
+        """Does the same for elements with times.
+
+        `origin` gets the index of the element of each result.
+        """
+        call, context, append, plain = self._calls[index], self._context, out.append, PLAIN_RESULTS
+        add_origin = origin.append
+        for i, value, stamp, mark in zip(count(), values, stamps, marks):
+            context.timestamp = stamp
+            context.watermark = mark
+            result = call(value, context)
+            if result is not None:
+                for made in (
+                    result if type(result) in plain else elements_of(result, self._described(index))
+                ):
+                    append(made)
+                    add_origin(i)
+
+    def _note(self, error: BaseException, values: list[Any], rest: Iterator[Any]) -> None:
+        """Adds the element to the `error` of a function. `rest` yields the elements behind it."""
+        note_no_time(error, self.ctx)
+        at = len(values) - length_hint(rest) - 1
+        if at >= 0:
+            note_once(
+                error, f"in {describe_place(self.ctx)}, at record {describe_record(values[at])}"
+            )
 
     # Input with keys.
 
@@ -255,59 +303,69 @@ class ProcessOperator(Operator):
         service = context.timer_service
         rows, before = Rows(), self._mark
         out, add_stamp, add_mark = rows.values, rows.stamps.append, rows.marks.append
-        extend, plain, size = out.extend, PLAIN_RESULTS, 0
-        deadline = NO_DEADLINE
-        stamp: int | None = None
-        current = context.watermark
-        count = len(values)
-        i = self._position
+        append, extend, size = out.append, out.extend, len(values)
+        generator, plain = GeneratorType, PLAIN_RESULTS
+        deadline, is_at_end = NO_DEADLINE, False
+        current, marked = context.watermark, self._mark
+        start = self._position
+        rest = iter(values[start:] if start or type(values) is not list else values)
         try:
             context.broadcast_writable = side.broadcast
-            while True:
-                if i < count:
-                    # Only after a restore is it below: event time continues at that of the timers
-                    # until the stream has reached it again.
-                    if watermarks is not None and watermarks[i] > current:
-                        current = watermarks[i]
-                elif batch.watermark > current:
-                    current = batch.watermark
+            for value, key, stamp, mark in zip(  # noqa: B905
+                rest,
+                repeat(NO_KEY) if keys is None else islice(keys, start, None),
+                repeat(None) if stamps is None else islice(stamps, start, None),
+                repeat(current) if watermarks is None else islice(watermarks, start, None),
+            ):
+                # Only after a restore is it below: event time continues at that of the timers
+                # until the stream has reached it again.
+                if mark > current:
+                    current = mark
                 if service.next_due <= current:
                     if deadline == NO_DEADLINE:
                         deadline = self._perf_ns() + DRAIN_NS
                     if not self._fire_due(current, rows, deadline, max_records):
-                        self._position = i
+                        self._position = size - length_hint(rest) - 1
                         return rows.batch(before, self._mark)
-                    size = len(out)
-                if current > self._mark:
-                    self._mark = current
-                if i == count:
-                    break
+                    marked = self._mark
+                if current > marked:
+                    self._mark = marked = current
                 context.watermark = current
-                keyed.current_key = NO_KEY if keys is None else keys[i]
-                if stamps is not None:
-                    context.timestamp = stamp = stamps[i]
-                result = call(values[i], context)
-                if result is not None:
+                keyed.current_key = key
+                context.timestamp = stamp
+                result = call(value, context)
+                if result is None:
+                    continue
+                if type(result) is generator:
+                    # Most generators yield one element; `extend` prepares for several.
+                    for made in result:
+                        append(made)
+                        add_stamp(stamp)
+                        add_mark(current)
+                else:
                     extend(
                         result
                         if type(result) in plain
                         else elements_of(result, self._described(self._input))
                     )
-                    made = len(out) - size
-                    if made == 1:
-                        add_stamp(stamp)
-                        add_mark(current)
-                    elif made:
-                        rows.stamps.extend([stamp] * made)
-                        rows.marks.extend([current] * made)
-                    size = len(out)
-                i += 1
+                    made = len(out) - len(rows.stamps)
+                    rows.stamps.extend([stamp] * made)
+                    rows.marks.extend([current] * made)
+            is_at_end = True
+            if batch.watermark > current:
+                current = batch.watermark
+            if service.next_due <= current:
+                if deadline == NO_DEADLINE:
+                    deadline = self._perf_ns() + DRAIN_NS
+                if not self._fire_due(current, rows, deadline, max_records):
+                    self._position = size
+                    return rows.batch(before, self._mark)
+                marked = self._mark
+            if current > marked:
+                self._mark = current
         except BaseException as error:
-            if i < count:
-                note_no_time(error, self.ctx)
-                note_once(
-                    error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}"
-                )
+            if not is_at_end:
+                self._note(error, values, rest)
             raise
         finally:
             keyed.current_key = NO_KEY
@@ -377,6 +435,7 @@ class ProcessOperator(Operator):
             self._fire_due(context.watermark, rows, NO_DEADLINE, NO_DEADLINE)
             context.timestamp = None
             self._keyed.current_key = NO_KEY
+        context.flush_sides()
         if rows.values:
             self.ctx.emit(rows.batch(self._mark, MIN_WATERMARK))
 

@@ -234,22 +234,10 @@ class StageTask:
                 for outlet in outlets:
                     outlet(news)
 
-    def emit_side(
-        self,
-        node_index: int,
-        tag: OutputTag[Any],
-        value: Any,
-        timestamp: int | None,
-        watermark: int,
-    ) -> None:
-        """Sends one record to the side output `tag` of one operator; dropped without a reader."""
-        outlets = self.side.get((node_index, tag))
-        if outlets is not None:
-            batch = RecordBatch(
-                [value], None if timestamp is None else [timestamp], None, [watermark], watermark
-            )
-            for outlet in outlets:
-                outlet(batch)
+    def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
+        """Sends records to the side output `tag` of one operator; dropped without a reader."""
+        for outlet in self.side.get((node_index, tag), ()):
+            outlet(batch)
 
     def emit_status(self, idle: bool) -> None:
         """Does nothing: records are in order of their watermarks, so an idle input holds back no
