@@ -66,7 +66,15 @@ class ExpiryIndex:
     write.
     """
 
-    __slots__ = ("_oldest_end", "_slices", "_width", "ttl_ms")
+    __slots__ = (
+        "_latest",
+        "_latest_begin",
+        "_latest_end",
+        "_oldest_end",
+        "_slices",
+        "_width",
+        "ttl_ms",
+    )
 
     def __init__(self, ttl_ms: int) -> None:
         self.ttl_ms = ttl_ms
@@ -74,15 +82,36 @@ class ExpiryIndex:
         # Dicts serve as ordered sets, so that two writes in one slice are noted once.
         self._slices: dict[int, dict[tuple[Any, Any], None]] = {}
         self._oldest_end: int | None = None
+        self._latest: dict[tuple[Any, Any], None] = {}
+        """The slice of the last write, from `_latest_begin` to before `_latest_end`."""
+        self._latest_begin = self._latest_end = 0
 
     def note(self, namespace: Any, key: Any, written_ms: int) -> None:
         """Notes that a part of `key` was written at `written_ms`."""
+        if not self._latest_begin <= written_ms < self._latest_end:
+            self._open(written_ms)
+        self._latest[namespace, key] = None
+
+    def written(self, namespace: Any, key: Any, now_ms: int) -> Sequence[tuple[Any, Any]]:
+        """Notes a write, and returns some (namespace, key) that may have expired."""
+        if not self._latest_begin <= now_ms < self._latest_end:
+            self._open(now_ms)
+        self._latest[namespace, key] = None
+        oldest = self._oldest_end
+        if oldest is None or now_ms < oldest:
+            return ()
+        return self.take_ended(now_ms, REMOVED_PER_WRITE)
+
+    def _open(self, written_ms: int) -> None:
+        """Makes the slice of `written_ms` the latest one."""
         number = written_ms // self._width
         entries = self._slices.get(number)
         if entries is None:
             entries = self._slices[number] = {}
             self._find_oldest()
-        entries[namespace, key] = None
+        self._latest = entries
+        self._latest_begin = number * self._width
+        self._latest_end = self._latest_begin + self._width
 
     def take_ended(self, now_ms: int, limit: int) -> list[tuple[Any, Any]]:
         """Removes and returns up to `limit` (namespace, key) whose writes in one slice have all
@@ -98,6 +127,8 @@ class ExpiryIndex:
         if not entries:
             del self._slices[number]
             self._find_oldest()
+            if entries is self._latest:
+                self._latest_end = self._latest_begin
         return taken
 
     def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
@@ -134,12 +165,9 @@ class SweepIndex:
         """Earliest time of the next pass; None: at once."""
         self._writes = 0
 
-    def note(self, namespace: Any, key: Any, written_ms: int) -> None:
-        """Counts a write."""
+    def written(self, namespace: Any, key: Any, now_ms: int) -> Sequence[tuple[Any, Any]]:
+        """Counts a write. If that is due, reads some rows and returns the expired values."""
         self._writes += 1
-
-    def take_ended(self, now_ms: int, limit: int) -> Sequence[tuple[Any, Any]]:
-        """Reads some rows, if that is due, and returns the (namespace, key) of expired values."""
         if self._writes < SWEEP_WRITES:
             return ()
         self._writes = 0
@@ -273,9 +301,9 @@ class TimedView(View):
 
     def _written(self, now_ms: int) -> None:
         # The current key was written. Removes a few expired entries, of any key.
-        index = self._index
-        index.note(self._namespace, self._backend.current_key, now_ms)
-        for namespace, key in index.take_ended(now_ms, REMOVED_PER_WRITE):
+        for namespace, key in self._index.written(
+            self._namespace, self._backend.current_key, now_ms
+        ):
             self._settle(namespace, key, now_ms)
 
 
@@ -303,7 +331,9 @@ class TimedValueView(TimedView, ValueView):
         if (dirty := self._dirty) is not None and key not in dirty:
             dirty[key] = key in self._entries
         self._store[key] = now, value
-        self._written(now)
+        # As `_written`, without a call of its own.
+        for namespace, ended in self._index.written(self._namespace, key, now):
+            self._settle(namespace, ended, now)
 
     def show(self, stored: Any) -> Any:
         left = self.visible(stored)

@@ -175,8 +175,8 @@ class TaskEnvironment:
     """Advice about running tasks that was logged."""
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was checked."""
-    processing_ms: ProcessingClock = field(init=False)
+    processing_ms: Callable[[], int] = field(init=False)
     """The clock of processing-time windows, timers and times to live."""
 
     def __post_init__(self) -> None:
-        self.processing_ms = ProcessingClock(self.host.clock)
+        self.processing_ms = ProcessingClock(self.host.clock).read

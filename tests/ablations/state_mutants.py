@@ -606,7 +606,7 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "processing time is the wall clock, with its steps",
         "aioflow/task/environment.py",
-        "        self.processing_ms = ProcessingClock(self.host.clock)\n",
+        "        self.processing_ms = ProcessingClock(self.host.clock).read\n",
         "        self.processing_ms = lambda: self.host.clock.wall_ms()  # type: "
         "ignore[assignment]\n",
         (

@@ -362,7 +362,7 @@ async def test_a_processing_timer_that_is_overdue_at_a_restore_fires_at_once_aft
         taken = await run.checkpoint()
     assert ledger.rows == []
     run = Run(flow, taken)
-    run.environment.processing_ms = ProcessingClock(TwoHoursAhead(run.host.clock))
+    run.environment.processing_ms = ProcessingClock(TwoHoursAhead(run.host.clock)).read
     async with run:
         while not ledger.rows:
             await run.checkpoint()
