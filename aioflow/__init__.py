@@ -48,8 +48,8 @@ _HOMES = {
         "ProcessFunction ProcessWindowFunction RuntimeContext TimerService TriggerResult "
         "WindowContext WindowResult"
     ),
-    "core.injection": "Resource resource use",
-    "operators.retry": "Retry",
+    "core.signatures": "Resource resource use",
+    "operators.call_pool": "Retry",
     "core.scope": "current_scope",
     "core.states": (
         "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor "

@@ -71,10 +71,10 @@ from aioflow.core.functions import TimerService as TimerService
 from aioflow.core.functions import TriggerResult as TriggerResult
 from aioflow.core.functions import WindowContext as WindowContext
 from aioflow.core.functions import WindowResult as WindowResult
-from aioflow.core.injection import Resource as Resource
-from aioflow.core.injection import resource as resource
-from aioflow.core.injection import use as use
 from aioflow.core.scope import current_scope as current_scope
+from aioflow.core.signatures import Resource as Resource
+from aioflow.core.signatures import resource as resource
+from aioflow.core.signatures import use as use
 from aioflow.core.states import AggregatingState as AggregatingState
 from aioflow.core.states import AggregatingStateDescriptor as AggregatingStateDescriptor
 from aioflow.core.states import ListState as ListState
@@ -109,7 +109,7 @@ from aioflow.operators.aggregate.functions import min as min
 from aioflow.operators.aggregate.functions import min_by as min_by
 from aioflow.operators.aggregate.functions import sum as sum
 from aioflow.operators.aggregate.functions import top as top
-from aioflow.operators.retry import Retry as Retry
+from aioflow.operators.call_pool import Retry as Retry
 from aioflow.operators.sink import Committer as Committer
 from aioflow.operators.sink import Sink as Sink
 from aioflow.operators.sink import SinkWriter as SinkWriter

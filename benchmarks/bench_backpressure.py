@@ -28,7 +28,7 @@ from typing import Any
 
 import aioflow as af
 from aioflow.core.elements import BATCH_RECORDS_MAX
-from aioflow.network.debloat import BATCHES_PER_CHANNEL
+from aioflow.network.batch_size import BATCHES_PER_CHANNEL
 from benchmarks.bench_hostile import watched_workers
 
 PARALLELISM = 2

@@ -311,7 +311,7 @@ def test_imports_keep_the_layers(
 @pytest.mark.parametrize(
     ("files", "verdict"),
     [
-        ({"state/heap.py": "import aioflow.core.ids", "core/ids.py": ""}, "3 kept, 0 broken"),
+        ({"state/heap.py": "import aioflow.core.scope", "core/scope.py": ""}, "3 kept, 0 broken"),
         (
             {
                 "state/heap.py": "import aioflow.operators.window.operator",

@@ -24,8 +24,7 @@ from typing import Any, Final
 
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import CheckpointedFunction, Function, has_operator_state
-from aioflow.core.injection import injected_parameters
-from aioflow.core.signatures import check_takes, wrong_signature
+from aioflow.core.signatures import check_takes, injected_parameters, wrong_signature
 
 __all__ = [
     "check_called",

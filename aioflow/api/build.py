@@ -36,7 +36,7 @@ from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.operators.operator import Operator
 
 __all__ = [

@@ -24,6 +24,7 @@ from aioflow.operators import traits
 from aioflow.operators.aggregate.functions import resolve_aggregate
 from aioflow.operators.aggregate.running import RunningAggregateOperator
 from aioflow.operators.async_io import AsyncWaitOperator, GuardedRowsOperator
+from aioflow.operators.call_pool import Retry
 from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
 from aioflow.operators.process.async_functions import (
     AsyncBroadcastProcessOperator,
@@ -36,7 +37,6 @@ from aioflow.operators.process.functions import (
     KeyedProcessOperator,
     ProcessOperator,
 )
-from aioflow.operators.retry import Retry
 from aioflow.operators.stateless import (
     ConnectedRowsOperator,
     StatelessKind,

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from aioflow.checkpoint.instructions import LATEST, CheckpointSettings
-from aioflow.core.locations import url_scheme
 from aioflow.core.timeunits import to_ms
 from aioflow.inspection.redaction import redacted
+from aioflow.io.paths import url_scheme
 
 __all__ = [
     "CheckpointOptions",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from aioflow.api.streams import DataStream
     from aioflow.cluster.running_job import RunningJob
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.graph.stream_graph import StreamGraph, StreamNode
     from aioflow.monitoring.view import Monitored

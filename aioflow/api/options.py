@@ -16,7 +16,7 @@ from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.errors import did_you_mean
 from aioflow.core.timeunits import to_ms, to_seconds
 from aioflow.monitoring.options import served_options
-from aioflow.network.buffers import network_bytes
+from aioflow.network.local_pool import network_bytes
 from aioflow.state.backend import check_backend
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 

@@ -109,8 +109,8 @@ if TYPE_CHECKING:
     from aioflow.api.gather import RowStream
     from aioflow.core.states import MapStateDescriptor
     from aioflow.graph.stream_graph import StreamGraph
+    from aioflow.operators.call_pool import Retry
     from aioflow.operators.operator import Operator
-    from aioflow.operators.retry import Retry
     from aioflow.operators.sink import Sink
     from aioflow.operators.watermarks import WatermarkStrategy
     from aioflow.operators.window.assigners import Evictor, WindowAssigner

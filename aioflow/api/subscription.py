@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.gateways import TapGateway
     from aioflow.core.elements import RecordBatch
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
 
 __all__ = ["Subscription"]
 

@@ -54,7 +54,7 @@ from aioflow.checkpoint.request_decider import CheckpointTurns, PendingCheckpoin
 from aioflow.checkpoint.statistics import CheckpointStatistics
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import CheckpointError, ValueNotSupported, message_of
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 
 __all__ = ["CheckpointCoordinator"]
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from aioflow.checkpoint.completed import CompletedCheckpoint, Discard
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import CheckpointError
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 
 __all__ = [
     "LATEST",

@@ -14,7 +14,7 @@ from enum import Enum
 
 from aioflow.checkpoint.completed import CheckpointedOperator
 from aioflow.checkpoint.instructions import CheckpointFailureReason
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 
 __all__ = [
     "CheckpointPlan",

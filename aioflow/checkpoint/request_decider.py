@@ -30,7 +30,7 @@ from aioflow.checkpoint.completed import (
 from aioflow.checkpoint.instructions import CoordinatorOptions, Moment
 from aioflow.checkpoint.plan import CheckpointPlan, CheckpointRefused, SubtaskTable
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 
 __all__ = ["REQUESTS_MAX", "CheckpointTurns", "PendingCheckpoint", "Request", "RequestQueue"]
 

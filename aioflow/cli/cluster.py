@@ -58,7 +58,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
-from aioflow.network.buffers import NETWORK_MEMORY_BYTES
+from aioflow.network.local_pool import NETWORK_MEMORY_BYTES
 from aioflow.network.security import create_secret
 
 __all__ = ["add_commands"]

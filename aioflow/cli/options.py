@@ -30,7 +30,7 @@ from aioflow.cli.terminal import describe
 from aioflow.core.errors import NotAuthenticated, with_article
 from aioflow.core.timeunits import to_seconds
 from aioflow.monitoring.options import parse_monitor_address, served_options
-from aioflow.network.buffers import network_bytes
+from aioflow.network.local_pool import network_bytes
 
 __all__ = [
     "UsageError",

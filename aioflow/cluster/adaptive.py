@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from aioflow.cluster.scheduler import slots_needed
 from aioflow.core.errors import AioflowError
 from aioflow.graph.deployment import ExecutionState
-from aioflow.graph.rescaling import same_parallelism, with_parallelism
+from aioflow.graph.job_graph import same_parallelism, with_parallelism
 
 if TYPE_CHECKING:
     from aioflow.cluster.job_master import JobMaster

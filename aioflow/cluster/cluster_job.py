@@ -50,7 +50,7 @@ from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
 from aioflow.core.errors import Broken, GraphError, RemoteError, RescaleError, note_once
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
-from aioflow.graph.rescaling import rescaled, same_parallelism, with_parallelism
+from aioflow.graph.job_graph import rescaled, same_parallelism, with_parallelism
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.completed import SubtaskState
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.cluster.task_executor import TaskExecutor
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.network.channels import ProducerState
 

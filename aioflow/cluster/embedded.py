@@ -31,7 +31,7 @@ from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.wire.serializers import Codec
-from aioflow.graph.rescaling import check_workers, parallelism_of_flow, rescaled
+from aioflow.graph.job_graph import check_workers, parallelism_of_flow, rescaled
 from aioflow.network.connection import fresh_secret
 from aioflow.network.data_plane import DataPlane
 from aioflow.protocol.handshake import PeerRole

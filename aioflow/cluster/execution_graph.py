@@ -47,8 +47,13 @@ from aioflow.graph.deployment import (
     ResultPartitionDescriptor,
     TaskDeploymentDescriptor,
 )
-from aioflow.graph.job_graph import JobGraph, JobVertex, connected_subtasks
-from aioflow.graph.rescaling import same_parallelism, with_parallelism
+from aioflow.graph.job_graph import (
+    JobGraph,
+    JobVertex,
+    connected_subtasks,
+    same_parallelism,
+    with_parallelism,
+)
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.source import Split
 

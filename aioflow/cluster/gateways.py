@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.errors import Broken
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.graph.deployment import (
         ExecutionAttemptId,
         ExecutionState,

@@ -24,7 +24,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, Closed
 from aioflow.core.wire.serializers import Codec
 from aioflow.inspection.process import LogTail, ProcessInspector
-from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from aioflow.core.metrics import MetricGroup
 from aioflow.core.wire.batch import encode_batch
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
-from aioflow.graph.rescaling import with_parallelism
+from aioflow.graph.job_graph import with_parallelism
 from aioflow.network.channels import ProducerState
 from aioflow.network.data_plane import DataPlane
 from aioflow.operators.source import discover_splits
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from aioflow.core.elements import RecordBatch
     from aioflow.core.errors import CancellationTimeout, RemoteError
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph
-    from aioflow.network.buffers import NetworkBufferPool
+    from aioflow.network.local_pool import NetworkBufferPool
     from aioflow.operators.source import Split
 
 __all__ = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.elements import RecordBatch
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.core.wire.serializers import Codec
 
 __all__ = ["JobTaps", "Submitter"]

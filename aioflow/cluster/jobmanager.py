@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.gateways import WorkerProvider
     from aioflow.cluster.job_master import JobMaster
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
 
 __all__ = ["JobManager", "JobManagerOptions", "check_bind"]
 

@@ -12,7 +12,7 @@ from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import RescaleError
 from aioflow.core.metrics import MetricGroup
-from aioflow.graph.rescaling import rescaled
+from aioflow.graph.job_graph import rescaled
 from aioflow.task.closing import attach_errors
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.task_executor import TaskExecutor
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.core.wire.serializers import Codec
     from aioflow.operators.source import Split
 

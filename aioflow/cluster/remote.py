@@ -26,7 +26,7 @@ from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import AioflowError, Broken, Closed, RescaleError, StaleLeader
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
-from aioflow.graph.rescaling import rescaled
+from aioflow.graph.job_graph import rescaled
 from aioflow.network.security import SecuredHost, Security, TlsFiles, given_secret
 
 if TYPE_CHECKING:

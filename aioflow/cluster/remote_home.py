@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.elements import RecordBatch
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from aioflow.cluster.execution_graph import ExecutionGraph, Instruction, JobStatus
 from aioflow.core.errors import CheckpointError, JobNotRunning, RescaleError
 from aioflow.graph.deployment import ExecutionState
-from aioflow.graph.rescaling import same_parallelism
+from aioflow.graph.job_graph import same_parallelism
 
 if TYPE_CHECKING:
     from aioflow.cluster.job_checkpoints import JobCheckpoints

@@ -21,7 +21,7 @@ from aioflow.graph.deployment import ExecutionState
 
 if TYPE_CHECKING:
     from aioflow.cluster.execution_graph import ExecutionGraph
-    from aioflow.core.ids import ExecutionAttemptId
+    from aioflow.core.scope import ExecutionAttemptId
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.watermarks import WatermarkAlignment
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 

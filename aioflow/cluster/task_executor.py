@@ -28,7 +28,6 @@ from aioflow.graph.deployment import (
     TaskDeploymentDescriptor,
 )
 from aioflow.inspection.loop_watch import release_watch, watch_loop
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import (
     EXCLUSIVE_BUFFERS,
     FLOATING_BUFFERS,
@@ -36,6 +35,7 @@ from aioflow.network.channels import (
     ProducerState,
     RemoteInputChannel,
 )
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.environment import TaskEnvironment, TaskOptions
 from aioflow.task.execution import TaskExecution
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.errors import CancellationTimeout
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
     from aioflow.core.metrics import MetricGroup
+    from aioflow.core.scope import TapPlace
     from aioflow.network.data_plane import DataPlane
     from aioflow.network.gate import InputChannel
     from aioflow.network.local_pool import LocalBufferPool

@@ -43,11 +43,11 @@ from aioflow.cluster.slots import (
 )
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning
-from aioflow.core.log_backoff import LogBackoff
+from aioflow.core.timeunits import LogBackoff
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.inspection.process import ProcessInspector, merged
-from aioflow.network.buffers import NETWORK_MEMORY_BYTES, NetworkBufferPool
+from aioflow.network.local_pool import NETWORK_MEMORY_BYTES, NetworkBufferPool
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:

@@ -2,15 +2,26 @@
 
 A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The
 chain sets the operator whose user code runs next. A reader gets the key from that operator's state,
-so the scope costs nothing per record.
+so the scope costs nothing per record. The ids that several layers pass on are here too: those of an
+attempt, and of a tap's place.
 """
 
 from __future__ import annotations
 
 from contextvars import Context, ContextVar, Token
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Scope", "ScopeOperator", "current_scope", "enter_scope", "leave_scope", "scope_in"]
+__all__ = [
+    "ExecutionAttemptId",
+    "Scope",
+    "ScopeOperator",
+    "TapPlace",
+    "current_scope",
+    "enter_scope",
+    "leave_scope",
+    "scope_in",
+]
 
 
 class _KeyedState(Protocol):
@@ -105,3 +116,23 @@ def enter_scope(scope: Scope) -> Token[Scope | None]:
 def leave_scope(token: Token[Scope | None]) -> None:
     """Undoes `enter_scope`, in the same context."""
     _CURRENT.reset(token)
+
+
+TapPlace = int | tuple[int, str]
+"""A tap on a job: the output of an operator, by the id of its node.
+
+For a side output, the id and the name of the tag.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionAttemptId:
+    """One try to run one subtask. `job_id` is 32 hex digits, `attempt` counts from 0."""
+
+    job_id: str
+    vertex_id: int
+    subtask_index: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.job_id[:8]}-{self.vertex_id}-{self.subtask_index}#{self.attempt}"

@@ -1,20 +1,41 @@
-"""Finds out which calls the signature of a user's function accepts.
+"""Reads the signature of a user's function: the calls that it accepts, and the resources that it
+requests by the defaults of its parameters.
 
 A function is rejected, when the flow is built, only if Python would reject the call at the first
 element. A signature that cannot be read, or that a decorator has replaced, is accepted:
 `functools.wraps` shows the parameters of the wrapped function, and the wrapper may take others.
+
+The worker opens and closes resources, such as connections:
+
+    @resource
+    async def http():
+        async with aiohttp.ClientSession() as session:
+            yield session
+
+    async def enrich(trade, session=use(http)): ...
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from aioflow.core.errors import GraphError
 
-__all__ = ["call_with", "check_takes", "takes_argument", "wrong_signature"]
+__all__ = [
+    "Injected",
+    "Resource",
+    "call_with",
+    "check_takes",
+    "injected_parameters",
+    "resource",
+    "takes_argument",
+    "use",
+    "wrong_signature",
+]
 
 
 def check_takes(function: Any, what: str, parameters: str) -> None:
@@ -76,3 +97,84 @@ def takes_argument(function: Callable[..., Any]) -> bool:
 def call_with(function: Callable[..., Any], argument: object) -> Any:
     """Calls `function(argument)`, or `function()` if it takes no argument."""
     return function(argument) if takes_argument(function) else function()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resource:
+    """A resource that functions share, such as a connection pool.
+
+    There is one instance for a worker process and job. The instance is opened when the first task
+    that needs it starts, and closed after the last one. `factory` is a generator function, an async
+    one, or a function that returns a context manager of either kind. A factory may use other
+    resources through the defaults of its own parameters. Equality is identity: the decorated name
+    is the resource.
+    """
+
+    factory: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """The name for messages and task names."""
+        return getattr(self.factory, "__qualname__", repr(self.factory))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the factory, as if it were not decorated."""
+        return self.factory(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Injected:
+    """The default of a parameter for which the engine passes a resource.
+
+    Code that calls the function itself must pass the argument.
+    """
+
+    resource: Resource
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(
+            "__"
+        ):  # Protocol probes (copy, pickle, inspect) must see an ordinary object.
+            raise AttributeError(name)
+        raise TypeError(
+            f"resource {self.resource.name!r} is injected by the engine; calling by hand, pass "
+            f"the argument (read .{name})"
+        )
+
+
+def resource(factory: Callable[..., Any]) -> Resource:
+    """Declares a resource.
+
+    `factory` is a generator function that yields once, an async one, or a function that returns a
+    context manager.
+    """
+    if not callable(factory):
+        raise TypeError(f"@resource decorates a function, got {type(factory).__name__}")
+    return Resource(factory)
+
+
+def use(what: Resource) -> Any:
+    """Returns the default value for a parameter, for which the engine then passes the opened
+    resource.
+    """
+    if not isinstance(what, Resource):
+        raise TypeError(
+            f"use() takes what @resource decorated, got {type(what).__name__}: {what!r}"
+        )
+    return Injected(what)
+
+
+def injected_parameters(function: Callable[..., Any]) -> dict[str, Resource]:
+    """Returns the parameters of `function` that resources fill, in order.
+
+    Returns an empty dict for a callable without a readable signature.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {
+        name: parameter.default.resource
+        for name, parameter in parameters.items()
+        if isinstance(parameter.default, Injected)
+    }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore

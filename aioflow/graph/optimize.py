@@ -43,7 +43,7 @@ from aioflow.operators.traits import BY_FUNCTION, ONE_BY_ONE, why_rows_for_times
 from aioflow.operators.watermarks import WatermarkKind
 
 if TYPE_CHECKING:
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.operators.aggregate.local import LocalAggregate
     from aioflow.operators.watermarks import WatermarkStrategy
 

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from aioflow.core.scope import current_scope, scope_in
-from aioflow.inspection.frames import spell_stack, user_frames
+from aioflow.core.tracebacks import spell_stack, user_frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflow.core.host import Frame, Host, ThreadTimes
     from aioflow.core.scope import ScopeOperator
-    from aioflow.inspection.frames import Stack
+    from aioflow.core.tracebacks import Stack
 
 __all__ = ["Hold", "LoopWatch", "release_watch", "watch_loop"]
 

@@ -12,8 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import Broken
-from aioflow.core.log_backoff import LogBackoff
-from aioflow.core.timeunits import to_seconds
+from aioflow.core.timeunits import LogBackoff, to_seconds
 from aioflow.inspection.redaction import redacted
 
 if TYPE_CHECKING:

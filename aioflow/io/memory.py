@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aioflow.advice.functions import check_without_state
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import GraphError
-from aioflow.core.injection import injected_parameters
+from aioflow.core.signatures import injected_parameters
 from aioflow.io.readers import BUFFER_RECORDS, BufferedReader
 from aioflow.operators.source import BaseReader, BaseSource, Source, Split, completed
 

@@ -22,7 +22,7 @@ import msgspec
 
 from aioflow.advice.calls import explained
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning, did_you_mean
-from aioflow.core.log_backoff import LogBackoff
+from aioflow.core.timeunits import LogBackoff
 from aioflow.io.arguments import MALFORMED, PORT_MAX, checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import DECODINGS
 from aioflow.io.pushing import InletReader, InletSource, PushInlet, checked_journal

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from aioflow.checkpoint.statistics import CheckpointRecord, CheckpointStatus, Distribution
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.core.errors import CheckpointError, GraphError
-from aioflow.graph.rescaling import rescaled
+from aioflow.graph.job_graph import rescaled
 from aioflow.inspection.redaction import redacted
 from aioflow.monitoring.answers import (
     Answer,

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from aioflow.core.availability import Availability
 from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Event, RecordBatch
 from aioflow.core.errors import Broken, Closed
-from aioflow.network.debloat import BufferDebloater
+from aioflow.network.batch_size import BufferDebloater
 from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.subpartition import Polled
 

@@ -44,7 +44,7 @@ from aioflow.state.backend import NO_KEY
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
-    from aioflow.operators.retry import Retry
+    from aioflow.operators.call_pool import Retry
 
 __all__ = [
     "ASYNC_CONCURRENCY",

@@ -1,4 +1,4 @@
-"""Runs calls of coroutine functions in tasks that are used again.
+"""Runs calls of coroutine functions in tasks that are used again, and says when to retry one.
 
 A worker is a task that takes one call after the other. A call that ends without suspending costs no
 task, and one that suspends goes on in the task of its worker. User code sees a task of its own at
@@ -12,6 +12,9 @@ Few workers start: each wakes two others if calls wait, before it begins its own
 never suspend are all made by the first, and calls that suspend begin within a few turns of the
 loop. A worker whose calls do not suspend lets the loop go on after `SLICE_NS`. Workers end when no
 call is left.
+
+A `Retry` says how often a call is tried, how long it waits, and after which errors. It is pure
+data; `timeout=` bounds all tries together.
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from aioflow.advice.calls import explained_methods
 from aioflow.core.aio import is_asked_to_end
 from aioflow.core.errors import note_once
 from aioflow.core.scope import current_scope, enter_scope
+from aioflow.core.timeunits import Duration, to_seconds
 from aioflow.core.user_code import check_own_task, user_error
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["CallPool", "Deadlines", "PooledCall"]
+__all__ = ["CallPool", "Deadlines", "PooledCall", "Retry"]
 
 SLICE_NS = 2_000_000
 """Time after which workers let the loop go on."""
@@ -306,3 +312,57 @@ class Deadlines:
             deadline.expired = True
             self._over.add(deadline.task)
             deadline.task.cancel()
+
+
+@explained_methods
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A retry policy. `attempts` counts all tries, the first included.
+
+    The pause before try n+1 is `backoff * multiplier ** (n - 1)`. Raises ValueError or TypeError
+    for invalid arguments.
+    """
+
+    attempts: int
+    backoff: Duration = "100ms"
+    multiplier: float = 2
+    max_backoff: Duration | None = None
+    """The longest pause; None for no limit."""
+    on: type[Exception] | tuple[type[Exception], ...] = (Exception,)
+    """The errors that are retried; any other error is raised at once."""
+    _backoff_s: float = field(init=False, repr=False, compare=False, default=0.0)
+    _max_backoff_s: float | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if type(self.attempts) is not int or self.attempts < 1:
+            raise ValueError(
+                f"Retry: attempts is {self.attempts!r}, expected an int of at least 1: it counts "
+                "the first try too"
+            )
+        if not self.multiplier >= 1:
+            raise ValueError(f"Retry: multiplier is {self.multiplier!r}, expected at least 1")
+        errors = self.on if isinstance(self.on, tuple) else (self.on,)
+        for error in errors:
+            if not (isinstance(error, type) and issubclass(error, Exception)):
+                raise TypeError(f"Retry: on holds {error!r}, expected classes of Exception")
+        object.__setattr__(self, "on", errors)
+        object.__setattr__(self, "_backoff_s", _not_negative(self.backoff, "backoff"))
+        if self.max_backoff is not None:
+            object.__setattr__(
+                self, "_max_backoff_s", _not_negative(self.max_backoff, "max_backoff")
+            )
+
+    def delay_s(self, tries: int) -> float:
+        """Returns the seconds to wait after `tries` tries have failed."""
+        try:
+            delay_s = self._backoff_s * self.multiplier ** (tries - 1)
+        except OverflowError:
+            delay_s = float("inf")
+        return delay_s if self._max_backoff_s is None else min(delay_s, self._max_backoff_s)
+
+
+def _not_negative(duration: Duration, name: str) -> float:
+    seconds = to_seconds(duration, f"Retry: {name}")
+    if seconds < 0:
+        raise ValueError(f"Retry: {name} is {duration!r}, expected 0 or more")
+    return seconds

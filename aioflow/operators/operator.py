@@ -30,7 +30,7 @@ from aioflow.core.elements import RecordBatch, empty_batch
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
-    from aioflow.core.injection import Resource
+    from aioflow.core.signatures import Resource
     from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
     from aioflow.state.timers import InternalTimerService
 

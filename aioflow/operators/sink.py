@@ -36,9 +36,9 @@ from aioflow.core.errors import AioflowError, GraphError, RestoreError, describe
 from aioflow.core.functions import CheckpointedFunction, Function, has_operator_state
 from aioflow.core.signatures import call_with, check_takes, takes_argument
 from aioflow.core.user_code import check_own_task
+from aioflow.operators.call_pool import Retry
 from aioflow.operators.operator import CHEAPER_OR_ASYNC, UNBOUNDED_ROOM, Operator
 from aioflow.operators.results import FirstResult
-from aioflow.operators.retry import Retry
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction
 

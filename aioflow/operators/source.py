@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
-    from aioflow.core.injection import Resource
+    from aioflow.core.signatures import Resource
     from aioflow.core.timeunits import Duration
 
 __all__ = [

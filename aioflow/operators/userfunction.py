@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.functions import Function, has_operator_state
-from aioflow.core.injection import injected_parameters
+from aioflow.core.signatures import injected_parameters
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import compile_predicate, compile_row
 

@@ -20,7 +20,7 @@ import importlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from aioflow.core.errors import StateError, did_you_mean
+from aioflow.core.errors import MailboxClosed, StateError, did_you_mean
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.states import MapStateDescriptor, StateDescriptor
 from aioflow.core.wire.serializers import Codec
@@ -41,6 +41,7 @@ __all__ = [
     "StateTable",
     "check_backend",
     "create_keyed_backend",
+    "remove_expired_state",
     "require_keyed",
 ]
 
@@ -353,3 +354,31 @@ def require_keyed(backend: KeyedStateBackend | None, operator: str) -> KeyedStat
             "before it"
         )
     return backend
+
+
+def remove_expired_state(
+    backend: KeyedStateBackend,
+    now_ms: Callable[[], int],
+    schedule: Callable[[int, Callable[[int], None]], Any],
+) -> None:
+    """Has `backend` remove expired values from time to time, once it has a state with a time to
+    live.
+
+    Writes remove expired values too (`state.ttl`). But a state that is only read, or not used at
+    all, would never shrink. So each subtask with such a state looks for expired values several
+    times in a time to live, a few at a time. `schedule(timestamp_ms, callback)` registers a timer
+    of the task. A custom backend need not support this.
+    """
+    if not isinstance(backend, ExpiringBackend):
+        return
+
+    def wait(wait_ms: int) -> None:
+        try:
+            schedule(now_ms() + wait_ms, on_time)
+        except MailboxClosed:
+            pass  # The task has ended.
+
+    def on_time(_timestamp_ms: int) -> None:
+        wait(backend.remove_expired())
+
+    backend.watch_expiry(lambda: wait(0))

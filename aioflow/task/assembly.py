@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope
+from aioflow.network.batch_size import BATCHES_PER_CHANNEL
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
-from aioflow.network.debloat import BATCHES_PER_CHANNEL
 from aioflow.network.local_pool import BATCH_BYTES
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.source import discovery_interval_s

@@ -46,9 +46,9 @@ from aioflow.core.aio import wait_all
 from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
 from aioflow.core.errors import CancellationTimeout
 from aioflow.operators.stateless import describe_place
-from aioflow.task.blame import naming
 from aioflow.task.channel_state import ChannelStateCapture
 from aioflow.task.checkpoint import TaskCheckpoint, may_overtake_later
+from aioflow.task.closing import naming
 from aioflow.task.network_input import NetworkInput
 from aioflow.task.snapshot import CountedOutput, SubtaskSnapshot
 from aioflow.task.source_input import SourceInput

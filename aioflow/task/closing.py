@@ -1,31 +1,43 @@
-"""Closes the parts of a task, user code from tail to head, within a time limit.
+"""Names the user code of a task in its errors, and closes it, tail first, within a time limit.
 
-Errors do not stop it; the first one is kept.
+Errors do not stop the closing; the first one is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import message_of, note_once
+from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.stateless import describe_place
 
 if TYPE_CHECKING:
     from aioflow.core.scope import Scope
     from aioflow.operators.operator import Operator
-    from aioflow.task.source_input import SourceInput
+    from aioflow.task.context import TaskOperatorContext
 
-__all__ = ["CLEANUP_TIMEOUT_S", "attach_errors", "close_reader", "close_user_code"]
+__all__ = [
+    "CLEANUP_TIMEOUT_S",
+    "attach_errors",
+    "close_reader",
+    "close_user_code",
+    "naming",
+    "naming_source",
+    "source_place",
+]
 
 CLEANUP_TIMEOUT_S = 30.0
 """How long closing user functions may take before the task gives up on them."""
 
 
-async def close_reader(source: SourceInput, place: str, errors: list[BaseException]) -> None:
-    """Closes the reader. An error goes into `errors`."""
-    await _close(source.close_reader, f"in close() of {place}", errors)
+async def close_reader(
+    close: Callable[[], Awaitable[None]], place: str, errors: list[BaseException]
+) -> None:
+    """Closes the reader by `close`. An error goes into `errors`."""
+    await _close(close, f"in close() of {place}", errors)
 
 
 async def close_user_code(
@@ -57,3 +69,39 @@ def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None
             [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]
         )
         first.add_note(f"aioflow: closing failed too: {told}")
+
+
+@contextmanager
+def naming(operator: Operator, what: str) -> Iterator[None]:
+    """Adds a note with the operator to errors of `what`."""
+    try:
+        yield
+        check_own_task()
+    except BaseException as error:
+        note_once(error, f"in {what} of {describe_place(operator.ctx)}")
+        raise
+
+
+@contextmanager
+def naming_source(
+    context: TaskOperatorContext, scope: Scope, what: str = "open()"
+) -> Iterator[None]:
+    """Attributes tasks and threads that a reader starts in `open()` to the source.
+
+    Another operator may be the current one meanwhile.
+    """
+    token = enter_scope(scope.at(context))
+    try:
+        yield
+        check_own_task()
+    except BaseException as error:
+        note_once(error, f"in {what} of {source_place(context)}")
+        raise
+    finally:
+        leave_scope(token)
+
+
+def source_place(context: TaskOperatorContext) -> str:
+    """Returns source and subtask as notes on errors spell them."""
+    runtime = context.runtime
+    return f"source {context.name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"

@@ -29,9 +29,9 @@ from aioflow.task.function_mailbox import FunctionMailbox
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.core.host import Host
-    from aioflow.core.injection import Resource
     from aioflow.core.metrics import MetricGroup
     from aioflow.core.scope import Scope
+    from aioflow.core.signatures import Resource
     from aioflow.mailbox.executor import MailboxExecutor
     from aioflow.mailbox.timers import ProcessingTimer
     from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 from aioflow.checkpoint.local_files import LOCAL_FILE_BYTES_MAX
 from aioflow.checkpoint.state_files import LOCAL_BYTES_MAX, LocalState
 from aioflow.core.elements import BATCH_RECORDS_MAX
-from aioflow.core.processing_clock import ProcessingClock
 from aioflow.core.wire.serializers import Codec
-from aioflow.network.buffers import NETWORK_MEMORY_BYTES
+from aioflow.mailbox.timers import ProcessingClock
+from aioflow.network.local_pool import NETWORK_MEMORY_BYTES
 from aioflow.task.chain import SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from aioflow.core.metrics import MetricGroup
     from aioflow.graph.deployment import ExecutionAttemptId, InputChannelDescriptor, PartitionId
     from aioflow.inspection.loop_watch import LoopWatch
-    from aioflow.network.buffers import NetworkBufferPool
     from aioflow.network.gate import InputChannel
-    from aioflow.network.local_pool import LocalBufferPool
+    from aioflow.network.local_pool import LocalBufferPool, NetworkBufferPool
     from aioflow.network.partition import ResultPartition
     from aioflow.state.backend import StateBackend
     from aioflow.task.context import Resources

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aioflow.core.errors import note_once
 from aioflow.core.user_code import check_own_task, user_error
-from aioflow.task.blame import naming_source, source_place
 from aioflow.task.chain import SLICE_NS, ChainStatus
+from aioflow.task.closing import naming_source, source_place
 from aioflow.task.ending import TaskPhase
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT

@@ -15,7 +15,7 @@ from typing import Any
 
 from aioflow.core.aio import end_task, wait_all
 from aioflow.core.errors import GraphError, note_once
-from aioflow.core.injection import Resource, injected_parameters
+from aioflow.core.signatures import Resource, injected_parameters
 from aioflow.core.user_code import check_own_task, close_user_code, user_error
 from aioflow.task.closing import attach_errors
 

@@ -22,10 +22,9 @@ from aioflow.mailbox.executor import MailboxError
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
-from aioflow.task.blame import naming
 from aioflow.task.blocking_calls import BlockingCalls
 from aioflow.task.chain import ChainStatus
-from aioflow.task.closing import close_user_code
+from aioflow.task.closing import close_user_code, naming
 from aioflow.task.context import SubtaskRuntimeContext, TaskOperatorContext
 from aioflow.task.restoring import (
     forget_finished,

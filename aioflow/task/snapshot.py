@@ -16,7 +16,7 @@ from aioflow.checkpoint.completed import OperatorStateHandle, SubtaskState
 from aioflow.checkpoint.source_state import SourceState
 from aioflow.state import operator_state as operator_states
 from aioflow.state.snapshot import KeyedStateHandle, StateFile, StateInput, StateOutput, whole
-from aioflow.task.blame import naming_source
+from aioflow.task.closing import naming_source
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier

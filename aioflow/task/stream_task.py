@@ -34,22 +34,26 @@ from aioflow.core.aio import (
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, has_place
 from aioflow.core.scope import enter_scope, leave_scope
+from aioflow.core.tracebacks import spell_stack
 from aioflow.core.user_code import take_back_cancellation, user_error
-from aioflow.inspection.frames import spell_stack
 from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.operators.stateless import describe_place
-from aioflow.state.backend import require_keyed
+from aioflow.state.backend import remove_expired_state, require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output, create_runtime
-from aioflow.task.blame import naming_source, source_place
 from aioflow.task.channel_state import Waiting
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
-from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_reader
+from aioflow.task.closing import (
+    CLEANUP_TIMEOUT_S,
+    attach_errors,
+    close_reader,
+    naming_source,
+    source_place,
+)
 from aioflow.task.end_watch import EndWatch, end_source_code
 from aioflow.task.ending import TaskEnd, TaskLife, TaskPhase
-from aioflow.task.expiry import remove_expired_state
 from aioflow.task.input import InputStatus
 from aioflow.task.latency import LatencyEmitter, LatencyStats
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
@@ -58,7 +62,7 @@ from aioflow.task.network_input import NetworkInput
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.errors import CancellationTimeout
-    from aioflow.core.ids import TapPlace
+    from aioflow.core.scope import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.mailbox.executor import MailboxExecutor
     from aioflow.operators.source import Split
@@ -391,7 +395,9 @@ class StreamTask:
             # The function of a source has the time that other functions had before, and closing
             # has its own.
             timeout_s = CLEANUP_TIMEOUT_S + self._options.cancellation_timeout_s + CANCEL_GRACE_S
-            closing = close_reader(loop.input, source_place(self._runtime.head), errors)
+            closing = close_reader(
+                loop.input.close_reader, source_place(self._runtime.head), errors
+            )
             try:
                 await close_within(closing, timeout_s, what=f"the source of {self.name}")
             except asyncio.CancelledError as cancel:

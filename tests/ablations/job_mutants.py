@@ -600,7 +600,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a source starts runs in the scope of whichever operator runs",
-        "aioflow/task/blame.py",
+        "aioflow/task/closing.py",
         "token = enter_scope(scope.at(context))",
         "token = enter_scope(scope)",
         (

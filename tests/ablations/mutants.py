@@ -1451,14 +1451,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "idle time counts as the consumer's work",
-        "aioflow/network/debloat.py",
+        "aioflow/network/batch_size.py",
         "        self._settle(now_s)\n        self._since = None\n",
         "        self._settle(now_s)\n        self._since = now_s\n",
         ("tests/network/test_debloat.py::test_time_without_anything_to_take_does_not_count",),
     ),
     Mutant(
         "every change of the size of batches is announced",
-        "aioflow/network/debloat.py",
+        "aioflow/network/batch_size.py",
         "        if abs(size - self.records) < THRESHOLD * self.records:\n",
         "        if size == self.records:\n",
         ("tests/network/test_debloat.py::test_a_change_below_the_threshold_is_not_announced",),

@@ -179,7 +179,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a sink makes a directory of the name of a URL",
-        "aioflow/core/locations.py",
+        "aioflow/io/paths.py",
         "    elif scheme:\n",
         "    elif scheme and False:\n",
         (

@@ -647,7 +647,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a jump of the clock is followed before it has lasted",
-        "aioflow/core/processing_clock.py",
+        "aioflow/mailbox/timers.py",
         "        elif now_s - self._stepped_s < SETTLE_S:\n",
         "        elif now_s < self._stepped_s:\n",
         (
@@ -675,7 +675,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "state that is not written any more keeps its expired values",
-        "aioflow/task/expiry.py",
+        "aioflow/state/backend.py",
         "    backend.watch_expiry(lambda: wait(0))\n",
         "",
         ("tests/state/test_ttl_idle.py::test_a_job_removes_expired_values_while_nothing_comes",),

@@ -15,7 +15,7 @@ from aioflow.cli.command import main
 from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.taskmanager import TaskManagerOptions
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.network.buffers import NETWORK_MEMORY_BYTES
+from aioflow.network.local_pool import NETWORK_MEMORY_BYTES
 from aioflow.state.rocksdb import RocksDB
 from aioflow.task.environment import TaskOptions
 

@@ -24,7 +24,7 @@ from aioflow.checkpoint.instructions import (
     WakeAt,
 )
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile
 
 T = TypeVar("T")

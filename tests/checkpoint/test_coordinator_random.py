@@ -38,7 +38,7 @@ from aioflow.checkpoint.instructions import (
     Trigger,
 )
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 from tests.checkpoint.jobs import COUNT, KEYS, Job, state
 
 MIN_PAUSE_MS = 30

@@ -13,7 +13,7 @@ from aioflow.checkpoint.request_decider import (
     CheckpointTurns,
     Request,
 )
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 
 ASKED = Request(kind=CheckpointKind.CHECKPOINT, number=1)
 SAVEPOINT = Request(kind=CheckpointKind.SAVEPOINT, number=2)

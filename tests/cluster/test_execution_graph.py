@@ -19,8 +19,7 @@ from aioflow.cluster.execution_graph import (
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart, once_running
 from aioflow.core.errors import Broken, ProducerFailed, RemoteError
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
-from aioflow.graph.job_graph import build_job_graph
-from aioflow.graph.rescaling import with_parallelism
+from aioflow.graph.job_graph import build_job_graph, with_parallelism
 from aioflow.graph.stream_graph import (
     Partitioning,
     ShipStrategy,

@@ -9,7 +9,7 @@ import aioflow as af
 from aioflow.cluster.shipping import _without_what_stays as without_what_stays
 from aioflow.cluster.source_limits import SourceLimits
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 from aioflow.graph.deployment import ExecutionState
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 

@@ -16,8 +16,8 @@ from aioflow.graph.deployment import (
     InputChannelDescriptor,
     PartitionId,
 )
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.gate import InputGate
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.task.environment import TaskOptions
 from tests.task.checkpoint_doubles import Answers

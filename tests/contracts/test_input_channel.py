@@ -18,9 +18,9 @@ from aioflow.core.elements import (
 )
 from aioflow.core.errors import ProducerFailed
 from aioflow.core.system_host import SystemHost
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel, RemoteInputChannel
 from aioflow.network.gate import InputChannel
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.testing.simulation import Simulation

@@ -37,7 +37,7 @@ from aioflow.io.redis_streams import RedisStreams, redis
 from aioflow.io.sqlite_tables import SqliteTable, sqlite
 from aioflow.io.standard_output import blackhole, stdout
 from aioflow.io.tables import TableCommitter, TableWriter
-from aioflow.operators.retry import Retry
+from aioflow.operators.call_pool import Retry
 from aioflow.operators.sink import Sink, SinkOperator
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from aioflow.state.snapshot import OperatorSnapshot

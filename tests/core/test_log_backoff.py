@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aioflow.core.log_backoff import LogBackoff
+from aioflow.core.timeunits import LogBackoff
 
 
 def test_the_first_failure_is_told_and_then_each_after_twice_the_time() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.core.processing_clock import SETTLE_S, TOLERANCE_MS, ProcessingClock
+from aioflow.mailbox.timers import SETTLE_S, TOLERANCE_MS, ProcessingClock
 
 NOON = 1_700_000_000_000
 YEARS = 10 * 365 * 86_400_000

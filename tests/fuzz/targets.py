@@ -83,7 +83,7 @@ from aioflow.io.file_reader import BOM
 from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
 from aioflow.io.record_columns import FlatLines, RecordColumns
 from aioflow.monitoring.app import monitor_app
-from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.errors import describe_error
 from aioflow.protocol.exchange import Exchange

@@ -6,7 +6,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
-from aioflow.graph.rescaling import parallelism_of_flow, rescaled, same_parallelism
+from aioflow.graph.job_graph import parallelism_of_flow, rescaled, same_parallelism
 
 
 def counts(graph: object) -> list[int]:

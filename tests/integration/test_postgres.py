@@ -17,7 +17,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import GraphError
 from aioflow.io.postgres_tables import PAGE_ROWS, postgres
 from aioflow.io.tables import PIECE_ROWS
-from aioflow.operators.retry import Retry
+from aioflow.operators.call_pool import Retry
 from aioflow.operators.sink import SinkOperator
 from tests.io.driver import Runtime, SinkContext, read_all, system_context
 from tests.io.postgres_server import PostgresServer, postgres_server

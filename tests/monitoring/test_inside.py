@@ -20,7 +20,7 @@ import pytest
 
 import aioflow as af
 from aioflow.cluster.job_history import ATTEMPTS_MAX, FAILURES_MAX, JobHistory
-from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionState
 from aioflow.inspection.process import FlameSampler, await_chain, thread_infos

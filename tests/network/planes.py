@@ -12,7 +12,6 @@ from typing import Self
 from aioflow.core.elements import RecordBatch
 from aioflow.core.host import Host
 from aioflow.core.wire.serializers import Codec
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import (
     EXCLUSIVE_BUFFERS,
     FLOATING_BUFFERS,
@@ -21,6 +20,7 @@ from aioflow.network.channels import (
 )
 from aioflow.network.data_plane import DataPlane
 from aioflow.network.link import Link
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aioflow.core.errors import InsufficientBuffers, LocalProtocolError
-from aioflow.network.buffers import NetworkBufferPool, network_bytes
-from aioflow.network.local_pool import BATCH_BYTES, LocalBufferPool
+from aioflow.network.local_pool import (
+    BATCH_BYTES,
+    LocalBufferPool,
+    NetworkBufferPool,
+    network_bytes,
+)
 from aioflow.protocol.framing import SEGMENT_BYTES
 
 # The global pool.

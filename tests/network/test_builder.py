@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.builder import BatchBuilder
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 

@@ -8,9 +8,9 @@ import pytest
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import ProducerFailed
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.gate import InputGate
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.framing import SEGMENT_BYTES

@@ -10,11 +10,11 @@ import pytest
 
 from aioflow.core.column_batch import ColumnBatch, ObjectColumn
 from aioflow.core.elements import RecordBatch
-from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.batch_size import BATCHES_PER_CHANNEL, RECORDS_MIN, BufferDebloater
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
 from aioflow.network.channels import LocalInputChannel
-from aioflow.network.debloat import BATCHES_PER_CHANNEL, RECORDS_MIN, BufferDebloater
 from aioflow.network.gate import InputGate
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 

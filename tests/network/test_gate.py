@@ -19,9 +19,9 @@ from aioflow.core.elements import (
     RecordBatch,
 )
 from aioflow.core.errors import Closed, ProducerFailed
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.gate import EndOfDataStatus, InputGate, SharedAvailability
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.framing import SEGMENT_BYTES

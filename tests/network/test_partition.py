@@ -6,7 +6,7 @@ import pytest
 
 from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, RecordBatch
 from aioflow.core.errors import ProducerFailed
-from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.network.buffers import redistribute
+from aioflow.network.local_pool import redistribute
 
 
 @pytest.mark.parametrize(

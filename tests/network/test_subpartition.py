@@ -15,8 +15,7 @@ from aioflow.core.elements import (
     Watermark,
 )
 from aioflow.core.errors import Closed, ProducerFailed
-from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.local_pool import LocalBufferPool
+from aioflow.network.local_pool import LocalBufferPool, NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 

@@ -24,7 +24,7 @@ from aioflow.operators.async_io import (
     OrderedQueue,
     UnorderedQueue,
 )
-from aioflow.operators.retry import Retry
+from aioflow.operators.call_pool import Retry
 
 from .process_context import Context, opened, rows
 

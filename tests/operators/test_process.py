@@ -24,7 +24,7 @@ from aioflow.core.functions import (
     ProcessFunction,
     RuntimeContext,
 )
-from aioflow.core.injection import resource, use
+from aioflow.core.signatures import resource, use
 from aioflow.core.states import MapStateDescriptor, ValueStateDescriptor
 from aioflow.operators.process.async_functions import AsyncProcessOperator
 from aioflow.operators.process.functions import (

@@ -12,7 +12,7 @@ import pytest
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import RestoreError, StateError
-from aioflow.operators.retry import Retry
+from aioflow.operators.call_pool import Retry
 from aioflow.operators.sink import SinkOperator, as_writer
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from tests.io.driver import SinkContext, system_context

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import FilterFunction, FlatMapFunction, MapFunction, RuntimeContext
-from aioflow.core.injection import resource, use
+from aioflow.core.signatures import resource, use
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
 
 from .process_context import Context, opened, rows

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
 from aioflow.core.wire.batch import decode_batch, encode_batch
 from aioflow.core.wire.serializers import Codec
-from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.local_pool import LocalBufferPool
+from aioflow.network.local_pool import LocalBufferPool, NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.credit import FloatingBuffers
 from aioflow.protocol.exchange import Exchange

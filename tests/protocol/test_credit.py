@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
-from aioflow.network.buffers import NetworkBufferPool
-from aioflow.network.local_pool import LocalBufferPool
+from aioflow.network.local_pool import LocalBufferPool, NetworkBufferPool
 from aioflow.protocol.credit import BufferKind, CreditReceiver, CreditSender, NextElement
 from aioflow.protocol.framing import SEGMENT_BYTES
 

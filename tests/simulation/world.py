@@ -37,7 +37,6 @@ from aioflow.checkpoint import store as checkpoint_store
 from aioflow.checkpoint.completed import CompletedCheckpoint
 from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.checkpoint.metadata import decode_metadata
-from aioflow.core import processing_clock
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
 from aioflow.mailbox import timers
 from aioflow.state.snapshot import StateFile
@@ -925,7 +924,7 @@ def _environment(settings: Settings) -> Iterator[None]:
     changes: dict[tuple[Any, str], Any] = {
         (state_files, "INLINE_BYTES"): settings.inline,
         (checkpoint_store, "LeaseOptions"): lambda: SHORT_LEASE,
-        (processing_clock, "SETTLE_S"): CLOCK_S,
+        (timers, "SETTLE_S"): CLOCK_S,
         (timers, "LOOK_S"): CLOCK_S,
         (timers, "LOOK_MAX_S"): CLOCK_S,
         (

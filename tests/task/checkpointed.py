@@ -26,7 +26,7 @@ from aioflow.core.metrics import MetricGroup
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
-from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.operators.source import Split
 from aioflow.task.environment import CheckpointTaskOptions, TaskEnvironment, TaskOptions
 from aioflow.task.resources import ResourceScope

@@ -22,10 +22,9 @@ from aioflow.graph.stream_graph import (
     StreamGraph,
     StreamNode,
 )
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.gate import InputChannel
-from aioflow.network.local_pool import LocalBufferPool
+from aioflow.network.local_pool import LocalBufferPool, NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.operators.operator import Operator

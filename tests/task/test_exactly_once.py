@@ -16,7 +16,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.host import Clock
-from aioflow.core.processing_clock import ProcessingClock
+from aioflow.mailbox.timers import ProcessingClock
 from tests.task.checkpointed import Feed, Ledger, Run
 from tests.task.running import until
 

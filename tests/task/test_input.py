@@ -21,8 +21,8 @@ from aioflow.core.elements import (
     empty_batch,
 )
 from aioflow.core.errors import ProducerFailed
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.valve import ChannelTime
 from aioflow.protocol.framing import SEGMENT_BYTES

@@ -26,7 +26,7 @@ from aioflow.core.errors import ProducerFailed, TypeNotSupported
 from aioflow.core.functions import OutputTag
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
-from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.output import PIECES_MAX, SIDES_MAX, RecordWriter, TaskOutput, TravelCheck

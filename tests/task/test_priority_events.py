@@ -20,8 +20,8 @@ from aioflow.core.elements import (
     LatencyMarker,
     RecordBatch,
 )
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.input import InputStatus

@@ -24,9 +24,9 @@ from aioflow.core.host import Host
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import TaskDeploymentDescriptor
 from aioflow.network import link, local_pool
-from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import ProducerState, RemoteInputChannel
 from aioflow.network.data_plane import DataPlane
+from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.async_io import AsyncWaitOperator
 from aioflow.protocol.framing import SEGMENT_BYTES

@@ -25,11 +25,10 @@ from aioflow.advice.calls import explained
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes
-from aioflow.core.timeunits import Duration, to_ms
+from aioflow.core.timeunits import Duration, is_event_time, positive_ms, signed_ms, to_ms
 from aioflow.core.wire.types import register_type
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_row
-from aioflow.operators.window.arguments import is_event_time, positive_ms, signed_ms
 from aioflow.operators.window.triggers import Trigger, default_trigger, global_trigger
 
 __all__ = [

@@ -16,8 +16,7 @@ from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import TriggerResult
 from aioflow.core.states import ReducingStateDescriptor, StateDescriptor
-from aioflow.core.timeunits import Duration
-from aioflow.operators.window.arguments import is_event_time, positive_ms
+from aioflow.core.timeunits import Duration, is_event_time, positive_ms
 
 __all__ = [
     "TRIGGER_COUNT",

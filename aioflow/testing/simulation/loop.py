@@ -24,7 +24,6 @@ from contextvars import Context
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from aioflow.testing.loops import close_chain, end_generator, settle
 from aioflow.testing.simulation.process import (
     OWNER,
     Life,
@@ -35,6 +34,7 @@ from aioflow.testing.simulation.process import (
     SimMachine,
     SimProcess,
 )
+from aioflow.testing.virtual_loop import close_chain, end_generator, settle
 
 __all__ = ["SimLoop"]
 
