@@ -51,6 +51,9 @@ For smaller blocks, as of a file that is followed line by line, msgspec is faste
 the arrays.
 """
 
+FLAT_PAUSE_MAX = 31
+"""Maximum number of blocks between two tries."""
+
 
 @explained
 def jsonl(
@@ -137,9 +140,9 @@ class JsonDecoder:
     def decode(self, data: bytes, final: bool) -> Decoded:
         if (
             self._decode_lines is not None
-            and (records := decode_objects(data, self._decode_lines)) is not None
+            and (decoded := decode_objects(data, self._decode_lines)) is not None
         ):
-            return Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
+            return decoded
         found = split_lines(data)
         try:
             return Decoded(list(map(self._decode, found)))
@@ -216,22 +219,34 @@ def decode_objects(
     data: bytes,
     decode_lines: Callable[[bytes], list[Any]],
     lines_of: Callable[[bytes], int | None] = lines_of_objects,
-) -> list[Any] | None:
+) -> Decoded | None:
     """Returns the result of `decode_lines` if each line is certainly one object, otherwise None.
 
     `decode_lines` by itself accepts two values in a line, and one value over two lines. But within
-    a value, the text between `}` and `{` is never empty. So if each line begins with `{` and ends
-    with `}`, no value crosses the end of a line. If there are as many values as lines, each line is
-    one value.
+    a value, there is more than white space between `}` and `{`. So if each line begins with `{` and
+    ends with `}`, no value crosses the end of a line. If there are as many values as lines, each
+    line is one value.
     """
-    lines = lines_of(data)
+    lines, starts = lines_of(data), None
+    is_plain = lines is not None
+    if not is_plain:
+        # Without white space, which no step below reads: a text cannot hold the end of a line.
+        solid = data.translate(None, b" \t\r")
+        if solid.startswith(b"\n") or b"\n\n" in solid:
+            found = solid.split(b"\n")
+            starts = [i for i, line in enumerate(found) if line]
+            solid = b"\n".join(filter(None, found))
+        lines = lines_of(solid)
     if lines is None:
         return None
     try:
         records = decode_lines(data)
     except MALFORMED:
         return None
-    return records if len(records) == lines else None
+    if len(records) != lines:
+        return None
+    line_ends = len(records) - (not data.endswith(b"\n")) if is_plain else None
+    return Decoded(records, starts, line_ends=line_ends)
 
 
 def _has_columns(type: Any) -> bool:
@@ -250,7 +265,8 @@ class JsonColumnDecoder:
 
     def __init__(self, type: Any) -> None:
         # Imported here, so that a program without columns does not load numpy.
-        from aioflow.io.record_columns import FlatLines, RecordColumns, count_objects
+        from aioflow.io.flat_json import FlatLines
+        from aioflow.io.record_columns import RecordColumns, count_objects
 
         self._lines_of = count_objects
         struct = struct_like(type)
@@ -265,28 +281,47 @@ class JsonColumnDecoder:
         ).decode_lines
         hints = None if struct is None else flat_hints_of(type, struct)
         self._flat = None if hints is None else FlatLines(hints)
+        self._flat_pause = FlatPause()
 
     def narrow(self, names: Sequence[str]) -> None:
         """Limits the columns to `names`. Lines are checked as before."""
         self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:
-        if (
-            self._flat is not None
-            and len(data) >= FLAT_BYTES
-            and (columns := self._flat.read(data, self._made)) is not None
-        ):
-            line_ends = len(columns) - (not data.endswith(b"\n"))
-            # Columns can be read like a list.
-            return Decoded(columns, line_ends=line_ends)  # type: ignore[arg-type]
-        records = decode_objects(data, self._decode_lines, self._lines_of)
-        if records is None:
+        if self._flat is not None and len(data) >= FLAT_BYTES and self._flat_pause.is_over():
+            columns = self._flat.read(data, self._made)
+            self._flat_pause.tried(failed=columns is None)
+            if columns is not None:
+                line_ends = len(columns) - (not data.endswith(b"\n"))
+                # Columns can be read like a list.
+                return Decoded(columns, line_ends=line_ends)  # type: ignore[arg-type]
+        decoded = decode_objects(data, self._decode_lines, self._lines_of)
+        if decoded is None:
             decoded = self._rows.decode(data, final)
-        else:
-            decoded = Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
         # Columns can be read like a list.
         decoded.records = self._columns(decoded.records)  # type: ignore[assignment]
         return decoded
+
+
+class FlatPause:
+    """Decides which blocks are tried to be read from their bytes.
+
+    After a block that was not, more and more blocks are left out, because each try takes time.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._length = 0
+
+    def is_over(self) -> bool:
+        """Returns whether the next block is tried."""
+        self._left -= 1
+        return self._left < 0
+
+    def tried(self, *, failed: bool) -> None:
+        """Notes the result of a try."""
+        self._length = min(2 * self._length + 1, FLAT_PAUSE_MAX) if failed else 0
+        self._left = self._length
 
 
 def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:

@@ -306,14 +306,24 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a quote within a text ends it, where lines of JSON are read from their bytes",
-        "aioflow/io/record_columns.py",
-        "    if int(np.count_nonzero(are_quotes)) != each * len(starts):\n",
-        "    if int(np.count_nonzero(are_quotes)) < each * len(starts):\n",
+        "aioflow/io/flat_json.py",
+        "    if len(quotes) != each * len(starts):\n",
+        "    if len(quotes) < each * len(starts):\n",
         ("tests/io/test_flat_json.py::test_a_quote_within_a_text_is_not_passed_over",),
     ),
     Mutant(
+        "a field that is not read is not checked, where lines of JSON are read from their bytes",
+        "aioflow/io/flat_json.py",
+        "            elif not spelling.quoted[i] and not _are_bare(block, starts, stops):\n",
+        "            elif False:\n",
+        (
+            "tests/io/test_flat_json.py::"
+            "test_a_wrong_value_of_a_field_that_is_not_read_is_a_malformed_line",
+        ),
+    ),
+    Mutant(
         "what is no digit is one, where lines of JSON are read from their bytes",
-        "aioflow/io/record_columns.py",
+        "aioflow/io/flat_json.py",
         "    if (((digits + _U(0x7676767676767676)) | digits) & _U(0x8080808080808080)).any():\n  "
         "      return None\n",
         "",

@@ -80,8 +80,9 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.io.csv_columns import CsvColumnDecoder
 from aioflow.io.csv_files import CsvDecoder
 from aioflow.io.file_reader import BOM
+from aioflow.io.flat_json import FlatLines
 from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
-from aioflow.io.record_columns import FlatLines, RecordColumns
+from aioflow.io.record_columns import RecordColumns
 from aioflow.monitoring.app import monitor_app
 from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition

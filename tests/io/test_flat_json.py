@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
-from aioflow.io.record_columns import FlatLines, RecordColumns
+from aioflow.io.flat_json import FlatLines
+from aioflow.io.json_files import FlatPause, JsonColumnDecoder, JsonDecoder
+from aioflow.io.record_columns import RecordColumns
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -100,7 +101,7 @@ def test_records_are_those_of_msgspec(blocks: list[list[tuple[str, str, str]]], 
             st.integers(-(10**15) + 1, 10**15 - 1),
             st.integers(-(10**14), 10**14),
             st.integers(1, 8),
-            st.text(letters, max_size=10),
+            st.text(letters, min_size=1, max_size=8),
         ),
         min_size=1,
     )
@@ -140,6 +141,148 @@ def test_texts_have_one_code_each_however_many_meet_in_a_slot() -> None:
         column: Any = found.columns["name"]
         assert column.to_list() == words
         assert sorted(column.entries) == words
+
+
+def is_text(text: str) -> bool:
+    """Returns whether UTF-8 can write the text: no surrogates."""
+    return not any(0xD800 <= ord(one) < 0xE000 for one in text)
+
+
+class Read(NamedTuple):
+    """The fields that are read of lines that others have written."""
+
+    i: int
+    word: str
+    x: float
+
+
+KEYS = ["i", "word", "x", "z", "a b", "", "é", "user"]
+texts = st.one_of(st.text(letters, max_size=9), st.text(max_size=4).filter(is_text))
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-99, 99),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    texts,
+)
+others = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+written = st.fixed_dictionaries(
+    {"i": st.integers(-(2**66), 2**66) | st.integers(0, 99), "word": texts, "x": st.floats(-9, 9)},
+    optional={"z": others, "a b": others, "": others, "é": others, "user": others},
+)
+spellings = st.fixed_dictionaries(
+    {
+        "separators": st.sampled_from([(",", ":"), (", ", ": "), (" , ", " :")]),
+        "ensure_ascii": st.booleans(),
+        "sort_keys": st.booleans(),
+    }
+)
+
+
+def as_written(record: dict[str, Any], spelling: dict[str, Any], twice: bool) -> str:
+    """Returns a line; `twice`: with a field that comes twice, of which the last one counts."""
+    text = json.dumps(record, **spelling)
+    return '{"word":"first",' + text[1:] if twice else text
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(written, min_size=1, max_size=4), spellings, st.booleans()),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from(["", " ", "\t", "   "]),
+    st.sampled_from(["\n", "\r\n", " \n", "\n\n", "\n \n"]),
+    st.booleans(),
+)
+def test_lines_of_others_give_what_json_loads_gives(
+    parts: list[tuple[list[dict[str, Any]], dict[str, Any], bool]],
+    before: str,
+    end: str,
+    ended: bool,
+) -> None:
+    lines = [
+        before + as_written(record, how, twice) for part, how, twice in parts for record in part
+    ]
+    data = (end.join(lines) + (end if ended else "")).encode()
+    expected = [
+        Read(found["i"], found["word"], float(found["x"])) for found in map(json.loads, lines)
+    ]
+    for decoder in (JsonDecoder(Read), JsonColumnDecoder(Read)):
+        for _ in range(2):
+            decoded = decoder.decode(data, True)
+            assert list(map(repr, decoded.records)) == list(map(repr, expected))
+            assert not decoded.bad
+            numbers = decoded.starts or range(len(expected))
+            found = [data.split(b"\n")[number].strip() for number in numbers]
+            assert found == [line.strip().encode() for line in lines]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["NaN", "01", "1.", "tru", "nulll", "1,2", "'a'", "\x01", "1e999,"]
+)
+def test_a_wrong_value_of_a_field_that_is_not_read_is_a_malformed_line(wrong: str) -> None:
+    lines = [f'{{"z": {value}, "word": "a"}}' for value in ("1", wrong, "2")]
+    data = "\n".join(lines).encode()
+    for decoder in (JsonDecoder(Word), JsonColumnDecoder(Word)):
+        decoded = decoder.decode(data, True)
+        assert list(decoded.records) == [Word("a"), Word("a")]
+        assert [bad.line for bad in decoded.bad] == [1]
+
+
+class Word(NamedTuple):
+    word: str
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: f'{{"i": {i}, "word": "w{i}"}}',
+        lambda i: f'{{"word":"w{i}","ok":{"true" if i % 2 else "false"},"z":null}}',
+        lambda i: (
+            f'{{"at": {{"x": {i}.5, "name": "é"}}, "word": "w{i}", "empty": {{}}, "none": []}}'
+        ),
+        lambda i: f'  {{ "word" : "w{i}" , "n" : -{i}}} \r',
+        lambda i: f'{{"word": "w{i}{"long" * 3 if i % 50 == 0 else ""}", "z": "{"z" * i}"}}',
+    ],
+)
+def test_fields_that_are_not_read_do_not_leave_lines_to_msgspec(
+    make: Callable[[int], str],
+) -> None:
+    lines = [make(i) for i in range(200)]
+    data = "".join(f"{one}\n" for one in lines).encode()
+    found = FlatLines({"word": str}).read(data, RecordColumns(Word))
+    assert found is not None
+    assert list(found) == [Word(json.loads(one)["word"]) for one in lines]
+
+
+def test_blocks_that_are_not_spelled_alike_are_tried_less_and_less() -> None:
+    pause = FlatPause()
+    tried = []
+    for number in range(100):
+        if pause.is_over():
+            tried.append(number)
+            pause.tried(failed=True)
+    assert tried == [0, 2, 6, 14, 30, 62, 94]
+    while not pause.is_over():
+        pass
+    pause.tried(failed=False)
+    assert pause.is_over()
+
+
+def test_a_short_last_line_does_not_end_the_block_too_early() -> None:
+    name = "a" * 40
+    data = f'{{"i": 1, "{name}": 1, "word": "a"}}\n{{"i":1,"{name[:20]}":1,"word":"b"}}'.encode()
+    decoded = JsonColumnDecoder(Word).decode(data, True)
+    assert list(decoded.records) == [Word("a"), Word("b")]
 
 
 def test_a_quote_within_a_text_is_not_passed_over() -> None:
