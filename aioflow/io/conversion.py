@@ -51,6 +51,7 @@ __all__ = [
     "namedtuple_from",
     "one_or_more",
     "one_or_more_places",
+    "renaming_maker",
     "row_converter",
     "struct_like",
     "value_maker",
@@ -71,6 +72,11 @@ def is_model(type_: Any) -> bool:
 
 def _is_attrs(type_: Any) -> bool:
     return isinstance(type_, type) and kind_of(type_) is Kind.ATTRS
+
+
+def _attrs_inputs(type_: Any) -> dict[str, str]:
+    """Returns the name of each field of an attrs class by the name that its `__init__` gives it."""
+    return {field.alias: field.name for field in type_.__attrs_attrs__}
 
 
 def _model_fields(model: Any) -> dict[str, Any]:
@@ -111,6 +117,32 @@ def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return make
 
 
+def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | None:
+    """Returns a function that makes a value of an attrs class from a dict that may have the names
+    of its `__init__`, such as `x` for `_x`. Returns None if all names are those of the fields.
+    """
+    names = _attrs_inputs(type_) if _is_attrs(type_) else {}
+    if all(alias == name for alias, name in names.items()):
+        return None
+    aliases = {name: alias for alias, name in names.items()}
+
+    def make(value: Any) -> Any:
+        if isinstance(value, dict):
+            value = {names.get(key, key): one for key, one in value.items()}
+        try:
+            return msgspec.convert(value, type_, strict=strict)
+        except msgspec.ValidationError as error:
+            told = re.sub(
+                r"(required field `|`\$\.)(\w+)",
+                lambda found: found[1] + aliases.get(found[2], found[2]),
+                str(error),
+                count=1,
+            )
+            raise msgspec.ValidationError(told) from error
+
+    return make
+
+
 def field_names(type_: Any) -> list[str]:
     """Returns the names of the fields of a type as its input has them. Raises TypeError for a type
     without fields.
@@ -124,7 +156,7 @@ def field_names(type_: Any) -> list[str]:
     if is_model(type_):
         return list(_model_fields(type_))
     if _is_attrs(type_):
-        return list(fields_of(type_, Kind.ATTRS))
+        return list(_attrs_inputs(type_))
     raise TypeError(
         f"type is {type_!r}, expected a dataclass, a NamedTuple, a msgspec.Struct, a Pydantic "
         "model, an attrs class or dict"
@@ -137,6 +169,8 @@ def fields_of_value(value: Any) -> list[str] | None:
         return [str(key) for key in value]
     if is_model(type(value)):
         return list(type(value).model_fields)
+    if _is_attrs(type(value)):
+        return list(fields_of(type(value), Kind.ATTRS))
     try:
         return field_names(type(value))
     except TypeError:
@@ -144,12 +178,14 @@ def fields_of_value(value: Any) -> list[str] | None:
 
 
 def hints_of(type_: Any) -> dict[str, Any]:
-    """Returns the annotation of each field by its Python name, and of a Pydantic model by its name
-    in the input.
+    """Returns the annotation of each field by its Python name, and of a Pydantic model or an attrs
+    class by its name in the input.
     """
     if is_model(type_):
         return {name: field.annotation for name, field in _model_fields(type_).items()}
     hints = typing.get_type_hints(type_, include_extras=True)
+    if _is_attrs(type_):
+        return {alias: hints.get(name, Any) for alias, name in _attrs_inputs(type_).items()}
     names = type_.__struct_fields__ if _is_struct(type_) else field_names(type_)
     return {name: hints.get(name, Any) for name in names}
 
@@ -280,7 +316,8 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
         return namedtuple_from(type_)
     if is_model(type_):
         return model_maker(type_.model_validate)
-    return lambda row: msgspec.convert(row, type_, strict=False)
+    convert = renaming_maker(type_, strict=False)
+    return convert or (lambda row: msgspec.convert(row, type_, strict=False))
 
 
 def row_converter(
@@ -307,6 +344,9 @@ def row_converter(
             for accepted in starmap(partial(_input_names, type_), type_.model_fields.items())
             for other in accepted
         }
+        columns = [known.get(column, column) for column in columns]
+    elif _is_attrs(type_):
+        known = {name: alias for alias, name in _attrs_inputs(type_).items()}
         columns = [known.get(column, column) for column in columns]
     missing = [name for name in names if name not in columns and name not in _with_default(type_)]
     if missing and not renames:
@@ -342,6 +382,9 @@ def row_converter(
             return lambda row: validate(make_dict(row) | {name: row[i] for name, i in others})
         return lambda row: validate(make_dict(row))
     if not is_namedtuple(type_):
+        make = renaming_maker(type_, strict=False)
+        if make is not None:
+            return lambda row: make(make_dict(row))
         return lambda row: convert(make_dict(row), type_, strict=False)
 
     field_types = {name: _as_field(hints.get(name, Any)) for name in names}
@@ -392,7 +435,8 @@ def _with_default(type_: Any) -> set[str]:
     if is_model(type_):
         return {name for name, field in _model_fields(type_).items() if not field.is_required()}
     if _is_attrs(type_):
-        return set(defaults_of(type_, Kind.ATTRS))
+        defaults = defaults_of(type_, Kind.ATTRS)
+        return {alias for alias, name in _attrs_inputs(type_).items() if name in defaults}
     missing = dataclasses.MISSING
     return {
         field.name
@@ -486,6 +530,9 @@ def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
         return lambda body: make(read(body))
     if is_model(type):
         return model_maker(type.model_validate_json)
+    if (rename := renaming_maker(type)) is not None:
+        parse = msgspec.json.Decoder().decode
+        return lambda body: rename(parse(body))
     return msgspec.json.Decoder(type).decode
 
 
@@ -531,8 +578,15 @@ def json_encoder(place: str) -> msgspec.json.Encoder:
 
 
 def as_object(value: Any) -> Any:
-    """Returns a NamedTuple as a dict, which JSON writes as an object; other values unchanged."""
-    return value._asdict() if hasattr(value, "_asdict") else value
+    """Returns a NamedTuple as a dict, which JSON writes as an object, and an attrs object with
+    private fields as well, which msgspec would leave out. Returns other values unchanged.
+    """
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    fields = getattr(type(value), "__attrs_attrs__", None)
+    if fields is not None and any(field.name.startswith("_") for field in fields):
+        return {field.name: getattr(value, field.name) for field in fields}
+    return value
 
 
 def lines_of_objects(data: bytes) -> int | None:

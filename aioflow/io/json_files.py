@@ -29,6 +29,7 @@ from aioflow.io.conversion import (
     lines_of_objects,
     model_maker,
     namedtuple_from,
+    renaming_maker,
     struct_like,
 )
 from aioflow.io.file_reader import Bad, Decoded
@@ -126,6 +127,9 @@ class JsonDecoder:
                 self._decode = partial(_of_one_line, lines, decode)
         elif is_model(type):
             self._decode = model_maker(type.model_validate_json)  # type: ignore[union-attr]
+        elif (rename := renaming_maker(type)) is not None:
+            parse = msgspec.json.Decoder().decode
+            self._decode = lambda line: rename(parse(line))
         else:
             decoder: Any = msgspec.json.Decoder() if type is None else msgspec.json.Decoder(type)
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines

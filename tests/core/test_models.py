@@ -90,6 +90,12 @@ class Derived(Slotted):
         self.a += 1
 
 
+@attrs.define
+class Renamed:
+    _a: int
+    b: int = attrs.field(default=2, alias="bee")
+
+
 CODEC = Codec()
 
 
@@ -117,6 +123,7 @@ EAST = '{"id": 2, "at": "2024-01-01T00:00:00+05:30", "address": {"street": "b", 
         Slotted(1, [2]),
         Hashed(3),
         Derived(1),
+        Renamed(1, bee=3),
         {"in": [Slotted(1), Counted(n=2)]},
     ],
     ids=repr,
@@ -283,3 +290,20 @@ def test_an_attrs_class_travels_after_its_fields_have_changed() -> None:
     bound.register(Bound, "one")
     with pytest.raises(Exception, match="field 'twice' that was not written and has no default"):
         Codec(bound).decode(content)
+
+
+def test_an_attrs_class_with_renamed_arguments_evolves_by_its_fields() -> None:
+    @attrs.define
+    class Old:
+        _a: int
+
+    @attrs.define
+    class New:
+        _c: list[int] = attrs.field(factory=list, alias="sea")
+        _a: int = 0
+
+    written, read = TypeRegistry(), TypeRegistry()
+    written.register(Old, "one")
+    read.register(New, "one")
+    content = Codec(written).encode(Old(a=1), owner="test")
+    assert Codec(read).decode(content) == New(sea=[], a=1)

@@ -27,6 +27,12 @@ class Point:
     b: float = 2.5
 
 
+@attrs.define
+class Reading:
+    _sensor: str
+    celsius: float = attrs.field(default=20.5, alias="degrees")
+
+
 def user(id: int, **fields: Any) -> User:
     return User(userId=id, **fields)
 
@@ -130,6 +136,50 @@ async def test_columns_are_models_too(tmp_path: Path) -> None:
     flow = af.Flow("columns")
     names = flow.source(af.io.jsonl(path, User)).select(name=af.col.name)
     assert [row["name"] for row in await names.collect()] == ["a"] * 50
+
+
+async def test_fields_of_attrs_are_read_by_the_names_of_their_arguments(tmp_path: Path) -> None:
+    warm = Reading(sensor="a", degrees=21.0)
+    lines = tmp_path / "readings.jsonl"
+    lines.write_text(
+        '{"sensor": "a", "degrees": 21}\n{"_sensor": "a", "celsius": 21}\n{"sensor": "b"}\n'
+    )
+    assert await rows_of(af.io.jsonl(lines, Reading)) == [warm, warm, Reading("b")]
+    lines.write_text('{"degrees": 1}\n')
+    with pytest.raises(Exception, match="missing required field `sensor`"):
+        await rows_of(af.io.jsonl(lines, Reading))
+    lines.write_text('{"sensor": "a", "degrees": "x"}\n')
+    with pytest.raises(Exception, match=r"at `\$.degrees`"):
+        await rows_of(af.io.jsonl(lines, Reading))
+
+    table = tmp_path / "readings.csv"
+    table.write_text("degrees,sensor\n21,a\n,b\n")
+    assert await rows_of(af.io.csv(table, Reading)) == [warm, Reading("b")]
+    table.write_text("_sensor,celsius\na,21\n")
+    assert await rows_of(af.io.csv(table, Reading)) == [warm]
+    table.write_text("degrees\n21\n")
+    with pytest.raises(Exception, match="Reading needs the column 'sensor'"):
+        await rows_of(af.io.csv(table, Reading))
+
+    make = value_maker(Reading)
+    assert make is not None
+    assert make({"sensor": "a", "degrees": "21"}) == warm
+    assert body_decoder("json", Reading)(b'{"sensor": "a", "degrees": 21}') == warm
+    assert entry_decoder(Reading)({b"sensor": b"a", b"degrees": b"21"}) == warm
+
+
+async def test_private_fields_of_attrs_are_written_and_can_be_read_again(tmp_path: Path) -> None:
+    readings = [Reading("a", 21.0), Reading("b")]
+    folder = tmp_path / "jsonl"
+    assert await written(readings, af.io.jsonl(folder), folder) == (
+        '{"_sensor":"a","celsius":21.0}\n{"_sensor":"b","celsius":20.5}\n'
+    )
+    assert await rows_of(af.io.jsonl(folder, Reading)) == readings
+    folder = tmp_path / "csv"
+    assert await written(readings, af.io.csv(folder), folder) == (
+        "_sensor,celsius\na,21.0\nb,20.5\n"
+    )
+    assert await rows_of(af.io.csv(folder, Reading)) == readings
 
 
 def test_bodies_of_messages_become_models_and_are_made_of_them() -> None:
