@@ -7,7 +7,6 @@ at the same time.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, overload
@@ -29,6 +28,7 @@ from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
 from aioflow.api.streams import DataStream, KeyedStream
 from aioflow.checkpoint.urls import encode_flow, flow_url, local_path
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import GraphError
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
 from aioflow.graph.job_graph import JobGraph, build_job_graph

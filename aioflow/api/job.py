@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,6 +20,7 @@ from aioflow.cluster.collector import collector_of_process
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
 from aioflow.core.aio import cancel_and_wait, close_within, wait_first
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import (
     AioflowError,
     CheckpointError,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.api.build import refuse_pushed, warn_of_loose_ends
 from aioflow.cluster.collector import tuned_gc
+from aioflow.core.contexts import asynccontextmanager, contextmanager
 from aioflow.core.errors import JobCanceled
 
 if TYPE_CHECKING:

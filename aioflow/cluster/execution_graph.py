@@ -36,6 +36,7 @@ from aioflow.core.errors import (
     ProducerFailed,
     RemoteError,
     ValueNotSupported,
+    add_note,
     message_of,
 )
 from aioflow.graph.deployment import (
@@ -596,7 +597,7 @@ class ExecutionGraph:
             self._attach(error, "a cancelled task failed while it was closed")
         elif self.failure is not None:
             for note in getattr(error, "__notes__", ()):
-                self.failure.add_note(note)
+                add_note(self.failure, note)
 
     def _attach(
         self, error: BaseException, what: str = "another task failed at the same time"
@@ -606,7 +607,7 @@ class ExecutionGraph:
             told = "; ".join(
                 [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]
             )
-            self.failure.add_note(f"aioflow: {what}: {told}")
+            add_note(self.failure, f"aioflow: {what}: {told}")
 
     def _cancel_all(self) -> list[Instruction]:
         return self._cancel(self.graph.vertices)

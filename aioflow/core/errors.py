@@ -241,8 +241,12 @@ def note_once(error: BaseException, note: str) -> None:
     The innermost place adds its note first, and knows most.
     """
     if not has_place(error):
-        # Not by `add_note`, which a frozen class refuses.
-        error.__dict__.setdefault("__notes__", []).append(f"aioflow: {note}")
+        add_note(error, f"aioflow: {note}")
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds `note` to `error`, also if its class is frozen, which its own `add_note` refuses."""
+    error.__dict__.setdefault("__notes__", []).append(note)
 
 
 def message_of(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, add_note
 from aioflow.io.arguments import Malformed
 from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, FilePart, is_compressed, mark_of
 from aioflow.io.paths import cut, find_files, fixed_part, pattern_hint
@@ -260,7 +260,7 @@ class FileReader(BaseReader[Any]):
             # This error concerns the whole file, such as its header. Malformed lines are in
             # `decoded`.
         ) as error:
-            error.add_note(f"while reading {path}")
+            add_note(error, f"while reading {path}")
             raise
         if decoded.used is not None:
             decoded.used += len(data) - len(text)

@@ -26,7 +26,7 @@ import inspect
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -35,6 +35,7 @@ import msgspec
 from aiohttp import web
 
 from aioflow.core.aio import close_within
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import AioflowError, JobNotRunning, did_you_mean
 from aioflow.monitoring.answers import (
     Answer,

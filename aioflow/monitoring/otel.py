@@ -18,13 +18,13 @@ import logging
 import math
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.monitoring.metrics import job_metrics, labels_of
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions

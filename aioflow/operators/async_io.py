@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflow.core.aio import is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import GraphError, describe_record, message_of, note_once
+from aioflow.core.errors import GraphError, add_note, describe_record, message_of, note_once
 from aioflow.core.functions import Failed
 from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import user_error
@@ -422,7 +422,7 @@ class AsyncWaitOperator(Operator):
                 if not isinstance(error, retry.on):
                     raise
                 if tries == retry.attempts:
-                    error.add_note(f"after {tries} tries")
+                    add_note(error, f"after {tries} tries")
                     raise error from error.__cause__  # `error` may replace the original exception.
             await asyncio.sleep(retry.delay_s(tries))
             tries += 1

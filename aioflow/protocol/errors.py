@@ -22,6 +22,7 @@ from aioflow.core.errors import (
     RemoteError,
     RemoteProtocolError,
     TypeNotSupported,
+    add_note,
     message_of,
 )
 from aioflow.core.tracebacks import format_folded
@@ -221,9 +222,10 @@ def rebuild_error(response: ErrorResponse, codec: Codec) -> Exception:
         name = response.type_name.removeprefix("builtins:").replace(":", ".")
         error = RemoteError(name, response.message, response.traceback_text)
     for note in response.notes:
-        error.add_note(note)
+        add_note(error, note)
     if response.traceback_text:
-        error.__cause__ = RemoteTraceback(response.traceback_text)
+        # A frozen class refuses an assignment.
+        object.__setattr__(error, "__cause__", RemoteTraceback(response.traceback_text))
     return error
 
 

@@ -6,10 +6,10 @@ Errors do not stop the closing; the first one is kept.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from aioflow.core.errors import message_of, note_once
+from aioflow.core.contexts import contextmanager
+from aioflow.core.errors import add_note, message_of, note_once
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.stateless import describe_place
@@ -68,7 +68,7 @@ def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None
         told = "; ".join(
             [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]
         )
-        first.add_note(f"aioflow: closing failed too: {told}")
+        add_note(first, f"aioflow: closing failed too: {told}")
 
 
 @contextmanager

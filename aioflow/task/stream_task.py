@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from aioflow.core.aio import (
     end_task,
     is_asked_to_end,
 )
+from aioflow.core.contexts import contextmanager
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, has_place
 from aioflow.core.scope import enter_scope, leave_scope

@@ -9,11 +9,12 @@ import json
 import pickle
 import sys
 import types
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from aioflow.core.errors import ProducerFailed, RemoteError
+from aioflow.core.errors import ProducerFailed, RemoteError, note_once
 from aioflow.core.wire.serializers import Codec
 from aioflow.protocol.errors import RemoteTraceback, describe_error, rebuild_error
 from aioflow.protocol.framing import FrameType
@@ -40,6 +41,11 @@ class Rewritten(Exception):
 
     def __init__(self, left: int, right: int) -> None:
         super().__init__(f"{left} is not {right}")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
 
 
 class Doubled(Exception):
@@ -79,6 +85,7 @@ def raised(error: BaseException) -> BaseException:
         ZeroDivisionError("division by zero"),
         Plain(1, "two", (3, None)),
         TwoArguments(7, "because"),
+        Frozen(7),
         ProducerFailed("gone"),
         json.JSONDecodeError("bad", "doc", 1),
     ],
@@ -89,6 +96,15 @@ def test_an_error_whose_class_is_loaded_is_rebuilt(error: Exception) -> None:
     assert type(rebuilt) is type(error)
     assert rebuilt.args == error.args
     assert str(rebuilt) == str(error)
+
+
+def test_a_frozen_error_is_rebuilt_with_its_notes_and_traceback() -> None:
+    error = raised(Frozen(7))
+    note_once(error, "in operator 'count'")
+    rebuilt = crossed(error)
+    assert rebuilt == Frozen(7)
+    assert rebuilt.__notes__ == ["aioflow: in operator 'count'"]
+    assert isinstance(rebuilt.__cause__, RemoteTraceback)
 
 
 def test_attributes_of_an_error_beside_its_args_travel() -> None:

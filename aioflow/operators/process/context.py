@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
-from aioflow.core.errors import GraphError, StateError
+from aioflow.core.errors import GraphError, StateError, add_note
 from aioflow.core.functions import OutputTag
 from aioflow.state.backend import NO_KEY
 
@@ -36,10 +36,11 @@ def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     if place is not None and "timestamp" in place.tb_frame.f_code.co_names:
-        error.add_note(
+        add_note(
+            error,
             "ctx.timestamp is None where no watermark strategy stands before the operator: give "
             "the source watermarks="
-            "af.WatermarkStrategy..., or use assign_timestamps_and_watermarks(...)"
+            "af.WatermarkStrategy..., or use assign_timestamps_and_watermarks(...)",
         )
 
 
