@@ -41,6 +41,7 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 TABLES = {
     ("pandas", "DataFrame"): "af.io.arrow(pyarrow.Table.from_pandas(df, preserve_index=False))",
+    ("polars", "DataFrame"): "flow.source(df.to_arrow()), or take polars 1.3 or later",
     ("polars", "LazyFrame"): "flow.source(df.collect())",
     ("pyspark", "DataFrame"): "af.io.spark(bridge, df), with the af.SparkBridge that made it",
     ("duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
