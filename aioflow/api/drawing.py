@@ -8,6 +8,7 @@ height of their producers, so that few arrows cross.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,6 +18,10 @@ from aioflow.api.explain import explain_graph
 from aioflow.graph.job_graph import JobEdge, JobGraph, JobVertex
 
 __all__ = ["edge_label", "mermaid", "svg", "text"]
+
+
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML does not allow, even escaped."""
 
 
 def text(graph: JobGraph) -> str:
@@ -132,7 +137,7 @@ def svg(graph: JobGraph) -> str:
     parts += [_box(place) for place in places if place.vertex is not None]
     parts += [_label(edge, route) for edge, route in routes]
     parts.append("</svg>")
-    return "\n".join(parts)
+    return NO_XML.sub("\ufffd", "\n".join(parts))
 
 
 def _title(graph: JobGraph) -> str:

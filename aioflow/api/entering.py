@@ -42,6 +42,10 @@ class Entering(AbstractAsyncContextManager[Job]):
         self._running = running
         self._is_told = False
 
+    def __repr__(self) -> str:
+        state = "entered" if self._is_told else "not entered: async with flow.run() as job"
+        return f"<run of flow {self._flow!r}, {state}>"
+
     async def __aenter__(self) -> Job:
         self._is_told = True
         return await self._running.__aenter__()

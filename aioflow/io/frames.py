@@ -5,9 +5,11 @@ Everything goes through Arrow, in its C interface. A library is imported only if
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.core.wire.kinds import Kind, fields_of, kind_of
@@ -15,6 +17,14 @@ from aioflow.io.arguments import require_columns
 from aioflow.io.arrow_files import ArrowTable
 
 __all__ = ["attribute_names", "frame_source", "is_frame", "table_of"]
+
+
+logger = logging.getLogger(__name__)
+
+_READ: WeakSet[Any] = WeakSet()
+"""Readers of record batches that a source has read. Nothing else tells such a reader from one of an
+empty table.
+"""
 
 
 def is_frame(what: object) -> bool:
@@ -42,6 +52,12 @@ def frame_source(what: Any) -> ArrowTable:
                     f"flow.source got a {named} with Python objects in column {name!r}, "
                     "which Arrow does not have: write flow.source(rows) with a list of records"
                 )
+    is_reader = isinstance(what, pa.RecordBatchReader)
+    if is_reader and what in _READ:
+        raise GraphError(
+            f"flow.source got a {named} that another source has read to its end: write "
+            "table = reader.read_all() first, and flow.source(table) for each source"
+        )
     try:
         if "pandas" in libraries:
             index = [name for name in what.index.names if name is not None]
@@ -52,12 +68,20 @@ def frame_source(what: Any) -> ArrowTable:
             table = pa.Table.from_batches([what])
         else:
             table = pa.table(what)
+            if is_reader:
+                _READ.add(what)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise GraphError(
             f"flow.source got a {named} that is no Arrow table: {error}; give its columns names "
             "of their own, and types that Arrow has, or write flow.source(rows) with a list of "
             "records"
         ) from error
+    if is_reader and not table.num_rows:
+        logger.warning(
+            "flow.source got a %s without rows; one that was read before has none left: give its "
+            "table, reader.read_all(), instead",
+            named,
+        )
     if twice := [name for name, times in Counter(table.column_names).items() if times > 1]:
         raise GraphError(
             f"flow.source got a {named} with two columns {twice[0]!r}, and rows are dicts: rename "

@@ -26,15 +26,15 @@ from aioflow.io.pushing import PushSource
 from aioflow.operators.source import (
     BaseReader,
     BaseSource,
-    Source,
     Split,
     as_reader,
     discover_splits,
     discovery_interval_s,
+    is_source,
 )
 
 if TYPE_CHECKING:
-    from aioflow.operators.source import SourceContext, SourceReader
+    from aioflow.operators.source import Source, SourceContext, SourceReader
 
 __all__ = ["HybridEnd", "HybridSource", "hybrid"]
 
@@ -69,7 +69,7 @@ def hybrid(
         raise GraphError(
             f"hybrid() got {before!r} first, which never ends, expected a source that does"
         )
-    if callable(then) and not isinstance(then, Source):
+    if callable(then) and not is_source(then):
         check_plain(then, "then of hybrid()", "end")
         source = HybridSource[T](before, None, then)
     else:

@@ -36,7 +36,7 @@ from aioflow.core.aio import wait_all
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import injected_parameters
 from aioflow.io.readers import BUFFER_RECORDS, BufferedReader
-from aioflow.operators.source import BaseReader, BaseSource, Source, Split, completed
+from aioflow.operators.source import BaseReader, BaseSource, Split, completed, is_source
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, SourceReader
@@ -273,7 +273,7 @@ def as_source(what: Any) -> BaseSource[Any]:
         raise GraphError(
             f"flow.source got the class {what.__name__}, expected an instance: add the parentheses"
         )
-    if isinstance(what, Source):
+    if is_source(what):
         return completed(what)
     if isinstance(what, (str, bytes, bytearray, memoryview, PurePath)):
         raise GraphError(

@@ -26,7 +26,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from aioflow.advice.functions import check_without_state
 from aioflow.core.aio import wait_all
@@ -217,6 +217,13 @@ class Sink(Protocol[T_contra]):
 
         A `committer(ctx)` gets the operator's context: its host, its name.
         """
+
+
+def is_sink(what: object) -> TypeGuard[Sink[Any]]:
+    """Returns whether `what` has the members of a Sink. `isinstance` does not find those that a
+    `__getattr__` makes, from Python 3.12 on.
+    """
+    return all(hasattr(what, name) for name in ("writer", "committer"))
 
 
 class BaseSink(Sink[T_contra]):
@@ -528,12 +535,12 @@ def as_sink(what: Any) -> BaseSink[Any]:
     called = isinstance(what, type) and any("__call__" in vars(base) for base in what.__mro__)
     by_class = isinstance(what, type) and _is_function_class(what)
     # A class has the methods too, but an element would be passed to its constructor.
-    if isinstance(what, type) and (isinstance(what, Sink) or (called and not by_class)):
+    if isinstance(what, type) and (is_sink(what) or (called and not by_class)):
         raise GraphError(
             f"sink() got the class {what.__name__}, expected an instance: add the parentheses, "
             f"{what.__name__}(...)"
         )
-    if isinstance(what, Sink):
+    if is_sink(what):
         check_without_state(what, "sink(): the writers of a Sink have its state")
         return completed(what)
     if inspect.isfunction(what) and what.__module__.startswith(

@@ -13,7 +13,7 @@ import copy
 import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard, TypeVar, runtime_checkable
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import describe_record
@@ -322,6 +322,13 @@ class Source(Protocol[T_co]):
 
     def reader(self, ctx: SourceContext) -> SourceReader[T_co]:
         """Returns a reader for one subtask."""
+
+
+def is_source(what: object) -> TypeGuard[Source[Any]]:
+    """Returns whether `what` has the members of a Source. `isinstance` does not find those that a
+    `__getattr__` makes, from Python 3.12 on.
+    """
+    return all(hasattr(what, name) for name in ("bounded", "discover", "reader"))
 
 
 class BaseSource(Source[T_co]):

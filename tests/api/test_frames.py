@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pandas
 import polars
@@ -110,6 +111,28 @@ def test_notebook_shows_a_flow_as_its_graph() -> None:
     assert shown["text/plain"] == repr(flow)
     assert shown["image/svg+xml"].startswith("<svg")
     assert "visits" in shown["image/svg+xml"]
+
+
+def test_picture_of_a_flow_is_valid_whatever_its_names() -> None:
+    flow = af.Flow("cities\x01")
+    flow.source([1], name="a\x00b\x1b[0m\ud800").map(str, name="<&>\x7f\n").sink(print)
+    picture = flow._repr_mimebundle_()["image/svg+xml"]
+    ElementTree.fromstring(picture.encode())
+    assert "a\ufffdb" in picture
+
+
+async def test_a_reader_that_was_read_before_is_refused_or_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reader = TABLE.to_reader()
+    flow = af.Flow("cities")
+    assert await flow.source(reader).collect() == ROWS
+    with pytest.raises(af.GraphError, match="RecordBatchReader of pyarrow that another source has"):
+        af.Flow("again").source(reader)
+    elsewhere = TABLE.to_reader()
+    elsewhere.read_all()
+    assert await af.Flow("empty").source(elsewhere).collect() == []
+    assert "without rows; one that was read before has none left" in caplog.text
 
 
 def test_notebook_shows_schema_and_first_rows_of_what_is_in_memory(tmp_path: Path) -> None:

@@ -189,6 +189,10 @@ def test_a_table_is_told_what_reads_its_rows() -> None:
         match=r"LazyFrame of polars.*: to read its rows write flow\.source\(df\.collect\(\)\)$",
     ):
         af.Flow("tables").source(polars.LazyFrame({"a": [1]}))
+    # Before polars 1.3 a DataFrame had no interface of Arrow, and iterates over its columns.
+    early = type("DataFrame", (list,), {"__module__": "polars.dataframe.frame"})
+    with pytest.raises(af.GraphError, match=r"write flow\.source\(df\.to_arrow\(\)\)"):
+        af.Flow("tables").source(early([[1], [2]]))
     assert af.Flow("tables").source(pandas.Series([1, 2])).upstreams, (
         "its elements are what it iterates over"
     )
@@ -230,8 +234,11 @@ async def test_a_run_that_is_not_entered_by_async_with_says_how() -> None:
         RuntimeWarning, match=r"flow\.run\(\) of 'entered' was never entered, so nothing ran"
     ):
         forget([flow.run()])
-    async with flow.run() as job:
+    run = flow.run()
+    assert repr(run) == "<run of flow 'entered', not entered: async with flow.run() as job>"
+    async with run as job:
         assert (await job.wait()).status == "FINISHED"
+    assert repr(run) == "<run of flow 'entered', entered>"
 
 
 @pytest.mark.parametrize("name", ["input", "wait", "status", "monitor_url", "inptu"])

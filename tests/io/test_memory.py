@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+import aioflow as af
 from aioflow.core.errors import GraphError
 from aioflow.io.memory import FunctionSource, IterableSource, as_source
+from aioflow.operators.sink import as_sink
 from aioflow.operators.source import Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 
@@ -370,3 +372,24 @@ async def test_a_generator_works_where_blocking_calls_run_on_the_loop_itself() -
     source = FunctionSource(lambda: iter(range(20_000)))
     context = Context(InlineHost())  # type: ignore[arg-type]
     assert await read_all(source, context) == list(range(20_000))
+
+
+class Borrowed:
+    """A source and a sink all of whose members are those of another object."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._given, name)
+
+
+async def test_members_of_a_source_and_a_sink_may_come_from_getattr() -> None:
+    rows: list[int] = []
+    flow = af.Flow("borrowed")
+    source = as_source(range(3))
+    flow.source(Borrowed(source)).sink(Borrowed(as_sink(rows.append)))
+    await flow.execute()
+    assert rows == [0, 1, 2]
