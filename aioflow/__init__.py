@@ -21,6 +21,7 @@ _HOMES = {
     "api.flow": "Flow",
     "api.streams": "DataStream KeyedStream ConnectedStreams BroadcastStream WindowedStream",
     "api.job": "Job JobResult",
+    "api.options": "RunArguments",
     "api.subscription": "Subscription",
     "api.runner": "run",
     "checkpoint.savepoint": "Savepoint",
@@ -58,6 +59,7 @@ _HOMES = {
     ),
     "core.wire.types": "register_type",
     "monitoring.app": "monitor_app",
+    "monitoring.options": "MonitorArguments",
     "network.security": "TlsFiles",
     "operators.aggregate.functions": (
         "agg collect count distinct first last max max_by mean min min_by sum top"

@@ -7,6 +7,7 @@ from aioflow import testing as testing
 from aioflow.api.flow import Flow as Flow
 from aioflow.api.job import Job as Job
 from aioflow.api.job import JobResult as JobResult
+from aioflow.api.options import RunArguments as RunArguments
 from aioflow.api.runner import run as run
 from aioflow.api.streams import BroadcastStream as BroadcastStream
 from aioflow.api.streams import ConnectedStreams as ConnectedStreams
@@ -95,6 +96,7 @@ from aioflow.expressions.roots import lit as lit
 from aioflow.expressions.roots import right as right
 from aioflow.expressions.roots import when as when
 from aioflow.monitoring.app import monitor_app as monitor_app
+from aioflow.monitoring.options import MonitorArguments as MonitorArguments
 from aioflow.network.security import TlsFiles as TlsFiles
 from aioflow.operators.aggregate.functions import agg as agg
 from aioflow.operators.aggregate.functions import collect as collect

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ import pytest
 from aiohttp import web
 
 import aioflow
-from aioflow.api.options import RunOptions
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r'^```(python|text)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -129,15 +127,6 @@ def test_the_page_on_expressions_names_every_operation() -> None:
     ]
     for name in names:
         assert name.startswith("_") or f"`.{name}" in page, name
-
-
-def test_the_tables_of_the_guide_have_every_option_of_a_run() -> None:
-    guide = "\n".join(
-        path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "guide").glob("*.md"))
-    )
-    rows = "\n".join(line for line in guide.splitlines() if line.startswith("| `"))
-    for option in fields(RunOptions):
-        assert re.search(rf"[` ]{option.name}=", rows), option.name
 
 
 def test_the_guide_names_every_example() -> None:

@@ -6,10 +6,10 @@ at the same time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, Unpack, overload
 
 from aioflow.advice.calls import explained_methods, nearest_method, no_such_method
 from aioflow.api.build import (
@@ -41,7 +41,7 @@ from aioflow.io.pushing import InletSource, PushSource
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from aioflow.api.options import RunOptions
+    from aioflow.api.options import RunArguments, RunOptions
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Source
     from aioflow.operators.watermarks import WatermarkStrategy
@@ -244,18 +244,18 @@ class Flow:
 
     # Running.
 
-    def run(self, **options: Any) -> AbstractAsyncContextManager[Job]:
-        """Runs the flow in this loop: `async with flow.run() as job`. The guide lists the options.
+    def run(self, **options: Unpack[RunArguments]) -> AbstractAsyncContextManager[Job]:
+        """Runs the flow in this loop: `async with flow.run() as job`.
 
-        Entering waits until every operator is open, and raises the error of one that failed.
-        Leaving the block raises the error of a job that has failed. Otherwise it waits for the end
-        if all sources are bounded, or stops the job, for at most `stop_timeout`. A function as a
-        source counts as endless: if it has not ended, a warning says how much of it was read.
-        Leaving by an exception cancels the job.
+        The options are those of `af.RunArguments`. Entering waits until every operator is open, and
+        raises the error of one that failed. Leaving the block raises the error of a job that has
+        failed. Otherwise it waits for the end if all sources are bounded, or stops the job, for at
+        most `stop_timeout`. A function as a source counts as endless: if it has not ended, a
+        warning says how much of it was read. Leaving by an exception cancels the job.
         """
         return Entering(self.name, self._run(self._graph, options))
 
-    async def execute(self, **options: Any) -> JobResult:
+    async def execute(self, **options: Unpack[RunArguments]) -> JobResult:
         """Runs the flow to its end, and returns the result. Cancelling this call cancels the job.
 
         Raises GraphError for a flow with `af.io.push()`, which would never end. Warns of streams
@@ -267,20 +267,29 @@ class Flow:
             return await job.wait()
 
     @overload
-    async def collect(self, stream: DataStream[T], /, **options: Any) -> tuple[list[T]]: ...
+    async def collect(
+        self, stream: DataStream[T], /, **options: Unpack[RunArguments]
+    ) -> tuple[list[T]]: ...
     @overload
     async def collect(
-        self, a: DataStream[T], b: DataStream[U], /, **options: Any
+        self, a: DataStream[T], b: DataStream[U], /, **options: Unpack[RunArguments]
     ) -> tuple[list[T], list[U]]: ...
     @overload
     async def collect(
-        self, a: DataStream[T], b: DataStream[U], c: DataStream[V], /, **options: Any
+        self,
+        a: DataStream[T],
+        b: DataStream[U],
+        c: DataStream[V],
+        /,
+        **options: Unpack[RunArguments],
     ) -> tuple[list[T], list[U], list[V]]: ...
     @overload
     async def collect(
-        self, /, *streams: DataStream[Any], **options: Any
+        self, /, *streams: DataStream[Any], **options: Unpack[RunArguments]
     ) -> tuple[list[Any], ...]: ...
-    async def collect(self, /, *streams: DataStream[Any], **options: Any) -> tuple[list[Any], ...]:
+    async def collect(
+        self, /, *streams: DataStream[Any], **options: Unpack[RunArguments]
+    ) -> tuple[list[Any], ...]:
         """Runs the flow to its end, and returns the elements of each stream, in order of arrival.
 
         Only the operators that the streams depend on run, without the sinks of the flow.
@@ -296,7 +305,7 @@ class Flow:
             await job.wait()
         return tuple(collected.rows for collected in results)
 
-    def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]:
+    def rows(self, stream: DataStream[T], options: RunArguments) -> RowStream[T]:
         """Returns an iterator over the elements of `stream` while the flow runs, with back
         pressure.
 
@@ -321,7 +330,7 @@ class Flow:
 
     @asynccontextmanager
     async def _run(
-        self, graph: StreamGraph, given: dict[str, Any], *, collects: bool = False
+        self, graph: StreamGraph, given: Mapping[str, Any], *, collects: bool = False
     ) -> AsyncIterator[Job]:
         options = parse_options(given)
         if collects:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from aioflow.api.checkpoint_options import CheckpointOptions, check_checkpoint_options, store_url
 from aioflow.checkpoint.instructions import LATEST
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
 
-__all__ = ["RunOptions", "Runner", "parse_options"]
+__all__ = ["RunArguments", "RunOptions", "Runner", "parse_options"]
 
 COLLECTED = ".collected"
 """Folder in a store for runs that only collect. No flow can have this place: see `encode_flow`."""
@@ -75,6 +76,42 @@ class Runner(Protocol):
         checkpoints: CheckpointSettings | None,
     ) -> RunningJob:
         """Returns the run of one job, which has not started. Raises errors that prevent it."""
+
+
+class RunArguments(TypedDict, total=False):
+    """The keyword arguments of `flow.run`, `flow.execute`, `collect` and `af.run`, for type
+    checkers and editors. A function that passes them on takes `**options: Unpack[af.RunArguments]`.
+    """
+
+    workers: int | Autoscaler
+    on: Runner | None
+    checkpoints: str | PathLike[str] | None
+    every: str | timedelta
+    unaligned: bool | str | timedelta
+    timeout: str | timedelta
+    min_pause: str | timedelta
+    max_concurrent: int
+    retain: int
+    tolerable_failures: int | None
+    restore: str | PathLike[str] | None
+    fresh: bool
+    allow_non_restored: bool
+    checkpoint_key: bytes | PathLike[str] | None
+    local_recovery: bool | str | PathLike[str]
+    state: Any  # Reason: an object that makes backends, of an interface that is internal.
+    restart: RestartPolicy
+    monitor: str | None
+    monitor_options: Mapping[str, Any]
+    stop_timeout: str | timedelta
+    cancellation_timeout: str | timedelta
+    latency_tracking: str | timedelta | None
+    network_memory: int | str
+    strict: bool
+    subscribe: Sequence[Any]  # Reason: streams of any type.
+    debug: bool | None
+    heartbeat: HeartbeatOptions | None
+    host: Host | None
+    tasks: TaskOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from aioflow.api.build import refuse_pushed, warn_of_loose_ends
 from aioflow.cluster.collector import tuned_gc
@@ -15,13 +15,14 @@ from aioflow.core.errors import JobCanceled
 if TYPE_CHECKING:
     from aioflow.api.flow import Flow
     from aioflow.api.job import Job, JobResult
+    from aioflow.api.options import RunArguments
 
 __all__ = ["Signals", "new_event_loop", "run"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run(flow: Flow, **options: Any) -> JobResult:
+def run(flow: Flow, **options: Unpack[RunArguments]) -> JobResult:
     """Runs `flow` to its end in a new event loop, and returns the result. Options as for
     `flow.run`.
 
@@ -58,7 +59,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _run(flow: Flow, options: dict[str, Any]) -> JobResult:
+async def _run(flow: Flow, options: RunArguments) -> JobResult:
     warn_of_loose_ends(flow.graph)
     with Signals() as signals, signals.forced():
         async with flow.run(**options) as job, signals.stopping(job):

@@ -26,6 +26,7 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
+    Unpack,
     overload,
 )
 
@@ -107,6 +108,7 @@ from aioflow.operators.window.plan import (
 
 if TYPE_CHECKING:
     from aioflow.api.gather import RowStream
+    from aioflow.api.options import RunArguments
     from aioflow.core.states import MapStateDescriptor
     from aioflow.graph.stream_graph import StreamGraph
     from aioflow.operators.call_pool import Retry
@@ -161,9 +163,9 @@ class FlowOfStreams(Protocol):
     @property
     def graph(self) -> StreamGraph: ...
     async def collect(
-        self, /, *streams: DataStream[Any], **options: Any
+        self, /, *streams: DataStream[Any], **options: Unpack[RunArguments]
     ) -> tuple[list[Any], ...]: ...
-    def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]: ...
+    def rows(self, stream: DataStream[T], options: RunArguments) -> RowStream[T]: ...
 
 
 @explained_methods
@@ -684,7 +686,7 @@ class DataStream(Generic[T]):
 
         return explain(self._graph, self._upstreams)
 
-    async def collect(self, **options: Any) -> list[T]:
+    async def collect(self, **options: Unpack[RunArguments]) -> list[T]:
         """Runs the operators that this stream depends on to their end, and returns its elements.
 
         The elements are in order of arrival.
@@ -692,7 +694,7 @@ class DataStream(Generic[T]):
         (rows,) = await self._flow.collect(self, **options)
         return rows
 
-    async def to_arrow(self, **options: Any) -> Any:
+    async def to_arrow(self, **options: Unpack[RunArguments]) -> Any:
         """Runs like `collect`, and returns the elements as a pyarrow Table.
 
         The columns are the keys of dicts or the fields of records, f0, f1 and so on of a tuple, and
@@ -702,13 +704,13 @@ class DataStream(Generic[T]):
 
         return table_of(await self.collect(**options), "to_arrow()")
 
-    async def to_pandas(self, **options: Any) -> Any:
+    async def to_pandas(self, **options: Unpack[RunArguments]) -> Any:
         """Runs like `collect`, and returns a pandas DataFrame with the columns of `to_arrow`."""
         from aioflow.io.frames import table_of
 
         return table_of(await self.collect(**options), "to_pandas()").to_pandas()
 
-    async def to_polars(self, **options: Any) -> Any:
+    async def to_polars(self, **options: Unpack[RunArguments]) -> Any:
         """Runs like `collect`, and returns a polars DataFrame with the columns of `to_arrow`."""
         from aioflow.io.frames import table_of
 
@@ -717,7 +719,7 @@ class DataStream(Generic[T]):
 
         return polars.from_arrow(table)
 
-    def execute_and_collect(self, **options: Any) -> RowStream[T]:
+    def execute_and_collect(self, **options: Unpack[RunArguments]) -> RowStream[T]:
         """Runs the flow while the elements are read: `async for x in stream.execute_and_collect()`.
 
         A slow reader slows the flow down.

@@ -28,7 +28,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import urlsplit
 
 import msgspec
@@ -59,7 +59,7 @@ from aioflow.monitoring.view import monitored
 from aioflow.network.http_limits import Door
 
 if TYPE_CHECKING:
-    from aioflow.monitoring.options import MonitorOptions
+    from aioflow.monitoring.options import MonitorArguments, MonitorOptions
 
 __all__ = [
     "CHANGES",
@@ -201,7 +201,7 @@ ASSET_TYPES = {
 """Content types of the dashboard's files, by suffix. No other files are served."""
 
 
-def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
+def monitor_app(job_or_cluster: Any, **options: Unpack[MonitorArguments]) -> web.Application:
     """Returns the endpoint of a job or a cluster as an application to mount in a service:
     `app.add_subapp("/flow/", af.monitor_app(job))`.
 

@@ -6,11 +6,12 @@ import hmac
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from aioflow.core.errors import NotAuthenticated, did_you_mean
 
 __all__ = [
+    "MonitorArguments",
     "MonitorOptions",
     "is_loopback_name",
     "parse_monitor_address",
@@ -24,6 +25,19 @@ CONNECTIONS_MAX = 200
 """Maximum number of connections. Browsers open six, scrapers one."""
 
 TOKEN_CHARACTERS_MIN = 16
+
+
+class MonitorArguments(TypedDict, total=False):
+    """The keyword arguments of `af.monitor_app`, and the keys of `monitor_options=`, for type
+    checkers and editors.
+    """
+
+    token: str | None
+    enable_control: bool
+    allowed_hosts: tuple[str, ...]
+    open_reads: bool
+    show_data: bool
+    connections_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +62,7 @@ class MonitorOptions:
     """Whether everyone who may read sees state and records too, and not only counts.
     """
     connections_max: int = CONNECTIONS_MAX
+    """Maximum number of connections at an address of its own."""
 
     def __post_init__(self) -> None:
         given: object = self.token  # Callers may pass other types than the annotation says.
