@@ -220,6 +220,11 @@ COUNTED: dict[str, tuple[Any, dict[str, Any]]] = {
     "kept within": (tumbling("10ms"), {"trigger": on_watermark(), "evictor": keep_within("4ms")}),
     "purged at the end": (tumbling("7ms"), {"trigger": purging(on_watermark())}),
     "at the end of all": (global_window(at_end=True), {"trigger": on_watermark()}),
+    "in steps": (tumbling("10ms"), {"trigger": continuous("3ms")}),
+    "in steps of sliding windows": (sliding("9ms", "3ms"), {"trigger": continuous("2ms")}),
+    "in steps, purged": (tumbling("10ms"), {"trigger": purging(continuous("3ms"))}),
+    "in steps, late": (tumbling("10ms"), {"trigger": continuous("3ms"), "lateness_ms": 4}),
+    "in steps, kept": (tumbling("8ms"), {"trigger": continuous("3ms"), "evictor": keep_last(2)}),
 }
 
 

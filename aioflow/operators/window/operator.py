@@ -170,6 +170,7 @@ class WindowOperator(Operator):
             plain is None
             or not takes_runs(assigner)
             or not keeps_some(evictor)
+            or (plain.step is not None and not assigner.is_event_time)
             or (assigner.is_event_time and not self.ctx.has_event_time)
         ):
             return None
@@ -316,7 +317,7 @@ class WindowOperator(Operator):
             return
         self._reached = timers.current_watermark
         if self._runs is not None and self._runs.fires_at_end:
-            yield from self._runs.fire_ended(watermark)
+            yield from self._runs.fire_due(watermark, self._reached)
             return
         yield from self._fire_all(iter(partial(timers.pop_due, watermark), None), event=True)
 

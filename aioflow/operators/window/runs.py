@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
-from operator import itemgetter
+from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
@@ -33,7 +33,7 @@ from aioflow.operators.window.assigners import (
     WindowAssigner,
     last_instant,
 )
-from aioflow.operators.window.triggers import TRIGGER_COUNT, PlainTrigger
+from aioflow.operators.window.triggers import NEXT_FIRE, TRIGGER_COUNT, PlainTrigger
 
 if TYPE_CHECKING:
     from aioflow.operators.aggregate.folding import FoldingAggregate
@@ -107,15 +107,28 @@ class Windows(Protocol):
 class _Open:
     """One window, as a run changes it."""
 
-    __slots__ = ("contents", "counts", "dues", "namespace", "purged", "uncounted", "window")
+    __slots__ = (
+        "contents",
+        "counts",
+        "dues",
+        "last",
+        "namespace",
+        "nexts",
+        "purged",
+        "uncounted",
+        "window",
+    )
 
     def __init__(self, window: Window, namespace: tuple[int, ...], dues: tuple[int, ...]) -> None:
         self.window = window
         self.namespace = namespace
         self.dues = dues
         """Times of the timers of each key."""
+        self.last = window.max_timestamp
         self.contents: Any = None
         self.counts: Any = None
+        self.nexts: Any = None
+        """Time of the next firing of each key, if the trigger fires in steps."""
         self.purged: list[Any] = []
         """Keys that were purged in this run."""
         self.uncounted: list[Any] = []
@@ -167,7 +180,7 @@ class WindowRuns:
 
     @property
     def fires_at_end(self) -> bool:
-        """Whether each window has one timer of event time, which ends it."""
+        """Whether the timer at the end of a window ends it, and others only fire it."""
         return self._is_event_time and self._trigger.at_end and not self._lateness
 
     def end(self, batch: RecordBatch, begin: int) -> int:
@@ -198,16 +211,69 @@ class WindowRuns:
         values, own_keys = batch.values[begin:stop], keys[begin:stop]
         times = batch.timestamps and batch.timestamps[begin:stop]
         opened, windows_of = self._open(own_keys, times)
+        aggregate, trigger = self._aggregate, self._trigger
+        reached = self._timers.current_watermark
+        if batch.watermarks is not None:
+            reached = max(reached, batch.watermarks[stop - 1])
+        elements: Iterable[Any] = values
         if self._timed:
             arrived = times or [self._ctx.processing_time()] * len(values)
-            elements: Iterable[Any] = zip(values, arrived, strict=True)
+            elements = zip(values, arrived, strict=True)
+        if len(opened) == 1 and aggregate is not None and trigger.every is trigger.step is None:
+            at = begin + self._fold(next(iter(opened)), own_keys, values, aggregate)
         else:
-            elements = values
-        aggregate, every, register = self._aggregate, self._trigger.every, self._register
-        add = None if aggregate is None else aggregate.adder(values[0])
+            at = self._add_each(batch, begin, own_keys, elements, windows_of, reached)
+        for window in opened:
+            _forget(self._contents, window.namespace, window.contents, window.purged)
+            if trigger.every is not None:
+                _forget(self._counts, window.namespace, window.counts, window.uncounted)
+            if trigger.step is not None:
+                _forget(self._nexts, window.namespace, window.nexts, ())
+        if (
+            batch.watermarks is not None
+            and batch.watermarks[at - 1] > self._timers.current_watermark
+        ):
+            self._timers.current_watermark = batch.watermarks[at - 1]
+        return at
+
+    def _fold(
+        self, window: _Open, keys: Sequence[Any], values: list[Any], aggregate: FoldingAggregate
+    ) -> int:
+        """Adds all elements to one window, which none of them fires. Returns their number."""
+        contents, register, namespace = window.contents, self._register, window.namespace
+        if window.dues:
+            for key in dict.fromkeys(keys):
+                if key not in contents:
+                    for due in window.dues:
+                        register(key, namespace, due)
+        read = _ReadList(values)
+        try:
+            aggregate.fold(contents, keys, read)
+        except BaseException as error:
+            at = read.position
+            self._note(error, values[at], keys[at])
+            raise
+        return len(values)
+
+    def _add_each(
+        self,
+        batch: RecordBatch,
+        begin: int,
+        keys: Sequence[Any],
+        elements: Iterable[Any],
+        windows_of: Iterable[list[_Open]],
+        reached: int,
+    ) -> int:
+        """Adds elements from `begin` on until one of them ends the run.
+
+        `reached` is the watermark of the last of them. Returns the index behind the last added one.
+        """
+        aggregate, register = self._aggregate, self._register
+        every, step = self._trigger.every, self._trigger.step
+        add = None if aggregate is None else aggregate.adder(batch.values[begin])
         at, paused = begin, False
         try:
-            for value, key, windows in zip(elements, own_keys, windows_of):  # noqa: B905
+            for value, key, windows in zip(elements, keys, windows_of):  # noqa: B905
                 for window in windows:
                     contents = window.contents
                     held = contents.get(key, _ABSENT)
@@ -229,23 +295,26 @@ class WindowRuns:
                             counts.pop(key, None)
                             window.uncounted.append(key)
                             paused |= self._reached(batch, at, key, window, held)
+                    elif step is not None and window.nexts.get(key) is None:
+                        assert batch.timestamps is not None  # Checked in `end`.
+                        time = batch.timestamps[at]
+                        time = window.nexts[key] = min(time - time % step + step, window.last)
+                        register(key, window.namespace, time)
+                        paused |= time <= reached
                 at += 1
                 if paused:
                     break
         except BaseException as error:
-            record, key = describe_record(batch.values[at]), describe_record(keys[at])
-            note_once(error, f"in {describe_place(self._ctx)}, at record {record} of key {key}")
+            self._note(error, batch.values[at], keys[at - begin])
             raise
-        for window in opened:
-            _forget(self._contents, window.namespace, window.contents, window.purged)
-            if every is not None:
-                _forget(self._counts, window.namespace, window.counts, window.uncounted)
-        if (
-            batch.watermarks is not None
-            and batch.watermarks[at - 1] > self._timers.current_watermark
-        ):
-            self._timers.current_watermark = batch.watermarks[at - 1]
         return at
+
+    def _note(self, error: BaseException, record: Any, key: Any) -> None:
+        note_once(
+            error,
+            f"in {describe_place(self._ctx)}, at record {describe_record(record)} of key "
+            f"{describe_record(key)}",
+        )
 
     def _reached(self, batch: RecordBatch, at: int, key: Any, window: _Open, held: Any) -> bool:
         """Fires `window`, whose count is reached. Returns whether the run has to pause."""
@@ -269,13 +338,13 @@ class WindowRuns:
             window.purged.append(key)
         return self._out.full
 
-    def fire_ended(self, watermark: int) -> Iterator[None]:
-        """Fires the windows that end up to `watermark`, the keys of one window together.
+    def fire_due(self, watermark: int, reached: int) -> Iterator[None]:
+        """Fires the windows that are due up to `watermark`, the keys of one window together.
 
-        Only if `fires_at_end`.
+        `reached` is the watermark before. Only if `fires_at_end`.
         """
         out, state, windows = self._out, self._state, self._windows
-        pop = self._timers.pop_due_together
+        pop, in_steps = self._timers.pop_due_together, self._trigger.step is not None
         while (due := pop(watermark, max(1, min(out.room, FIRED_TOGETHER)))) is not None:
             time, found = due
             left = len(found)
@@ -283,8 +352,10 @@ class WindowRuns:
                 keys = [key for key, _ in own]
                 window = TimeWindow(*namespace)
                 left -= len(keys)
-                if window.max_timestamp == time:
-                    yield from self._fire_keys(keys, window, namespace, time, are_last=not left)
+                if in_steps or window.max_timestamp == time:
+                    yield from self._fire_keys(
+                        keys, window, namespace, time, max(time - 1, reached), are_last=not left
+                    )
                     continue
                 for key in keys:  # A timer of a window as it was before a restore.
                     state.set_current_key(key)
@@ -297,35 +368,65 @@ class WindowRuns:
         window: TimeWindow,
         namespace: tuple[int, ...],
         time: int,
+        watermark: int,
         *,
         are_last: bool,
     ) -> Iterator[None]:
         """Fires `window` for `keys`. `are_last`: all other timers that were popped have fired."""
-        out, state, windows, fire = self._out, self._state, self._windows, TriggerResult.FIRE
-        contents, gone = self._contents.of(namespace, keys), list[Any]()
+        out, state, windows = self._out, self._state, self._windows
+        last, step, in_steps = window.max_timestamp, self._trigger.step, False
+        over = time == last
+        drops = over or self._trigger.purges
+        decision = TriggerResult.FIRE_AND_PURGE if drops else TriggerResult.FIRE
+        contents, gone, ended = self._contents.of(namespace, keys), list[Any](), list[Any]()
+        nexts: Any = {}
+        if step is not None:
+            in_steps, nexts = True, self._nexts.of(namespace, keys)
         for at, key in enumerate(keys, 1):
             held = contents.get(key, _ABSENT)
+            if in_steps and over:
+                if nexts.pop(key, None) is not None:
+                    ended.append(key)
+            elif step is not None:
+                if nexts.get(key) == time:
+                    following = nexts[key] = min(time + step, last)
+                    self._register(key, namespace, following)
+                else:
+                    held = _ABSENT
             if held is not _ABSENT:
                 state.set_current_key(key)
                 rest = windows.fire_window(
-                    held, fire, key, window, namespace, time, time - 1, over=True
+                    held, decision, key, window, namespace, last, watermark, over=over
                 )
-                if rest is None:
+                if rest is not None:
+                    yield from rest
+                elif drops:
                     del contents[key]
                     gone.append(key)
-                    windows.clear_process(window)
-                else:
-                    yield from rest
+                    if over:
+                        windows.clear_process(window)
+            elif over and in_steps:  # A firing has purged it.
+                state.set_current_key(key)
+                windows.clear_process(window)
             out.tried()
             if out.full:
-                _forget(self._contents, namespace, contents, gone)
+                self._forget_keys(namespace, contents, gone, nexts, ended)
                 state.clear_current_key()
                 if at == len(keys):
                     yield from windows.rest_amid_timers() if are_last else (None,)
                     return
                 yield
-                contents, gone = self._contents.of(namespace, keys[at:]), []
+                contents, gone, ended = self._contents.of(namespace, keys[at:]), [], []
+                if in_steps:
+                    nexts = self._nexts.of(namespace, keys[at:])
+        self._forget_keys(namespace, contents, gone, nexts, ended)
+
+    def _forget_keys(
+        self, namespace: Any, contents: Any, gone: list[Any], nexts: Any, ended: list[Any]
+    ) -> None:
         _forget(self._contents, namespace, contents, gone)
+        if self._trigger.step is not None:
+            _forget(self._nexts, namespace, nexts, ended)
 
     def _open(
         self, keys: Sequence[Any], times: Sequence[int] | None
@@ -376,6 +477,8 @@ class WindowRuns:
         window.contents = self._contents.of(window.namespace, keys)
         if self._trigger.every is not None:
             window.counts = self._counts.of(window.namespace, keys)
+        if self._trigger.step is not None:
+            window.nexts = self._nexts.of(window.namespace, keys)
 
     @property
     def _counts(self) -> StateTable:
@@ -383,8 +486,33 @@ class WindowRuns:
         table: StateTable = self._state.get_state(TRIGGER_COUNT).table
         return table
 
+    @property
+    def _nexts(self) -> StateTable:
+        """The table of the times of next firings, declared when it is first used."""
+        table: StateTable = self._state.get_state(NEXT_FIRE).table
+        return table
 
-def _forget(table: StateTable, namespace: Any, entries: Any, removed: list[Any]) -> None:
+
+class _ReadList(list[Any]):
+    """A list that knows how far it was read."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, values: list[Any]) -> None:
+        super().__init__(values)
+        self._left: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        self._left = super().__iter__()
+        return self._left
+
+    @property
+    def position(self) -> int:
+        """Index of the element that was read last."""
+        return len(self) - length_hint(self._left) - 1
+
+
+def _forget(table: StateTable, namespace: Any, entries: Any, removed: Iterable[Any]) -> None:
     """Notes which keys of `entries` were removed and did not come back.
 
     Drops a namespace without keys.

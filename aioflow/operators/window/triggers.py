@@ -19,6 +19,7 @@ from aioflow.core.states import ReducingStateDescriptor, StateDescriptor
 from aioflow.core.timeunits import Duration, is_event_time, positive_ms
 
 __all__ = [
+    "NEXT_FIRE",
     "TRIGGER_COUNT",
     "PlainTrigger",
     "Trigger",
@@ -172,7 +173,7 @@ def _sum(a: int, b: int) -> int:
 
 
 TRIGGER_COUNT: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-count", _sum)
-_NEXT_FIRE: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-next-fire", _earliest)
+NEXT_FIRE: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-next-fire", _earliest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ class _ProcessingTimeout(Trigger[Any]):
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
         if next_fire.get() != time:
             return TriggerResult.CONTINUE
         next_fire.clear()
@@ -280,14 +281,14 @@ def _arm(ctx: TriggerContext, time: int) -> None:
 
     The state of the window records the running timer.
     """
-    next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+    next_fire = ctx.get_partitioned_state(NEXT_FIRE)
     if next_fire.get() is None:
         next_fire.add(time)
         ctx.register_processing_time_timer(time)
 
 
 def _disarm(ctx: TriggerContext) -> None:
-    next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+    next_fire = ctx.get_partitioned_state(NEXT_FIRE)
     time = next_fire.get()
     if time is not None:
         ctx.delete_processing_time_timer(time)
@@ -295,8 +296,8 @@ def _disarm(ctx: TriggerContext) -> None:
 
 
 def _merge_armed(ctx: TriggerContext) -> None:
-    ctx.merge_partitioned_state(_NEXT_FIRE)
-    time = ctx.get_partitioned_state(_NEXT_FIRE).get()
+    ctx.merge_partitioned_state(NEXT_FIRE)
+    time = ctx.get_partitioned_state(NEXT_FIRE).get()
     if time is not None:
         ctx.register_processing_time_timer(time)
 
@@ -313,7 +314,7 @@ class _ContinuousProcessingTime(Trigger[Any]):
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
         if next_fire.get() != time:
             return TriggerResult.CONTINUE
         next_fire.clear()
@@ -343,7 +344,7 @@ class _ContinuousEventTime(Trigger[Any]):
                 f"continuous({self.interval} ms) needs a timestamp on each element; the stream "
                 "has none"
             )
-        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
         if next_fire.get() is None:
             time = min(timestamp - timestamp % self.interval + self.interval, end)
             next_fire.add(time)
@@ -352,7 +353,7 @@ class _ContinuousEventTime(Trigger[Any]):
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
         end = window.max_timestamp
-        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
         if time == end:
             next_fire.clear()
             return TriggerResult.FIRE
@@ -368,14 +369,14 @@ class _ContinuousEventTime(Trigger[Any]):
         return TriggerResult.FIRE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
-        ctx.merge_partitioned_state(_NEXT_FIRE)
+        ctx.merge_partitioned_state(NEXT_FIRE)
         ctx.register_event_time_timer(window.max_timestamp)
-        time = ctx.get_partitioned_state(_NEXT_FIRE).get()
+        time = ctx.get_partitioned_state(NEXT_FIRE).get()
         if time is not None:
             ctx.register_event_time_timer(time)
 
     def clear(self, window: Any, ctx: TriggerContext) -> None:
-        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
         time = next_fire.get()
         if time is not None:
             ctx.delete_event_time_timer(time)
@@ -402,7 +403,7 @@ class _Early(Trigger[Any]):
         return TriggerResult.FIRE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
         if next_fire.get() != time:
             return TriggerResult.CONTINUE
         next_fire.clear()
@@ -459,6 +460,8 @@ class PlainTrigger(NamedTuple):
     purges: bool
     at_end: bool
     """Whether it has a timer at the end of the window."""
+    step: int | None = None
+    """Milliseconds of event time between two firings before the end; None if there are none."""
 
 
 def plain_trigger(trigger: Trigger[Any], *, is_event_time: bool) -> PlainTrigger | None:
@@ -475,6 +478,8 @@ def plain_trigger(trigger: Trigger[Any], *, is_event_time: bool) -> PlainTrigger
         return PlainTrigger(None, purges, at_end=False)
     if isinstance(trigger, _OnWatermark if is_event_time else _AtProcessingTime):
         return PlainTrigger(None, purges, at_end=True)
+    if isinstance(trigger, _ContinuousEventTime) and is_event_time:
+        return PlainTrigger(None, purges, at_end=True, step=trigger.interval)
     return None
 
 
