@@ -268,6 +268,11 @@ class JobManager:
             return []
         return leading.resources.taskmanagers()
 
+    def network_bytes(self, worker_id: str) -> int:
+        """Returns the network memory of a TaskManager; 0 if it is gone."""
+        leading = self._now_leading()
+        return 0 if leading is None else leading.resources.network_bytes(worker_id)
+
     async def _job_report(self, job_id: str) -> bytes:
         """Describes a job to its submitting process, which shows it to users."""
         job = self.known_jobs().get(job_id)

@@ -54,6 +54,8 @@ class _TaskManager:
     registration: int
     isolated: bool = False
     """Whether each job has a process of its own there."""
+    network_bytes: int = 0
+    """Network memory of its processes together."""
     fenced_total: int = 0
 
 
@@ -108,6 +110,11 @@ class ResourceManager:
         now = self._host.clock.monotonic()
         return [(*line, self._monitor.silence_s(line[0], now)) for line in self.overview()]
 
+    def network_bytes(self, worker_id: str) -> int:
+        """Returns the network memory of a TaskManager; 0 if it is gone."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else worker.network_bytes
+
     @property
     def fenced_total(self) -> int:
         """Refused messages of replaced processes, here and in the TaskManagers."""
@@ -126,6 +133,7 @@ class ResourceManager:
         report: Sequence[SlotStatus],
         *,
         isolated: bool = False,
+        network_bytes: int = 0,
     ) -> int:
         """Registers a TaskManager and returns the number of its registration.
 
@@ -136,7 +144,7 @@ class ResourceManager:
         registration, instructions = self._slots.register_worker(
             self._token, worker_id, report, self._host.clock.monotonic()
         )
-        self._workers[worker_id] = _TaskManager(connection, registration, isolated)
+        self._workers[worker_id] = _TaskManager(connection, registration, isolated, network_bytes)
         self._monitor.monitor(worker_id, self._host.clock.monotonic())
         if self._provider is not None:
             self._provider.registered(worker_id)

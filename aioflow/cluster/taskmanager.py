@@ -280,7 +280,11 @@ class TaskManager:
         try:
             async with asyncio.timeout(REGISTER_S):
                 self._registration = await connection.call(
-                    "register", self.id, self._report(), self._processes is not None
+                    "register",
+                    self.id,
+                    self._report(),
+                    self._processes is not None,
+                    self._options.network_bytes or 0,
                 )
             waited_s = self._log_backoff.succeeded(self._host.clock.monotonic())
             after = "" if waited_s is None else f", after {waited_s:.0f} s without a jobmanager"

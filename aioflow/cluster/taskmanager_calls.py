@@ -78,11 +78,14 @@ class TaskManagerCalls:
         connection: RpcConnection,
         worker_id: str,
         report: Sequence[tuple[Any, ...]],
-        isolated: bool = False,
+        isolated: bool,
+        network_bytes: int,
     ) -> int:
         resources = await self._registers(connection)
         slots = [SlotStatus(*line) for line in report]
-        return resources.register(connection, worker_id, slots, isolated=isolated)
+        return resources.register(
+            connection, worker_id, slots, isolated=isolated, network_bytes=network_bytes
+        )
 
     def _on_heartbeat(
         self,

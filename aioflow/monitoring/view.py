@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from aioflow.cluster.job_history import AttemptRecord, status_of
 from aioflow.core.errors import JobNotRunning
 from aioflow.graph.deployment import ExecutionState
+from aioflow.protocol.framing import SEGMENT_BYTES
 
 if TYPE_CHECKING:
     from collections import deque
@@ -322,6 +323,9 @@ def vertex_hex(vertex: JobVertex) -> str:
 LARGEST = ("Status.Loop.lagMs", "Status.Loop.lagMsMax", "Status.Shuffle.Netty.RequestedMemoryUsage")
 """Metrics of a process that are not summed up over the processes of a TaskManager."""
 
+NETTY = "Status.Shuffle.Netty."
+"""Prefix of the metrics of network memory."""
+
 HERE = "local"
 """Id of this process among the workers."""
 
@@ -470,14 +474,25 @@ class MonitoredCluster(Monitored):
         }
 
     def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
-        """Returns the metrics of the processes that run jobs there, or ran the last one."""
+        """Returns the metrics of the processes that run jobs there, or ran the last one.
+
+        Without jobs too, the network memory is that of the TaskManager, of which jobs have shares.
+        """
         known = self._manager.known_jobs()
         jobs = [job for id, job in known.items() if job_id in (None, id)]
         found: dict[str, float] = {}
-        for job in [one for one in jobs if not one.status.is_terminal] or jobs[-1:]:
+        running = [one for one in jobs if not one.status.is_terminal]
+        for job in running or jobs[-1:]:
             for name, value in status_of(job.metrics_of(worker_id)).items():
                 former = found.get(name, 0.0)
                 found[name] = max(former, value) if name in LARGEST else former + value
+        budget = 0 if job_id is not None else self._manager.network_bytes(worker_id)
+        if budget:
+            used = found.get(f"{NETTY}UsedMemory", 0.0) if running else 0.0
+            for unit, size in (("", 1), ("Segments", SEGMENT_BYTES)):
+                found[f"{NETTY}TotalMemory{unit}"] = float(budget // size)
+                found[f"{NETTY}UsedMemory{unit}"] = -(-used // size)
+                found[f"{NETTY}AvailableMemory{unit}"] = max(0.0, budget - used) // size
         return found
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:

@@ -77,6 +77,10 @@ EVENT, PROCESSING = ".event", ".processing"
 TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
 """The same prefix as in the heap backend: each backend restores savepoints of the other."""
 
+CACHE_ENTRIES = 200_000
+CACHE_BYTES = 256 << 20
+"""Limits of the cache that neither the program nor the cluster has chosen."""
+
 ROWS_A_SLICE = 256
 """Number of rows restored between two yields to the loop: about 1 ms."""
 
@@ -92,19 +96,21 @@ class RocksDB:
 
     None: the system's directory for temporary files.
     """
-    cache_entries: int = 200_000
-    """Maximum number of entries of an operator's subtask in memory as Python values."""
-    cache_bytes: int = 256 << 20
-    """Maximum size of these entries in memory, roughly."""
+    cache_entries: int | None = None
+    """Maximum number of entries of an operator's subtask in memory as Python values.
+
+    None: `CACHE_ENTRIES`.
+    """
+    cache_bytes: int | None = None
+    """Maximum size of these entries in memory, roughly. None: `CACHE_BYTES`."""
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Reads `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` from the
-        cluster's configuration. An attribute that differs from its default stays: the program
-        has chosen it.
+        cluster's configuration. An attribute other than None stays: the program has chosen it.
         """
         for one in fields(self):
             given = options.get(f"rocksdb.{one.name}")
-            if given is not None and getattr(self, one.name) == one.default:
+            if given is not None and getattr(self, one.name) is None:
                 setattr(self, one.name, given if one.name == "path" else _number(one.name, given))
 
     def create_keyed(
@@ -117,10 +123,12 @@ class RocksDB:
         operator: str,
         host: Host | None = None,
     ) -> RocksKeyedStateBackend:
-        if self.cache_entries < 1 or self.cache_bytes < 1:
+        entries = CACHE_ENTRIES if self.cache_entries is None else self.cache_entries
+        size_bytes = CACHE_BYTES if self.cache_bytes is None else self.cache_bytes
+        if entries < 1 or size_bytes < 1:
             raise StateError(
-                f"the cache of RocksDB is {self.cache_entries} entries and {self.cache_bytes} "
-                "bytes, expected at least 1"
+                f"the cache of RocksDB is {entries} entries and {size_bytes} bytes, expected at "
+                "least 1"
             )
         if not isinstance(host, SystemHost):
             where = "no host" if host is None else type(host).__name__
@@ -129,7 +137,7 @@ class RocksDB:
                 "files and threads of its own, which only "
                 'a real machine has; use state="heap", which keeps and restores the same'
             )
-        limits = CacheLimits(self.cache_entries, self.cache_bytes)
+        limits = CacheLimits(entries, size_bytes)
         directory = Directory(self.path, host.procs)
         return RocksKeyedStateBackend(
             host, directory, limits, max_parallelism, key_group_range, now_ms, codec, operator

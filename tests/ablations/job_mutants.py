@@ -76,7 +76,7 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "the configuration of a cluster counts before the backend of the program",
         "aioflow/state/rocksdb.py",
-        "if given is not None and getattr(self, one.name) == one.default:",
+        "if given is not None and getattr(self, one.name) is None:",
         "if given is not None:",
         (
             "tests/api/test_precedence.py::"

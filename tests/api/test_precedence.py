@@ -16,7 +16,7 @@ from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.taskmanager import TaskManagerOptions
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.network.local_pool import NETWORK_MEMORY_BYTES
-from aioflow.state.rocksdb import RocksDB
+from aioflow.state.rocksdb import CACHE_BYTES, CACHE_ENTRIES, RocksDB
 from aioflow.task.environment import TaskOptions
 
 
@@ -72,6 +72,9 @@ def test_backend_of_the_program_counts_before_the_configuration_of_the_cluster()
     some = RocksDB(path="/program")
     some.configure(cluster)
     assert some == RocksDB(path="/program", cache_entries=10, cache_bytes=2000)
+    defaults = RocksDB(cache_entries=CACHE_ENTRIES, cache_bytes=CACHE_BYTES)
+    defaults.configure(cluster)
+    assert defaults == RocksDB("/cluster", CACHE_ENTRIES, CACHE_BYTES), "a choice like any other"
     default = RocksDB()
     default.configure({})
     assert default == RocksDB()

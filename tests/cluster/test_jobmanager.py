@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,8 +13,11 @@ from aioflow.cluster.dispatcher import Dispatcher
 from aioflow.cluster.job_store import JobStore, Recovered
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions
 from aioflow.cluster.leadership import LEASE_DIRECTORY, DirectoryLeases, Leadership, NoLeader
+from aioflow.cluster.rpc import RpcConnection
+from aioflow.cluster.slots import SlotStatus
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.system_host import SystemHost
+from aioflow.monitoring.view import NETTY, monitored
 
 
 def leadership(host: SystemHost, token: int) -> Leadership:
@@ -85,4 +88,33 @@ async def test_a_leader_that_goes_away_is_asked_nothing_more(
     await manager._leader()
     await cancel_and_wait([leading])
     assert led == [False]
+    await host.close()
+
+
+class SilentTaskManager:
+    def notify(self, method: str, *args: Any) -> None: ...
+
+    def abort(self, error: Exception) -> None: ...
+
+
+async def test_network_memory_of_a_taskmanager_is_shown_before_its_first_job(
+    tmp_path: Path,
+) -> None:
+    host = SystemHost()
+    manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
+    leading = asyncio.ensure_future(manager._lead(leadership(host, 1)))
+    resources = await manager._registers(cast(RpcConnection, SilentTaskManager()))
+    resources.register(
+        cast(RpcConnection, SilentTaskManager()),
+        "w",
+        [SlotStatus(0)],
+        isolated=True,
+        network_bytes=64 << 20,
+    )
+    shown = monitored(manager).worker_metrics("w")
+    kinds = {kind: shown[f"{NETTY}{kind}Memory"] for kind in ("Total", "Available", "Used")}
+    assert kinds == {"Total": 64 << 20, "Available": 64 << 20, "Used": 0}
+    assert shown[f"{NETTY}TotalMemorySegments"] == 2048
+    assert monitored(manager).worker_metrics("gone") == {}
+    await cancel_and_wait([leading])
     await host.close()

@@ -339,7 +339,7 @@ async def test_a_silent_worker_is_given_up_and_killed() -> None:
             SystemHost(), secret, Codec(), role, address, handlers, lambda _: None
         )
         connections.append(connection)
-        await connection.call("register", arguments[1], [])
+        await connection.call("register", arguments[1], [], False, 0)
 
     cluster, processes = cluster_of(1, 1, says_nothing, heartbeat=QUICK)
     async with running(cluster, processes):
