@@ -123,12 +123,14 @@ ASKED_BY_NAME = {
     "spark/runner/runner.py": ("trace", "only some errors of Spark have it"),
     "spark/versions.py": ("fromDDL", "since PySpark 4.0"),
     "spark/workers/runner.py": ("args bridge", "asks connectors without loading pyarrow"),
-    "task/end_watch.py": ("cr_frame", "only coroutines of Python have it"),
+    "task/ending.py": ("cr_frame", "only coroutines of Python have it"),
     "testing/plugin.py": ("param", "only parametrized requests of pytest have it"),
     "testing/virtual_loop.py": ("_swap_current_task", "since Python 3.12"),
     # Checks of arguments, whose type is not known before.
-    "advice/calls.py": ("_aioflow_hint", "set on functions by a decorator"),
-    "advice/hints.py": ("discover put_nowait write writer", "guesses what a wrong argument is"),
+    "advice/hints.py": (
+        "_aioflow_hint discover put_nowait write writer",
+        "set on functions by a decorator; guesses what a wrong argument is",
+    ),
     "api/job.py": ("upstreams", "a wrong argument, before its type is imported"),
     "api/options.py": ("start upstreams", "wrong arguments, before their types are imported"),
     "api/runner.py": ("run", "a wrong argument"),

@@ -9,7 +9,7 @@ import warnings
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Never
 
-from aioflow.advice.calls import no_such_method
+from aioflow.advice.hints import no_such_method
 from aioflow.api.job import Job
 
 __all__ = ["Entering"]

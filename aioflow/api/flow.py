@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, Unpack, overload
 
-from aioflow.advice.calls import explained_methods, nearest_method, no_such_method
+from aioflow.advice.hints import explained_methods, nearest_method, no_such_method
 from aioflow.api.build import (
     OperatorOptions,
     Upstream,

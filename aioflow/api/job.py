@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from aioflow.advice.calls import explained_methods
+from aioflow.advice.hints import explained_methods
 from aioflow.api.checkpoint_options import shown_path, store_url
-from aioflow.api.queryable import StateReader
-from aioflow.api.subscription import Subscription
+from aioflow.api.subscription import StateReader, Subscription
 from aioflow.cluster.autoscaler import Autoscaler, LoadWindow, load_of
 from aioflow.cluster.collector import collector_of_process
 from aioflow.cluster.execution_graph import JobStatus

@@ -30,19 +30,29 @@ from typing import (
     overload,
 )
 
-from aioflow.advice.calls import explained_methods, hinted, nearest_method, no_such_method
 from aioflow.advice.functions import (
     check_function_class,
     check_plain,
     check_without_resources,
     check_without_state,
 )
-from aioflow.advice.hints import aggregates_hint, as_select, keys_hint, window_time_hint
+from aioflow.advice.hints import (
+    aggregates_hint,
+    as_select,
+    explained_methods,
+    hinted,
+    keys_hint,
+    nearest_method,
+    no_such_method,
+    window_time_hint,
+)
 from aioflow.api.build import (
+    READ_FIRST,
     OperatorOptions,
     Upstream,
     add_operator,
     add_sink,
+    check_read_first,
     check_watermarks,
     event_time_of,
     is_keyed,
@@ -60,7 +70,6 @@ from aioflow.api.calls import (
     row_call,
     window_join,
 )
-from aioflow.api.read_first import READ_FIRST, check_read_first
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import (
     AggregateFunction,

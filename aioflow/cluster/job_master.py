@@ -24,8 +24,7 @@ from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.rescaling import Rescaling
 from aioflow.cluster.restoring import GivenSavepoint
-from aioflow.cluster.source_limits import SourceLimits
-from aioflow.cluster.split_discovery import SplitDiscovery
+from aioflow.cluster.split_discovery import SourceLimits, SplitDiscovery
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import CheckpointError, RescaleError, message_of, note_once
 from aioflow.core.user_code import check_own_task, user_error

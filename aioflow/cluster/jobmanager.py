@@ -21,9 +21,9 @@ from aioflow.cluster.cluster_job import ClusterJob, needs_submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.job_history import encode_report
+from aioflow.cluster.job_peers import Submitter
 from aioflow.cluster.job_session import AttemptKey
 from aioflow.cluster.job_store import JobStore, PersistedJob
-from aioflow.cluster.job_taps import Submitter
 from aioflow.cluster.leadership import (
     LEASE_DIRECTORY,
     DirectoryLeases,

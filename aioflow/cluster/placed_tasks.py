@@ -3,7 +3,7 @@
 A task runs in a TaskManager, in the process that submitted the job, or here. If the job runs inside
 its own program, tasks that stay in the program are reached by direct calls.
 
-A healthy process watches the end of its own cancelled tasks (`task/end_watch.py`). This module
+A healthy process watches the end of its own cancelled tasks (`task/ending.py`). This module
 watches the processes: if a function blocks the event loop of a process, the cancellation never
 arrives.
 """
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from aioflow.cluster.job_peers import SUBMITTER, JobPeers
+from aioflow.cluster.job_peers import SUBMITTER, JobPeers, JobTaps, Submitter
 from aioflow.cluster.job_session import AttemptKey, attempt_key
-from aioflow.cluster.job_taps import JobTaps, Submitter
 from aioflow.cluster.split_discovery import pack_splits
 from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, wait_all
 from aioflow.core.errors import Broken, JobNotRunning

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.timeunits import to_seconds
 
 __all__ = [

@@ -37,9 +37,8 @@ from aioflow.network.channels import (
 )
 from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.protocol.framing import SEGMENT_BYTES
-from aioflow.task.environment import TaskEnvironment, TaskOptions
+from aioflow.task.environment import ResourceScope, TaskEnvironment, TaskOptions
 from aioflow.task.execution import TaskExecution
-from aioflow.task.resources import ResourceScope
 from aioflow.task.stream_task import StreamTask
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.io.arguments import checked_columns, checked_whole, require_columns
 from aioflow.io.column_files import ColumnFiles, Pages, mark_of_file, named

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T, checked_columns, checked_encoding
 from aioflow.io.conversion import field_names, fields_of_value, hints_of, row_converter, struct_like

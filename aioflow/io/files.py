@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.io.arguments import checked_encoding, checked_on_error, checked_seconds, checked_whole

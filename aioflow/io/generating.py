@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes
 from aioflow.io.arguments import checked_whole

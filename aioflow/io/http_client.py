@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import Broken, GraphError, did_you_mean
 from aioflow.core.wire.types import register_type
 from aioflow.inspection.redaction import redacted

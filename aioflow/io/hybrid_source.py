@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aioflow.advice.calls import explained
 from aioflow.advice.functions import check_plain
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.memory import ONLY_SPLIT, FunctionSource, as_source
 from aioflow.io.pushing import PushSource

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import astuple
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import MALFORMED, T
 from aioflow.io.conversion import (

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
 from aioflow.io.arguments import (
     T,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, describe_record, note_once
 from aioflow.io.arguments import T, check_host_and_port, checked_columns
 from aioflow.io.conversion import json_encoder, value_maker

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.io.arguments import checked_whole

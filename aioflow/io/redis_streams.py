@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
 from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
 from aioflow.io.backoff import Backoff

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 from urllib.parse import quote
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, GraphError, describe_record, note_once
 from aioflow.io.arguments import T, checked_columns

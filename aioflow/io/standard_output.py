@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.operators.sink import BaseSink, BaseWriter
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning, did_you_mean
 from aioflow.core.timeunits import LogBackoff
 from aioflow.io.arguments import MALFORMED, PORT_MAX, checked_seconds, checked_text, checked_whole

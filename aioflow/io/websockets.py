@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import Broken, GraphError
 from aioflow.inspection.redaction import redacted
 from aioflow.io.arguments import checked_headers, checked_seconds

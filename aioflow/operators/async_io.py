@@ -36,9 +36,8 @@ from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import user_error
 from aioflow.operators.call_pool import CallPool, Deadlines
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
-from aioflow.operators.results import FirstResult, elements_of
+from aioflow.operators.results import FirstResult, UserFunction, elements_of, with_resources
 from aioflow.operators.stateless import StatelessKind, describe_place
-from aioflow.operators.userfunction import UserFunction, with_resources
 from aioflow.operators.valve import mark_after_restore
 from aioflow.state.backend import NO_KEY
 

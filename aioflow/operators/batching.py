@@ -26,9 +26,8 @@ from aioflow.core.user_code import check_own_task, take_back_cancellation, user_
 from aioflow.operators.async_io import KEPT_MAX
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM, Operator
 from aioflow.operators.process.functions import Rows
-from aioflow.operators.results import elements_of
+from aioflow.operators.results import UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction
 from aioflow.operators.valve import mark_after_restore
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from aioflow.advice.calls import explained_methods
+from aioflow.advice.hints import explained_methods
 from aioflow.core.aio import is_asked_to_end
 from aioflow.core.errors import note_once
 from aioflow.core.scope import current_scope, enter_scope

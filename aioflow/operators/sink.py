@@ -38,9 +38,8 @@ from aioflow.core.signatures import call_with, check_takes, takes_argument
 from aioflow.core.user_code import check_own_task
 from aioflow.operators.call_pool import Retry
 from aioflow.operators.operator import CHEAPER_OR_ASYNC, UNBOUNDED_ROOM, Operator
-from aioflow.operators.results import FirstResult
+from aioflow.operators.results import FirstResult, UserFunction
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

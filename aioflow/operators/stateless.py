@@ -42,8 +42,7 @@ from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
-from aioflow.operators.results import PLAIN_RESULTS, FirstResult, elements_of
-from aioflow.operators.userfunction import UserFunction, all_of
+from aioflow.operators.results import PLAIN_RESULTS, FirstResult, UserFunction, all_of, elements_of
 from aioflow.state.backend import NO_KEY, require_keyed
 
 if TYPE_CHECKING:

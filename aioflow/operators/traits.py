@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.expressions.trees import column_names
-from aioflow.operators.aggregate import projection
+from aioflow.operators.aggregate import local
 from aioflow.operators.aggregate.folding import FoldingAggregate
-from aioflow.operators.aggregate.local import LocalAggregate, local_aggregate
-from aioflow.operators.aggregate.projection import taken_by
+from aioflow.operators.aggregate.local import LocalAggregate, local_aggregate, taken_by
 from aioflow.operators.stateless import StatelessKind
 from aioflow.operators.watermarks import WatermarkKind
 from aioflow.operators.window.assigners import SliceGrid
@@ -191,18 +190,18 @@ def join(why_rows: str | None) -> OperatorTraits:
 
 
 def _aggregating(aggregate: FoldingAggregate, **more: Any) -> OperatorTraits:
-    why_rows = projection.why_rows(aggregate)
+    why_rows = local.why_rows(aggregate)
     return OperatorTraits(
         why_rows=why_rows,
         needs_key_expression=True,
-        reads=projection.fields_read(aggregate) if why_rows is None else None,
+        reads=local.fields_read(aggregate) if why_rows is None else None,
         taken=taken_by(aggregate),
         **more,
     )
 
 
 def _counts(aggregate: FoldingAggregate) -> bool:
-    return projection.why_rows(aggregate) is None and not projection.fields_read(aggregate)
+    return local.why_rows(aggregate) is None and not local.fields_read(aggregate)
 
 
 def why_rows_for_times(strategy: WatermarkStrategy[Any] | None) -> str | None:

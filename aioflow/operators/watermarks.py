@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aioflow.advice.calls import explained_methods
 from aioflow.advice.functions import (
     check_plain,
     check_without_resources,
     check_without_state,
 )
+from aioflow.advice.hints import explained_methods
 from aioflow.advice.runtime import warn_of_unit
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.errors import describe_record, note_once

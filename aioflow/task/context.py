@@ -22,7 +22,7 @@ from aioflow.core.states import (
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.state.backend import require_keyed
-from aioflow.state.raw_keyed import RawKeyedView
+from aioflow.state.operator_state import RawKeyedView
 from aioflow.state.timers import InternalTimerService
 from aioflow.task.function_mailbox import FunctionMailbox
 

@@ -20,7 +20,7 @@ from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import RowFunction
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.inlining import Body, as_getter, body_of, failure_of
-from aioflow.operators.userfunction import UserFunction
+from aioflow.operators.results import UserFunction
 
 if TYPE_CHECKING:
     from aioflow.columns.keys import KeyRouter

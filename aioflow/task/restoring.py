@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import RestoreError, note_once
+from aioflow.operators.aggregate.running import AGGREGATE
 from aioflow.operators.async_io import IN_FLIGHT
 from aioflow.operators.batching import GATHERED
 from aioflow.operators.join.joins import PROGRESS as JOIN_PROGRESS
 from aioflow.operators.process.async_functions import PENDING
-from aioflow.operators.same_aggregate import AGGREGATE
 from aioflow.operators.sink import COMMITTABLES, PREPARED
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.watermarks import WATERMARKS

@@ -52,8 +52,7 @@ from aioflow.task.closing import (
     naming_source,
     source_place,
 )
-from aioflow.task.end_watch import EndWatch, end_source_code
-from aioflow.task.ending import TaskEnd, TaskLife, TaskPhase
+from aioflow.task.ending import EndWatch, TaskEnd, TaskLife, TaskPhase, end_source_code
 from aioflow.task.input import InputStatus
 from aioflow.task.latency import LatencyEmitter, LatencyStats
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop

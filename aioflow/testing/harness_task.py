@@ -31,9 +31,9 @@ from aioflow.state.operator_state import redistribute
 from aioflow.state.snapshot import InlineState, KeyedStateHandle, OperatorSnapshot
 from aioflow.task.chain import ChainStatus
 from aioflow.task.context import TaskOperatorContext
+from aioflow.task.environment import ResourceScope
 from aioflow.task.mutation import CheckedOperatorChain
 from aioflow.task.partitioners import Partitioner, create_partitioner
-from aioflow.task.resources import ResourceScope
 from aioflow.task.runtime import Drive, OperatorRuntime, SubtaskSettings
 from aioflow.testing.virtual_loop import VirtualHost, VirtualLoop
 

@@ -163,7 +163,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the condition of a changed aggregate is asked of what was taken of records",
-        "aioflow/operators/aggregate/projection.py",
+        "aioflow/operators/aggregate/local.py",
         "        made.fn = made.where = None",
         "        made.fn = None",
         (

@@ -63,7 +63,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "code that swallows its cancellation is waited for without an end",
-        "aioflow/task/end_watch.py",
+        "aioflow/task/ending.py",
         "            self._timer = asyncio.get_running_loop().call_later(delay_s, "
         "self._on_timeout)\n",
         "            pass\n",
@@ -184,7 +184,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "code that was closed and goes on is waited for",
-        "aioflow/task/end_watch.py",
+        "aioflow/task/ending.py",
         "            self._abandon(held_by)\n",
         "            pass\n",
         (CANCELS + "test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on",),
@@ -271,7 +271,7 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "errors of closing are lost behind the first error",
         "aioflow/task/closing.py",
-        "        first.add_note(",
+        "        add_note(first, ",
         "        str(",
         (
             CANCELS + "test_errors_of_closing_are_attached_to_the_first_error",
@@ -534,7 +534,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what copying asks a stream for is compared with its methods",
-        "aioflow/advice/calls.py",
+        "aioflow/advice/hints.py",
         '    if name.startswith("_"):  # Copying',
         "    if not name:  # Copying",
         (
@@ -1339,7 +1339,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an operator that restarts is taken for one that has read its first input",
-        "aioflow/cluster/source_limits.py",
+        "aioflow/cluster/split_discovery.py",
         "        return watermark if attempt == execution.attempt else None\n",
         "        return watermark if attempt is not None else None\n",
         (

@@ -554,7 +554,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "partitions that are found later are begun, and the others begun again",
-        "aioflow/io/kafka_reader.py",
+        "aioflow/io/kafka_topics.py",
         "                self._next.setdefault(split.id, split.position)\n",
         "                self._next[split.id] = split.position\n",
         (f"{_KAFKA}test_partitions_that_are_found_later_are_read_too",),

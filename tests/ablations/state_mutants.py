@@ -18,7 +18,7 @@ CHURN = "tests/state/test_heap_churn.py::"
 STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "raw bytes of a key group that was left out stay",
-        "aioflow/state/raw_keyed.py",
+        "aioflow/state/operator_state.py",
         "        for group in before.keys() - contents.keys():\n",
         "        for group in contents.keys() - contents.keys():\n",
         (
@@ -494,7 +494,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the accumulators of one aggregate are read as those of another",
-        "aioflow/operators/same_aggregate.py",
+        "aioflow/operators/aggregate/running.py",
         "        if before != name:\n",
         "        if before == OWN != name:\n",
         (
@@ -564,7 +564,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "only the first of the functions of an operator is awaited for its state",
-        "aioflow/operators/userfunction.py",
+        "aioflow/operators/results.py",
         "    for snapshot in left:\n",
         "    for snapshot in ():\n",
         (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.advice.calls import explained, explained_methods
+from aioflow.advice.hints import explained, explained_methods
 
 c: Any = af.col
 

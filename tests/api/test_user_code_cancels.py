@@ -544,7 +544,7 @@ async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on
 
     Such code is an awaitable that an extension module made.
     """
-    monkeypatch.setattr("aioflow.task.end_watch.close_user_code", lambda task: None)
+    monkeypatch.setattr("aioflow.task.ending.close_user_code", lambda task: None)
     misdeed = Swallows()
     before = asyncio.all_tasks()
     error = await run_and_cancel(BUILDERS[place](misdeed, []), misdeed)

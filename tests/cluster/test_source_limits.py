@@ -7,7 +7,7 @@ from typing import Any
 
 import aioflow as af
 from aioflow.cluster.shipping import _without_what_stays as without_what_stays
-from aioflow.cluster.source_limits import SourceLimits
+from aioflow.cluster.split_discovery import SourceLimits
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.scope import ExecutionAttemptId
 from aioflow.graph.deployment import ExecutionState

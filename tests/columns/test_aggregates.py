@@ -26,7 +26,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.keygroups import SubtaskCache
 from aioflow.core.wire.columns import GrowingList
 from aioflow.operators.aggregate.functions import resolve_aggregate
-from aioflow.operators.aggregate.projection import plan_columns, why_rows
+from aioflow.operators.aggregate.local import plan_columns, why_rows
 from aioflow.operators.key_spelling import KeySpelling
 from tests.columns.batches import batch_of_rows
 

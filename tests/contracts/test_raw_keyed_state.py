@@ -14,7 +14,7 @@ import pytest
 import aioflow as af
 from aioflow.core.errors import StateError
 from aioflow.core.keygroups import key_group
-from aioflow.state.raw_keyed import RawKeyedView
+from aioflow.state.operator_state import RawKeyedView
 from tests.contracts.test_state_backend import BACKENDS, MAX_PARALLELISM, Bench
 from tests.integration.processes import eventually
 from tests.state.snapshots import closing_backends, restore, taken

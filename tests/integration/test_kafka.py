@@ -25,8 +25,7 @@ from aiokafka.structs import OffsetAndMetadata
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
 from aioflow.io.kafka_client import KafkaRecord
-from aioflow.io.kafka_reader import PAGE_RECORDS
-from aioflow.io.kafka_topics import kafka
+from aioflow.io.kafka_topics import PAGE_RECORDS, kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
 from tests.integration.processes import eventually
 from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take

@@ -16,7 +16,7 @@ import aioflow as af
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.functions import OutputTag
 from aioflow.operators.aggregate.functions import resolve_aggregate
-from aioflow.operators.aggregate.projection import of_taken, taken_by
+from aioflow.operators.aggregate.local import of_taken, taken_by
 from aioflow.operators.aggregate.running import RunningAggregateOperator
 from aioflow.operators.window.assigners import tumbling
 from aioflow.operators.window.slices import SliceWindowOperator

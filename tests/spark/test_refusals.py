@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import aioflow as af
-from aioflow.api.queryable import StateReader
+from aioflow.api.subscription import StateReader
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.scheduler import SlotScheduler
 from aioflow.core.system_host import SystemHost

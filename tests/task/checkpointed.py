@@ -28,8 +28,12 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
 from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.operators.source import Split
-from aioflow.task.environment import CheckpointTaskOptions, TaskEnvironment, TaskOptions
-from aioflow.task.resources import ResourceScope
+from aioflow.task.environment import (
+    CheckpointTaskOptions,
+    ResourceScope,
+    TaskEnvironment,
+    TaskOptions,
+)
 from aioflow.task.stream_task import StreamTask
 from tests.task.running import Registry
 

@@ -29,8 +29,7 @@ from aioflow.network.partition import ResultPartition
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.operators.operator import Operator
 from aioflow.operators.source import Split, completed
-from aioflow.task.environment import TaskEnvironment, TaskOptions
-from aioflow.task.resources import ResourceScope
+from aioflow.task.environment import ResourceScope, TaskEnvironment, TaskOptions
 from aioflow.task.stream_task import StreamTask
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
-from aioflow.task.resources import ResourceScope
+from aioflow.task.environment import ResourceScope
 
 LOG: list[Any] = []
 

@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Never, TypeVar
 
-from aioflow.advice.calls import explained
 from aioflow.advice.functions import check_function_class, check_without_state
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, with_article
 from aioflow.core.functions import AggregateFunction
 from aioflow.core.states import OrNone

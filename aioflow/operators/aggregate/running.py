@@ -2,6 +2,11 @@
 
 State is one raw table, key -> accumulator, in namespace None. The whole batch is folded in one
 call, so a record costs only its aggregation and a tuple.
+
+State of one aggregate must not be read as state of another. So an operator records its aggregate in
+operator state and compares it at a restore. An accumulator does not identify its aggregate: the int
+of a count would silently continue as a sum. All functions of users count as the same aggregate
+here; users themselves are responsible for their accumulators.
 """
 
 from __future__ import annotations
@@ -10,10 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
-from aioflow.core.errors import note_once
+from aioflow.core.errors import RestoreError, note_once
 from aioflow.operators.aggregate.folding import FoldingAggregate
-from aioflow.operators.aggregate.functions import explain_failure
-from aioflow.operators.aggregate.projection import (
+from aioflow.operators.aggregate.functions import Agg, BuiltIn, explain_failure
+from aioflow.operators.aggregate.local import (
     at_record,
     between_records,
     of_taken,
@@ -22,18 +27,25 @@ from aioflow.operators.aggregate.projection import (
 )
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.operator import Operator
-from aioflow.operators.same_aggregate import check_same_aggregate
+from aioflow.operators.results import UserFunction
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction
-from aioflow.state.backend import require_keyed
+from aioflow.state.backend import INTERNAL_PREFIX, require_keyed
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from aioflow.columns.accumulators import RunningColumns
+    from aioflow.operators.operator import OperatorContext
     from aioflow.state.backend import StateTable
 
-__all__ = ["RUNNING", "RunningAggregate", "RunningAggregateOperator", "RunningReduceOperator"]
+__all__ = [
+    "AGGREGATE",
+    "RUNNING",
+    "RunningAggregate",
+    "RunningAggregateOperator",
+    "RunningReduceOperator",
+    "check_same_aggregate",
+]
 
 RUNNING = "running"
 """Name of the table key -> accumulator."""
@@ -258,3 +270,35 @@ class RunningReduceOperator(_RunningOperator):
 
     async def close(self) -> None:
         await self._user.close()
+
+
+AGGREGATE = f"{INTERNAL_PREFIX}aggregate"
+"""Union list state: the aggregate of each subtask."""
+
+REDUCE = "reduce"
+OWN = "a function of its own"
+
+
+def check_same_aggregate(ctx: OperatorContext, aggregate: object) -> None:
+    """Raises RestoreError if the restored state belongs to another aggregate.
+
+    Called in `initialize_state`. `aggregate` None means `reduce`. State of an earlier version,
+    which did not record the aggregate, is accepted.
+    """
+    name = REDUCE if aggregate is None else _name(aggregate)
+    state = ctx.operator_state.get_union_list_state(AGGREGATE)
+    for before in state.get():
+        if before != name:
+            raise RestoreError(
+                f"{describe_place(ctx)} computes {name}, and the state that it is given under its "
+                f"uid was computed by {before}: give the "
+                "new operator a uid of its own, and begin it without state with "
+                "allow_non_restored=True"
+            )
+    state.update([name])
+
+
+def _name(aggregate: object) -> str:
+    if isinstance(aggregate, Agg):
+        return f"agg({', '.join(map(_name, aggregate.parts.values()))})"
+    return aggregate.name if isinstance(aggregate, BuiltIn) else OWN

@@ -22,9 +22,8 @@ from aioflow.core.errors import GraphError, StateError, describe_record, note_on
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.operator import Operator
 from aioflow.operators.process.context import OperatorProcessContext
-from aioflow.operators.results import ResumableOutput, elements_of
+from aioflow.operators.results import ResumableOutput, UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction
 from aioflow.operators.window.assigners import SessionWindows, SliceGrid, TimeWindow, WindowAssigner
 from aioflow.operators.window.operator import WindowOperator
 from aioflow.state.backend import INTERNAL_PREFIX, require_keyed

@@ -24,9 +24,8 @@ from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import Function
 from aioflow.operators.operator import CHEAPER_OR_ASYNC, Operator, Unprocessed
 from aioflow.operators.process.context import OperatorProcessContext, note_no_time
-from aioflow.operators.results import PLAIN_RESULTS, elements_of
+from aioflow.operators.results import PLAIN_RESULTS, UserFunction, elements_of, with_resources
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, with_resources
 from aioflow.state.backend import NO_KEY, require_keyed
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.errors import StateError, describe_record, note_once
 from aioflow.core.functions import OutputTag
 from aioflow.operators.aggregate.functions import resolve_aggregate
-from aioflow.operators.aggregate.projection import of_taken
+from aioflow.operators.aggregate.local import of_taken
+from aioflow.operators.aggregate.running import check_same_aggregate
 from aioflow.operators.operator import Operator, Unprocessed
-from aioflow.operators.results import ResumableOutput
-from aioflow.operators.same_aggregate import check_same_aggregate
+from aioflow.operators.results import ResumableOutput, UserFunction
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction
 from aioflow.operators.window.assigners import TimeWindow, window_fn_results
 from aioflow.state.backend import require_keyed
 

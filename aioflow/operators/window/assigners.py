@@ -21,7 +21,7 @@ from math import gcd
 from types import GeneratorType
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes

@@ -29,12 +29,11 @@ from aioflow.core.functions import (
     WindowResult,
 )
 from aioflow.operators.aggregate.functions import resolve_aggregate
+from aioflow.operators.aggregate.running import check_same_aggregate
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.operator import Operator, Unprocessed
-from aioflow.operators.results import ResumableOutput, elements_of
-from aioflow.operators.same_aggregate import check_same_aggregate
+from aioflow.operators.results import ResumableOutput, UserFunction, all_of, elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, all_of
 from aioflow.operators.window.assigners import (
     GLOBAL,
     Evictor,

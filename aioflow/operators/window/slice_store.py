@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.operators.aggregate.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.aggregate.functions import Agg
-from aioflow.operators.aggregate.projection import plan_columns
+from aioflow.operators.aggregate.local import plan_columns
 from aioflow.state.snapshot import frozen_copy
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from aioflow.core.errors import StateError, note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.aggregate.functions import explain_failure
-from aioflow.operators.aggregate.projection import at_record, between_records, why_rows
+from aioflow.operators.aggregate.local import at_record, between_records, why_rows
 from aioflow.operators.results import flush_in_slices
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.aggregating import AddingWindowOperator

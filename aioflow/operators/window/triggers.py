@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import TriggerResult

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
-from aioflow.advice.calls import explained
+from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.conversion import field_names, value_maker

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_session import unpack_error
-from aioflow.cluster.remote_master import RemoteJobMaster
+from aioflow.cluster.remote_home import RemoteJobMaster
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.shipping import local_job, ship_job

@@ -23,8 +23,8 @@ from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.operators.sink import COMMITTABLES, SinkOperator
 from aioflow.spark.runner.tasks import ReplayedClock, ReplayedTimers, StageTasks
 from aioflow.task.context import SourceTaskContext
+from aioflow.task.environment import ResourceScope
 from aioflow.task.input import InputStatus
-from aioflow.task.resources import ResourceScope
 from aioflow.task.runtime import Drive
 from aioflow.task.source_input import SourceInput
 
