@@ -40,7 +40,7 @@ class Machine:
             found = shutil.which(name)
             assert found is not None
             (self.bin / name).symlink_to(found)
-        for name in ("make", "gcc", "ip", "initdb", "nats-server", "java"):
+        for name in ("make", "gcc", "ip", "initdb", "nats-server", "java", "promtool"):
             self.add(name, "#!/bin/sh\n")
         self.add("id", f"#!/bin/sh\necho {user}\n")
         self.add("apt-get", APT)

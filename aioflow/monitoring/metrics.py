@@ -1,11 +1,8 @@
-"""The metrics of jobs by vertex and subtask, and the page of all metrics for Prometheus.
+"""The metrics of jobs by vertex and subtask.
 
 Tasks name their metrics "task name (1/4).operator.metric". Names of users may hold any character.
 So a name is parsed with the help of the names in the job graph, once, and the result is kept.
 Metrics are read at most every `FRESH_S`.
-
-The page has the names and labels of Flink's reporter. The text before each value rarely changes, so
-it is built once. A scrape only inserts the numbers.
 """
 
 from __future__ import annotations
@@ -13,20 +10,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.statistics import CheckpointStatus
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.task.metrics import unique_names
 
 if TYPE_CHECKING:
-    from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.monitoring.view import JobView
 
 __all__ = [
-    "CONTENT_TYPE",
-    "Exposition",
+    "FRESH_S",
     "MetricIndex",
     "OperatorMetric",
     "job_metrics",
@@ -217,141 +212,11 @@ def shown_value(value: float) -> str:
     return str(value)
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-"""Time for which a page is reused, in seconds, as for the metrics themselves."""
-
-_UNFIT = re.compile(r"[^a-zA-Z0-9:_]")
-
 _SPLIT = re.compile(r"split\.(.*)\.watermark\.(\w+)", re.DOTALL)
 """Pattern of a metric of one split of a source. The split becomes a label."""
 
 _LATENCY = re.compile(r"latency\.(.*)\.(\w+)", re.DOTALL)
 """Pattern of the latency from one source. The source becomes a label."""
-
-
-class _Measured(Protocol):
-    """The part of a `Monitor` that the page shows."""
-
-    @property
-    def host(self) -> Host: ...
-    def jobs(self) -> Sequence[JobView]: ...
-    def metrics(self, view: JobView) -> MetricIndex: ...
-    def cluster_metrics(self) -> dict[str, float]: ...
-    def worker_metrics(self) -> dict[str, Mapping[str, float]]: ...
-
-
-class Exposition:
-    """The page of one endpoint for Prometheus, built again when it is too old."""
-
-    def __init__(self, monitor: _Measured) -> None:
-        self._monitor = monitor
-        self._names: tuple[Any, ...] = ()
-        """Names of all metrics in the order of reading. While they stay the same, the page changes
-        only in its numbers.
-        """
-        self._order: list[int] = []
-        """Index of the value of each line of the page."""
-        self._beginnings: list[str] = []
-        """Text before each value, including the end of the previous line."""
-        self._page = b""
-        self._made_at: float | None = None
-
-    def page(self) -> bytes:
-        """Returns the page, at most `FRESH_S` old."""
-        now = self._monitor.host.clock.monotonic()
-        if self._made_at is None or now - self._made_at >= FRESH_S:
-            self._page, self._made_at = self._make().encode(), now
-        return self._page
-
-    def _make(self) -> str:
-        monitor, now_ms = self._monitor, self._monitor.host.clock.wall_ms()
-        cluster = monitor.cluster_metrics()
-        jobs = [(view, job_metrics(view, now_ms), monitor.metrics(view)) for view in monitor.jobs()]
-        values = list(cluster.values())
-        names: list[Any] = [*cluster]
-        workers = monitor.worker_metrics()
-        for worker_id, told in workers.items():
-            values += told.values()
-            names += (worker_id, *told)
-        for view, own, index in jobs:
-            values += own.values()
-            values += index.values()
-            names += (view, *own, index, index.version)
-        if tuple(names) != self._names:
-            self._names = tuple(names)
-            self._lay_out(self._lines(cluster, workers, jobs))
-        parts = []
-        for beginning, place in zip(self._beginnings, self._order, strict=True):
-            value = values[place]
-            # The difference is NaN for NaN and infinities.
-            parts.append(
-                f"{beginning}{+value}" if value - value == 0 else f"{beginning}{_not_finite(value)}"
-            )
-        return "".join(parts) + "\n"
-
-    def _lines(
-        self,
-        cluster: Mapping[str, float],
-        workers: Mapping[str, Mapping[str, float]],
-        jobs: Sequence[tuple[JobView, Mapping[str, float], MetricIndex]],
-    ) -> list[tuple[str, str]]:
-        """Returns (family, beginning of the line) of each metric, in the order of reading."""
-        lines = [
-            (family, family) for family in (f"flink_jobmanager_{_name(name)}" for name in cluster)
-        ]
-        for worker_id, told in workers.items():
-            labels = _labels(tm_id=worker_id)
-            lines += [
-                (family, f"{family}{labels}")
-                for family in (f"flink_taskmanager_{_name(name)}" for name in told)
-            ]
-        for view, own, index in jobs:
-            labels = _labels(job_id=view.id, job_name=view.name)
-            lines += [
-                (family, f"{family}{labels}")
-                for family in (f"flink_jobmanager_job_{_name(name)}" for name in own)
-            ]
-            for (vertex_id, subtask), metrics in index.all().items():
-                vertex = view.graph.vertex(vertex_id)
-                lines += [
-                    self._line(view, vertex, subtask, *index.operator_of(vertex_id, name))
-                    for name in metrics
-                ]
-        return lines
-
-    def _lay_out(self, lines: Sequence[tuple[str, str]]) -> None:
-        families: dict[str, dict[str, int]] = {}
-        for place, (family, line) in enumerate(lines):
-            # Keyed by text, because two names may become one in Prometheus's spelling:
-            # it refuses a page with duplicates.
-            families.setdefault(family, {})[line] = place
-        self._order, self._beginnings, end = [], [], ""
-        for family, found in families.items():
-            head = f"{end}# TYPE {family} gauge\n"
-            for line, place in found.items():
-                self._order.append(place)
-                self._beginnings.append(f"{head}{line} ")
-                head = end = "\n"
-
-    def _line(
-        self, view: JobView, vertex: JobVertex, subtask: int, operator: str, metric: str
-    ) -> tuple[str, str]:
-        labels = {
-            "job_id": view.id,
-            "job_name": view.name,
-            "task_id": view.vertex_ids[vertex.id],
-            "task_name": vertex.name,
-            "subtask_index": str(subtask),
-        }
-        scope = "flink_taskmanager_job_task"
-        if operator:
-            scope = f"{scope}_operator"
-            labels["operator_name"] = operator
-        more, metric = labels_of(metric)
-        labels |= more
-        family = f"{scope}_{_name(metric)}"
-        return family, f"{family}{_labels(**labels)}"
 
 
 def labels_of(metric: str) -> tuple[dict[str, str], str]:
@@ -363,20 +228,3 @@ def labels_of(metric: str) -> tuple[dict[str, str], str]:
     if (found := _LATENCY.fullmatch(metric)) is not None:
         return {"source": found[1]}, f"latency.{found[2]}"
     return {}, metric
-
-
-def _name(name: str) -> str:
-    return _UNFIT.sub("_", name)
-
-
-def _labels(**labels: str) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    text = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _not_finite(value: float) -> str:
-    return "NaN" if value != value else ("+Inf" if value > 0 else "-Inf")

@@ -29,7 +29,8 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken
 from aioflow.inspection.process import ProcessInspector
 from aioflow.monitoring.answers import BadRequest, Forbidden, NotFound, Unavailable
-from aioflow.monitoring.metrics import Exposition, MetricIndex, job_metrics
+from aioflow.monitoring.metrics import MetricIndex, job_metrics
+from aioflow.monitoring.prometheus import Exposition, Style
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -245,7 +246,7 @@ class Monitor:
         self.streams = 0
         """Number of open streams of events."""
         self.sampler = Sampler(self)
-        self.exposition = Exposition(self)
+        self._pages: dict[Style, Exposition] = {}
         self.operations = Operations()
         self.process = ProcessInspector(watched.host)
         """Inspector of this process."""
@@ -310,6 +311,12 @@ class Monitor:
     def worker_metrics(self) -> dict[str, Mapping[str, float]]:
         """Returns the metrics of each process that runs tasks, without those of the tasks."""
         return {worker.id: self.watched.worker_metrics(worker.id) for worker in self.workers()}
+
+    def page(self, style: Style = Style.PROMETHEUS) -> bytes:
+        """Returns the page of all metrics for Prometheus."""
+        if style not in self._pages:
+            self._pages[style] = Exposition(self, style)
+        return self._pages[style].page()
 
     def forget(self) -> None:
         """Drops the metrics of jobs that are no longer shown."""

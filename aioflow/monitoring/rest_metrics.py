@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.monitoring.answers import VERTEX, Answer, BadRequest, get
-from aioflow.monitoring.metrics import CONTENT_TYPE, job_metrics, shown_value
+from aioflow.monitoring.metrics import job_metrics, shown_value
 from aioflow.monitoring.monitor import Call
+from aioflow.monitoring.prometheus import CONTENT_TYPES, Style
 from aioflow.monitoring.rest_cluster import find_worker
 
 if TYPE_CHECKING:
@@ -206,6 +207,17 @@ def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
     }
 
 
-@get("/metrics", "Text", "All metrics, for Prometheus")
+@get("/metrics", "Text", "All metrics, for Prometheus", "names")
 def prometheus(call: Call) -> Any:
-    return Answer(call.monitor.exposition.page(), content_type=CONTENT_TYPE)
+    """Answers GET /metrics?names=, with Flink's names for `names=flink`.
+
+    The format is OpenMetrics for a client that asks for it by its header `Accept`.
+    """
+    names = call.query.get("names", "aioflow")
+    if names not in ("aioflow", "flink"):
+        raise BadRequest(f"names is {names[:40]!r}, expected aioflow or flink")
+    accepted = "" if call.request is None else call.request.headers.get("Accept", "")
+    style = Style.FLINK if names == "flink" else Style.PROMETHEUS
+    if style is Style.PROMETHEUS and "application/openmetrics-text" in accepted:
+        style = Style.OPENMETRICS
+    return Answer(call.monitor.page(style), content_type=CONTENT_TYPES[style])

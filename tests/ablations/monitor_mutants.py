@@ -208,7 +208,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "names of users break the page for Prometheus",
-        "aioflow/monitoring/metrics.py",
+        "aioflow/monitoring/prometheus.py",
         """.replace('"', r"\\"").replace("\\n", r"\\n")\n""",
         """.replace("\\n", r"\\n")\n""",
         (f"{INSIDE}test_page_for_prometheus_is_well_formed_for_any_names",),

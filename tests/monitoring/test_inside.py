@@ -28,6 +28,7 @@ from aioflow.monitoring import app
 from aioflow.monitoring.metrics import MetricIndex, shown_value
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions
+from aioflow.monitoring.prometheus import Style
 from aioflow.monitoring.rest_vertices import tree
 from aioflow.monitoring.routes import ROUTES, openapi_document
 from aioflow.monitoring.view import monitored
@@ -116,7 +117,7 @@ async def test_page_for_prometheus_is_well_formed_for_any_names() -> None:
         af.io.blackhole()
     )
     async with flow.run() as job:
-        page = Monitor(monitored(job), MonitorOptions()).exposition.page().decode()
+        page = Monitor(monitored(job), MonitorOptions()).page(Style.FLINK).decode()
     families: set[str] = set()
     lines: set[str] = set()
     current = ""
@@ -145,7 +146,7 @@ async def test_the_split_of_a_source_is_a_label() -> None:
     marks = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
     flow.source(af.io.push(), name="numbers", watermarks=marks).map(abs).sink(af.io.blackhole())
     async with flow.run() as job:
-        page = Monitor(monitored(job), MonitorOptions()).exposition.page().decode()
+        page = Monitor(monitored(job), MonitorOptions()).page(Style.FLINK).decode()
 
     (line,) = [
         line

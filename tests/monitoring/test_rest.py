@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +222,7 @@ async def test_metrics_of_users_are_shown_under_their_operator() -> None:
         def is_there(page: str) -> bool:
             lines = page.splitlines()
             return any(
-                line.startswith("flink_taskmanager_job_task_operator_odd{") and line.endswith(" 5")
-                for line in lines
+                line.startswith("aioflow_user_odd{") and line.endswith(" 5") for line in lines
             )
 
         await client.until("/metrics", is_there)
@@ -280,7 +280,9 @@ async def test_an_idle_gauge_that_fails_is_quoted_nan() -> None:
         (vertex,) = (await client.vertices()).values()
         shown = await client.until(f"{client.path}/vertices/{vertex}/metrics?get=0.m.broken", bool)
         assert shown == [{"id": "0.m.broken", "value": "NaN"}]
-        await client.until("/metrics", lambda page: " NaN\n" in page)
+        await client.until(
+            "/metrics", lambda page: re.search(r"^aioflow_user_broken{.*} NaN$", page, re.M)
+        )
 
 
 # Failures.
