@@ -136,6 +136,19 @@ class Job:
 
         return MonitoredJob(self._cluster, str(self._options.state))
 
+    def unready_reasons(self, *, intervals: int = 5) -> list[str]:
+        """Returns why the job is not ready; an empty list if it is.
+
+        A job is ready if its status and all its tasks are RUNNING, and a checkpoint completed
+        within the last `intervals` checkpoint intervals (within 30 s for short ones). `/readyz` of
+        the monitoring endpoint answers with the same reasons.
+        """
+        from aioflow.monitoring.rest_probes import unready_reasons
+
+        watched = self.monitored()
+        (view,) = watched.jobs()
+        return unready_reasons(view, watched.host.clock.wall_ms(), intervals)
+
     # The life of the job, driven by Flow.run.
 
     @asynccontextmanager

@@ -43,11 +43,13 @@ from aioflow.cli.options import (
     bind_address,
     count,
     duration,
+    monitor_address,
     monitor_arguments,
     network_memory,
     port,
     positive,
     served,
+    serving_health,
 )
 from aioflow.cli.supervision import keep_running
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
@@ -143,6 +145,12 @@ def add_commands(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help=f"the shared secret (DIR/secret, without DIR {DATA}/secret)",
+    )
+    taskmanager.add_argument(
+        "--health",
+        type=monitor_address,
+        metavar="HOST:PORT",
+        help="serve /healthz and /readyz there, for probes; port 0: any free one",
     )
     taskmanager.set_defaults(carry_out=_taskmanager)
 
@@ -339,7 +347,8 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         manager.inspector.start()
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
         with _stopped_by_signals(manager.stop):
-            await manager.run()
+            async with serving_health(host, arguments.health, manager.unready_reasons):
+                await manager.run()
         return FINISHED
 
     return run_on_host(arguments, body)

@@ -18,7 +18,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -28,6 +28,7 @@ from aioflow.api.flow import Flow
 from aioflow.api.options import parse_options
 from aioflow.cli.terminal import describe
 from aioflow.core.errors import NotAuthenticated, with_article
+from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 from aioflow.monitoring.options import parse_monitor_address, served_options
 from aioflow.network.local_pool import network_bytes
@@ -43,12 +44,14 @@ __all__ = [
     "id_beginning",
     "in_flags",
     "load_flow",
+    "monitor_address",
     "monitor_arguments",
     "monitor_options",
     "network_memory",
     "port",
     "positive",
     "served",
+    "serving_health",
 ]
 
 FLAGS = {
@@ -230,7 +233,7 @@ def add_monitor_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the monitoring endpoint to a command."""
     parser.add_argument(
         "--monitor",
-        type=_address,
+        type=monitor_address,
         metavar="HOST:PORT",
         help="serve the dashboard, REST and /metrics there; port 0: any free one",
     )
@@ -250,7 +253,8 @@ def add_monitor_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _address(text: str) -> str:
+def monitor_address(text: str) -> str:
+    """Checks an address HOST:PORT to listen at."""
     try:
         parse_monitor_address(text)
     except ValueError as error:
@@ -331,6 +335,27 @@ async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None
         except OSError as error:
             raise UsageError(in_flags(error.strerror or str(error))) from error
         print(f"dashboard at {url}", flush=True)
+        yield
+
+
+@asynccontextmanager
+async def serving_health(
+    host: Host, address: str | None, unready: Callable[[], Sequence[str]]
+) -> AsyncIterator[None]:
+    """Serves the probes of a process inside the block, unless `address` is None."""
+    if address is None:
+        yield
+        return
+    from aioflow.monitoring.app import serving_probes  # Imported late, because it imports aiohttp.
+
+    async with AsyncExitStack() as stack:
+        try:
+            url = await stack.enter_async_context(serving_probes(host, address, unready))
+        except OSError as error:
+            raise UsageError(
+                (error.strerror or str(error)).replace("monitor=", "--health ")
+            ) from error
+        print(f"probes at {url}", flush=True)
         yield
 
 

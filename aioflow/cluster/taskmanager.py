@@ -185,6 +185,14 @@ class TaskManager:
         """
         return self._heard_at if self._pulse is None else self._pulse.heard_at
 
+    def unready_reasons(self) -> list[str]:
+        """Returns why this process cannot take tasks now; an empty list if it can."""
+        if self._released:
+            return ["this TaskManager is stopped"]
+        if self._pulse is None:
+            return [f"not registered at a JobManager of {self._options.jobmanagers}"]
+        return []
+
     async def run(self) -> None:
         """Serves one JobManager after the other. Raises Broken if the first one refuses the secret.
 

@@ -129,6 +129,8 @@ class Route:
     body: str = ""
     """Name of the JSON Schema of a changing call's body."""
     status: int = 200
+    is_probe: bool = False
+    """Whether anyone may call it, by any host name, without the token."""
 
 
 def route(
@@ -140,20 +142,23 @@ def route(
     *,
     body: str = "",
     status: int = 200,
+    is_probe: bool = False,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declares a route of the decorated handler. The parameters are those of `Route`."""
 
     def declare(handler: HandlerT) -> HandlerT:
-        declared = Route(method, path, handler, schema, summary, query, body, status)
+        declared = Route(method, path, handler, schema, summary, query, body, status, is_probe)
         setattr(handler, ROUTES_OF, (declared, *getattr(handler, ROUTES_OF, ())))
         return handler
 
     return declare
 
 
-def get(path: str, schema: str, summary: str, *query: str) -> Callable[[HandlerT], HandlerT]:
+def get(
+    path: str, schema: str, summary: str, *query: str, is_probe: bool = False
+) -> Callable[[HandlerT], HandlerT]:
     """Declares a route that only reads."""
-    return route("GET", path, schema, summary, query)
+    return route("GET", path, schema, summary, query, is_probe=is_probe)
 
 
 def start(path: str, body: str, summary: str) -> Callable[[HandlerT], HandlerT]:

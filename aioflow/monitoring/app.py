@@ -15,7 +15,8 @@ order:
 * Any other method needs `enable_control`, the token in a header, and a route that is declared to
   change something.
 
-There are no cookies, so no page can act with a user's rights.
+There are no cookies, so no page can act with a user's rights. Probes (`rest_probes`) are answered
+to anyone: they show no more than the names and states of jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import errno
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Unpack
@@ -53,12 +54,14 @@ from aioflow.monitoring.options import (
     parse_monitor_options,
     served_options,
 )
+from aioflow.monitoring.rest_probes import probes_app
 from aioflow.monitoring.routes import ROUTES, openapi_document
 from aioflow.monitoring.schemas import BODIES
 from aioflow.monitoring.view import monitored
 from aioflow.network.http_limits import Door
 
 if TYPE_CHECKING:
+    from aioflow.core.host import Host
     from aioflow.monitoring.options import MonitorArguments, MonitorOptions
 
 __all__ = [
@@ -66,10 +69,12 @@ __all__ = [
     "HEADERS",
     "MONITOR",
     "OPEN",
+    "PROBE",
     "guard",
     "make_app",
     "monitor_app",
     "serving",
+    "serving_probes",
 ]
 
 logger = logging.getLogger(__name__)
@@ -82,6 +87,9 @@ OPEN = "aioflow_open"
 """Attribute of handlers whose answer is public: the files of the dashboard, which asks for the
 token.
 """
+
+PROBE = "aioflow_probe"
+"""Attribute of handlers that anyone may call."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -129,6 +137,8 @@ def guard(options: MonitorOptions) -> Any:
 def _refusal(
     request: web.Request, handler: Handler, options: MonitorOptions
 ) -> tuple[int, str] | None:
+    if request.method in READING and getattr(handler, PROBE, False):
+        return None
     host = request.headers.get("Host", "")
     if not options.allows_host(host):
         return (
@@ -221,6 +231,7 @@ def make_app(monitor: Monitor) -> web.Application:
     app[MONITOR] = monitor
     for route in ROUTES:
         endpoint = _endpoint(monitor, route)
+        setattr(endpoint, PROBE, route.is_probe)
         for prefix in ("", "/v1"):
             if route.method == "GET":
                 # HEAD is not allowed, because a HEAD request for a stream would wait for its end.
@@ -385,6 +396,9 @@ themselves.
 
 CLOSE_S = 10.0
 
+PROBE_CONNECTIONS_MAX = 20
+"""Maximum number of connections of probes alone."""
+
 
 @asynccontextmanager
 async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIterator[str]:
@@ -393,11 +407,33 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
     Raises OSError, naming the address, if the server cannot listen there.
     """
     options = served_options(address, given)
-    host, port = parse_monitor_address(address)
     monitor = Monitor(monitored(what), options)
     door = monitor.door = Door(options.connections_max, "the monitoring endpoint")
+    async with _listening(make_app(monitor), monitor.host, address, door) as url:
+        logger.info("monitoring at %s", url)
+        yield url
+
+
+@asynccontextmanager
+async def serving_probes(
+    host: Host, address: str, unready: Callable[[], Sequence[str]]
+) -> AsyncIterator[str]:
+    """Serves `/healthz` and `/readyz` alone inside the block; yields the URL.
+
+    `unready()` returns the reasons why the process is not ready. Raises OSError as `serving`.
+    """
+    door = Door(PROBE_CONNECTIONS_MAX, "the probes")
+    async with _listening(probes_app(unready), host, address, door) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _listening(
+    app: web.Application, host: Host, address: str, door: Door
+) -> AsyncIterator[str]:
+    name, port = parse_monitor_address(address)
     runner = web.AppRunner(
-        make_app(monitor),
+        app,
         access_log=None,
         logger=door.complaints,
         handle_signals=False,
@@ -410,14 +446,12 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
         assert runner.server is not None
         door.open(runner.server)
         try:
-            listener = await monitor.host.net.listen(door, host, port)
+            listener = await host.net.listen(door, name, port)
         except OSError as error:
             raise _refused(error, address) from error
         try:
-            shown = f"[{host}]" if ":" in host else host
-            url = f"http://{shown}:{listener.port}"
-            logger.info("monitoring at %s", url)
-            yield url
+            shown = f"[{name}]" if ":" in name else name
+            yield f"http://{shown}:{listener.port}"
         finally:
             listener.close()
     finally:

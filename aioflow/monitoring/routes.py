@@ -18,6 +18,7 @@ from aioflow.monitoring import (
     rest_cluster,
     rest_jobs,
     rest_metrics,
+    rest_probes,
     rest_vertices,
 )
 from aioflow.monitoring.answers import ROUTES_OF, Route
@@ -41,6 +42,7 @@ ROUTES: tuple[Route, ...] = tuple(
                 rest_cluster,
                 rest_jobs,
                 rest_metrics,
+                rest_probes,
                 rest_vertices,
             )
             for handler in vars(module).values()
@@ -132,6 +134,9 @@ def _operation(route: Route) -> dict[str, Any]:
         }
     # A reading call may need the token too, if other machines can call.
     operation["security"] = [{"token": []}] if route.method != "GET" else [{}, {"token": []}]
+    if route.is_probe:
+        operation["security"] = [{}]
+        answers["503"] = {"description": "Not ready", "content": answers["200"]["content"]}
     return operation
 
 

@@ -199,6 +199,8 @@ SCHEMAS: dict[str, Schema] = {
     "Empty": {"type": "object"},
     "Text": TEXT,
     "Events": TEXT,
+    "Health": _object({"status": _enum("ok")}),
+    "Readiness": _object({"status": _enum("ready", "not ready"), "reasons": _list(TEXT)}),
     "Overview": _object(
         {
             **_all(

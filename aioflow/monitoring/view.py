@@ -281,6 +281,10 @@ class Monitored(Protocol):
     def jobs(self) -> Sequence[JobView]:
         """Returns running jobs and jobs that ended lately, oldest first."""
 
+    def expected_jobs(self) -> Sequence[JobView]:
+        """Returns the jobs that should run now, for the readiness of the process."""
+        return self.jobs()
+
     def workers(self) -> Sequence[WorkerView]: ...
 
     async def refresh(self) -> None:
@@ -442,6 +446,10 @@ class MonitoredCluster(Monitored):
             for job_id, job in known.items()
         }
         return tuple(self._views.values())
+
+    def expected_jobs(self) -> Sequence[JobView]:
+        """Returns the jobs that have not ended."""
+        return [view for view in self.jobs() if not view.status.is_terminal]
 
     async def refresh(self) -> None:
         """Does nothing: the JobManager has all data in this process."""
