@@ -325,6 +325,34 @@ class Savepoint:
         )
 
 
+async def delete_savepoint(
+    path: str | PathLike[str], *, key: bytes | None = None, host: Host | None = None
+) -> str:
+    """Deletes a savepoint with its state, and returns its URL.
+
+    Other files in its directory stay. Raises RestoreError if there is no savepoint that can be
+    read, CheckpointError for a checkpoint: its job may go on from there.
+    """
+    async with AsyncExitStack() as stack:
+        if host is None:
+            host = SystemHost()
+            stack.push_async_callback(host.close)
+        found = await read_checkpoint(fspath(path), host, key)
+        if not found.kind.is_savepoint:
+            raise CheckpointError(
+                f"{found.location} is a checkpoint, expected a savepoint: a job deletes its own "
+                "checkpoints when newer ones are complete"
+            )
+        objects = open_objects(found.location, host)
+        try:
+            # Without its metadata it is no savepoint any more, even if the rest stays.
+            await objects.delete([METADATA])
+            await objects.delete(await objects.names("state"))
+        except OSError as error:
+            raise CheckpointError(f"{found.location} could not be deleted: {error}") from error
+    return found.location
+
+
 def _without_times(stored: Any, kind: str, where: str) -> Any:
     """Returns a stored value of a state with a time to live, without its time stamps.
 

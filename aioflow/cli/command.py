@@ -8,13 +8,14 @@ faster.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aioflow
 from aioflow.cli.options import (
@@ -33,6 +34,9 @@ from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
 from aioflow.core.tracebacks import whole_traceback
 from aioflow.io.standard_output import ReaderGone
+
+if TYPE_CHECKING:
+    from aioflow.graph.job_graph import JobGraph
 
 __all__ = ["main"]
 
@@ -94,15 +98,16 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
     graph = commands.add_parser(
         "graph",
+        aliases=["info"],
         help="show how a flow will run",
         description="Show the tasks of a flow without running it.",
     )
     graph.add_argument("target", metavar="TARGET", help=TARGET_HELP)
     graph.add_argument(
         "--format",
-        choices=("text", "mermaid", "svg"),
+        choices=("text", "mermaid", "svg", "json"),
         default="text",
-        help="what goes to standard output (text)",
+        help="what goes to standard output (text); json: as /jobs/ID/plan of REST",
     )
     graph.add_argument("--svg", metavar="FILE", type=Path, help="write a picture there instead")
     graph.add_argument(
@@ -192,7 +197,7 @@ def _graph(arguments: argparse.Namespace) -> int:
         graph = flow.job_graph()
     except GraphError as error:
         raise UsageError(str(error)) from error
-    makers = {"text": drawing.text, "mermaid": drawing.mermaid, "svg": svg}
+    makers = {"text": drawing.text, "mermaid": drawing.mermaid, "svg": svg, "json": _plan}
     written = False
     for kind, path in (("svg", arguments.svg), ("mermaid", arguments.mermaid)):
         if path is not None:
@@ -204,6 +209,13 @@ def _graph(arguments: argparse.Namespace) -> int:
     if not written:
         print(makers[arguments.format](graph))
     return FINISHED
+
+
+def _plan(graph: JobGraph) -> str:
+    """Returns the graph as JSON, in the format of Flink's REST API."""
+    from aioflow.monitoring.rest_jobs import plan_of_graph  # Imported late: it imports aiohttp.
+
+    return json.dumps(plan_of_graph(graph), indent=2)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

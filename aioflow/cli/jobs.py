@@ -1,5 +1,5 @@
-"""The commands about jobs of a cluster: `submit`, `list`, `cancel`, `stop`, `savepoint`,
-`rescale`.
+"""The commands about jobs of a cluster: `submit`, `list`, `cancel`, `stop`, `checkpoint`,
+`savepoint`, `rescale`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from aioflow.api.build import warn_of_loose_ends
 from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
+from aioflow.checkpoint.savepoint import delete_savepoint
 from aioflow.cli.cluster_access import (
     DATA,
     FAILED,
@@ -36,6 +37,7 @@ from aioflow.cli.options import (
     count,
     id_beginning,
     in_flags,
+    key_in,
     load_flow,
 )
 from aioflow.cli.terminal import describe
@@ -43,12 +45,15 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster
 from aioflow.cluster.restart import fixed_delay, no_restart
 from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
-from aioflow.core.errors import AioflowError, Broken, CheckpointError, GraphError
+from aioflow.core.errors import AioflowError, Broken, CheckpointError, GraphError, RestoreError
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 
 __all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]
+
+DISPOSE = "dispose"
+"""Word in place of a job, which cannot be the beginning of an id: ids have hex digits."""
 
 STATUS_WIDTH = 12
 """Width of the longest status, INITIALIZING, so that the next columns are aligned."""
@@ -102,16 +107,25 @@ def add_commands(commands: Any) -> None:
         help="make none: the job goes on from its last checkpoint",
     )
     stop_job.set_defaults(carry_out=_stop_job)
+    checkpoint = commands.add_parser(
+        "checkpoint", help="take a checkpoint of a job now, and print its number"
+    )
+    checkpoint.set_defaults(carry_out=_checkpoint)
     savepoint = commands.add_parser(
         "savepoint",
         help="write the state of a job, which goes on, where it stays until you delete it",
+        description="Write the state of a job to DIR; or delete a savepoint: "
+        "aioflow savepoint dispose PATH.",
+    )
+    savepoint.add_argument(
+        "--key-file", metavar="FILE", help="with dispose: the key that it was written with"
     )
     savepoint.set_defaults(carry_out=_savepoint)
     rescale = commands.add_parser(
         "rescale", help="let a job with checkpoints go on at another parallelism"
     )
     rescale.set_defaults(carry_out=_rescale)
-    for command in (cancel, stop_job, savepoint, rescale):
+    for command in (cancel, stop_job, checkpoint, savepoint, rescale):
         command.add_argument(
             "job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning"
         )
@@ -119,7 +133,7 @@ def add_commands(commands: Any) -> None:
         "directory",
         metavar="DIR",
         nargs="?",
-        help="where it goes (the store of the job's checkpoints)",
+        help="where it goes (the store of the job's checkpoints); with dispose: the savepoint",
     )
     rescale.add_argument(
         "parallelism", type=int, metavar="N", help="new number of subtasks of each task"
@@ -129,7 +143,7 @@ def add_commands(commands: Any) -> None:
         metavar="UID",
         help="only the task with this operator (all without a parallelism of their own)",
     )
-    for command in (submit, listing, cancel, stop_job, savepoint, rescale):
+    for command in (submit, listing, cancel, stop_job, checkpoint, savepoint, rescale):
         add_tls_options(command)
         where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
         command.add_argument("--at", type=addresses, metavar="HOST:PORT[,...]", help=where)
@@ -333,7 +347,37 @@ def _stop_job(arguments: argparse.Namespace) -> int:
     return asking(arguments, stop)
 
 
+def _checkpoint(arguments: argparse.Namespace) -> int:
+    async def checkpoint(client: ClusterClient) -> int:
+        line = await _job(client, arguments.job)
+        if line.status.is_terminal:
+            return _had_ended(line, "saved")
+        print(await client.checkpoint(line.job_id))
+        return FINISHED
+
+    return asking(arguments, checkpoint)
+
+
+def _dispose(arguments: argparse.Namespace) -> int:
+    """Deletes a savepoint. No cluster is asked: the store is enough."""
+    if arguments.directory is None:
+        raise UsageError("expected the savepoint: aioflow savepoint dispose PATH")
+    key = key_in(arguments.key_file)
+    try:
+        deleted = asyncio.run(delete_savepoint(arguments.directory, key=key))
+    except (CheckpointError, RestoreError) as error:
+        print(f"aioflow savepoint: {error}", file=sys.stderr)
+        return FAILED
+    print(f"deleted {shown_path(deleted)}")
+    return FINISHED
+
+
 def _savepoint(arguments: argparse.Namespace) -> int:
+    if arguments.job == DISPOSE:
+        return _dispose(arguments)
+    if arguments.key_file is not None:
+        raise UsageError("--key-file is for aioflow savepoint dispose PATH")
+
     async def savepoint(client: ClusterClient) -> int:
         line = await _job(client, arguments.job)
         if line.status.is_terminal:

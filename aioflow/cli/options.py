@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.api.flow import Flow
 from aioflow.api.options import parse_options
 from aioflow.cli.terminal import describe
@@ -43,6 +44,7 @@ __all__ = [
     "duration",
     "id_beginning",
     "in_flags",
+    "key_in",
     "load_flow",
     "monitor_address",
     "monitor_arguments",
@@ -227,6 +229,14 @@ def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise UsageError(in_flags(str(error))) from error
     return given
+
+
+def key_in(path: str | None) -> bytes | None:
+    """Returns the checkpoint key in the file that `--key-file` names. Raises UsageError."""
+    try:
+        return None if path is None else checkpoint_key(Path(path))
+    except ValueError as error:
+        raise UsageError(str(error).replace("checkpoint_key=", "--key-file")) from error
 
 
 def add_monitor_options(parser: argparse.ArgumentParser) -> None:

@@ -8,12 +8,10 @@ import json
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.checkpoint.savepoint import OperatorSummary, Savepoint
-from aioflow.cli.options import UsageError
+from aioflow.cli.options import key_in
 from aioflow.core.errors import CheckpointError, RestoreError
 
 __all__ = ["add_commands"]
@@ -42,7 +40,7 @@ def add_commands(commands: Any) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     try:
-        summary, operators = asyncio.run(_read(arguments.path, _key(arguments.key_file)))
+        summary, operators = asyncio.run(_read(arguments.path, key_in(arguments.key_file)))
     except (CheckpointError, RestoreError) as error:
         print(f"aioflow state show: {error}", file=sys.stderr)
         return FAILED
@@ -55,13 +53,6 @@ def _show(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(summary, operators)))
     return FINISHED
-
-
-def _key(path: str | None) -> bytes | None:
-    try:
-        return None if path is None else checkpoint_key(Path(path))
-    except ValueError as error:
-        raise UsageError(str(error).replace("checkpoint_key=", "--key-file")) from error
 
 
 async def _read(path: str, key: bytes | None) -> tuple[dict[str, Any], tuple[OperatorSummary, ...]]:

@@ -316,6 +316,10 @@ class ClusterClient:
         """Takes a savepoint under the store, or at the URL `directory`. Returns its URL."""
         return str(await self.connection.call("savepoint", job_id, directory))
 
+    async def checkpoint(self, job_id: str) -> int:
+        """Takes a checkpoint of a job now. Returns its number."""
+        return int(await self.connection.call("checkpoint", job_id))
+
     async def rescale(
         self, job_id: str, parallelism: int | None, of_operators: Mapping[str, int]
     ) -> None:

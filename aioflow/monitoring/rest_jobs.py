@@ -19,11 +19,12 @@ from aioflow.graph.deployment import ExecutionState
 from aioflow.inspection.redaction import redacted
 from aioflow.monitoring.answers import VERTEX, Answer, BadRequest, Conflict, get, route
 from aioflow.monitoring.monitor import Call
+from aioflow.monitoring.view import vertex_hex
 from aioflow.task.metrics import RECORDS
 
 if TYPE_CHECKING:
     from aioflow.cluster.job_history import FailureRecord
-    from aioflow.graph.job_graph import JobVertex
+    from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.monitoring.view import JobView, SubtaskView
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "jobs_overview",
     "plan",
     "plan_of",
+    "plan_of_graph",
     "results",
     "state_counts",
     "status",
@@ -311,10 +313,16 @@ def plan(call: Call) -> Any:
 
 def plan_of(view: JobView) -> dict[str, Any]:
     """Returns the job graph in Flink's format, producers first."""
+    return {"jid": view.id, **plan_of_graph(view.graph)}
+
+
+def plan_of_graph(graph: JobGraph) -> dict[str, Any]:
+    """Returns the graph in Flink's format, without the id of a job."""
+    ids = {vertex.id: vertex_hex(vertex) for vertex in graph.vertices}
     nodes = []
-    for vertex in view.graph.vertices:
+    for vertex in graph.vertices:
         node: dict[str, Any] = {
-            "id": view.vertex_ids[vertex.id],
+            "id": ids[vertex.id],
             "parallelism": vertex.parallelism,
             "operator": "",
             "operator_strategy": "",
@@ -324,16 +332,16 @@ def plan_of(view: JobView) -> dict[str, Any]:
         inputs = [
             {
                 "num": number,
-                "id": view.vertex_ids[edge.source],
+                "id": ids[edge.source],
                 "ship_strategy": edge.partitioning.strategy.value,
                 "exchange": "pipelined_bounded",
             }
-            for number, edge in enumerate(view.graph.inputs_of(vertex.id))
+            for number, edge in enumerate(graph.inputs_of(vertex.id))
         ]
         if inputs:
             node["inputs"] = inputs
         nodes.append(node)
-    return {"jid": view.id, "name": view.name, "type": "STREAMING", "nodes": nodes}
+    return {"name": graph.name, "type": "STREAMING", "nodes": nodes}
 
 
 @get("/jobs/{jobid}/config", "JobConfig", "How a job runs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -46,6 +47,24 @@ def boxes(picture: ET.Element) -> list[tuple[float, float, float, float]]:
         tuple(float(box.attrib[k]) for k in ("x", "y", "width", "height"))
         for box in picture.iterfind(f".//{SVG}rect[@class='box']")
     ]  # type: ignore[misc]
+
+
+def test_the_plan_of_a_flow_is_that_of_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`info`, as it is called for Flink, is `graph`."""
+    path = tmp_path / "planned.py"
+    path.write_text(
+        'import aioflow as af\nflow = af.Flow("planned")\n'
+        'words = flow.source(["a"], name="words", uid="words")\n'
+        'words.key_by(str).count(name="count", uid="count", parallelism=2).sink(print)\n'
+    )
+    assert main(["info", f"{path}:flow", "--format", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (words, count, _) = plan["nodes"]
+    assert (plan["name"], words["description"], count["parallelism"]) == ("planned", "words", 2)
+    (read,) = count["inputs"]
+    assert (read["id"], read["ship_strategy"]) == (words["id"], "HASH")
 
 
 def test_mermaid_has_a_box_a_task_and_an_arrow_an_exchange() -> None:

@@ -297,6 +297,33 @@ def test_savepoint_and_stop_from_the_command_line(
     assert mistakes(tmp_path) == []
 
 
+def test_a_checkpoint_is_taken_and_a_savepoint_deleted_from_the_command_line(
+    cluster: Cluster, submitted: str, tmp_path: Path
+) -> None:
+    """What else is in the directory of a savepoint stays; a checkpoint is not deleted."""
+    grows(tmp_path)
+    before, after = (cluster.ask("checkpoint", submitted[:8]) for _ in range(2))
+    assert before.returncode == after.returncode == 0, after.stderr
+    assert int(after.stdout) > int(before.stdout) > 0
+    made = cluster.ask("savepoint", submitted, str(tmp_path / "mine"))
+    savepoint = Path(made.stdout.strip())
+    (savepoint / "notes").write_text("mine")
+    (savepoint / "state").mkdir()  # Small state is inside of the metadata.
+    (savepoint / "state" / "0a").write_text("large state")
+    deleted = aioflow("savepoint", "dispose", savepoint)
+    assert (deleted.returncode, deleted.stdout) == (0, f"deleted {savepoint}\n"), deleted.stderr
+    assert [path.name for path in savepoint.rglob("*") if path.is_file()] == ["notes"]
+    again = aioflow("savepoint", "dispose", savepoint)
+    assert again.returncode == 1 and "is no checkpoint or savepoint" in again.stderr
+    assert cluster.ask("cancel", submitted).returncode == 0
+    gone = cluster.ask("checkpoint", submitted)
+    assert gone.returncode == 1 and "had ended already" in gone.stderr
+    (checkpoint, *_) = (tmp_path / "store").rglob("metadata")
+    refused = aioflow("savepoint", "dispose", checkpoint.parent)
+    assert refused.returncode == 1 and "expected a savepoint" in refused.stderr
+    assert checkpoint.exists()
+
+
 def test_a_stop_whose_savepoint_cannot_be_made_says_so(
     cluster: Cluster, submitted: str, tmp_path: Path
 ) -> None:
