@@ -40,7 +40,16 @@ class Machine:
             found = shutil.which(name)
             assert found is not None
             (self.bin / name).symlink_to(found)
-        for name in ("make", "gcc", "ip", "initdb", "nats-server", "java", "promtool"):
+        for name in (
+            "make",
+            "gcc",
+            "ip",
+            "initdb",
+            "nats-server",
+            "java",
+            "promtool",
+            "systemd-analyze",
+        ):
             self.add(name, "#!/bin/sh\n")
         self.add("id", f"#!/bin/sh\necho {user}\n")
         self.add("apt-get", APT)

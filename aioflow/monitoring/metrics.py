@@ -174,6 +174,8 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
             f"{name}Time": now,
             f"{name}TimeTotal": ever,
         }
+    for one in (each for each in JobStatus if each.is_terminal):
+        metrics[f"{one.value.lower()}State"] = int(status is one)
     statistics = view.checkpoints
     if statistics is not None:
         counts, latest = statistics.counts, statistics.latest
