@@ -37,7 +37,7 @@ PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/behaviours.md", *DECIS
 FOREIGN_NAMES = {
     *("BaseException", "Queue", "TaskGroup", "__code__", "as_completed", "await"),
     *("getswitchinterval", "groupBy", "hash", "numLateRecordsDropped", "numRecordsIn"),
-    *("testing", "uuid4", "NAME"),
+    *("testing", "uuid4", "NAME", "yml"),
 }
 """Names in the pages that are of Python, Spark and Flink, or stand for any name."""
 
