@@ -84,13 +84,15 @@ class TaskCheckpoint:
         """Sends the barrier in its turn, or ahead of waiting data, which `capture` then stores.
 
         An aligned checkpoint has data in flight only if it interrupts timers that fire. But its
-        barrier may have to overtake later.
+        barrier may have to overtake later. It always keeps the event time of the input, because
+        other subtasks may have data in flight. A savepoint has none anywhere.
         """
         if not take.unaligned:
             output.flush()
             output.broadcast_event(take.barrier, blocking=True)
             may_overtake = may_overtake_later(take.barrier)
-            if may_overtake or chain.has_work:
+            keeps_time = network is not None and not take.barrier.savepoint
+            if may_overtake or keeps_time or chain.has_work:
                 self.capture = capture
                 _keep_chain(capture, chain, network)
             if may_overtake:

@@ -28,6 +28,16 @@ AMID_TIMERS = f"{FIRING}test_checkpoint_amid_due_timers_is_taken_and_restored_ex
 
 UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
+        "a subtask at rest keeps no event time with an aligned checkpoint",
+        "aioflow/task/checkpoint.py",
+        "            if may_overtake or keeps_time or chain.has_work:\n",
+        "            if may_overtake or chain.has_work:\n",
+        (
+            f"{FIRING}test_subtasks_at_rest_keep_their_event_time_"
+            "for_a_restore_at_another_parallelism",
+        ),
+    ),
+    Mutant(
         "new input overtakes restored elements while windows fire",
         "aioflow/task/loop.py",
         "            or chain.restored  # It is processed before anything else.\n",

@@ -61,14 +61,17 @@ def drawn(draw: random.Random) -> tuple[Options, list[Event]]:
     return {**options, "delay": draw.choice([jitter, 3]), "calls": draw.random() < 0.5}, events
 
 
-def windowed(options: Options, feed: Feed, ledgers: tuple[Ledger, Ledger]) -> af.Flow:
+def windowed(
+    options: Options, feed: Feed, ledgers: tuple[Ledger, Ledger], parallelism: int = 1
+) -> af.Flow:
     options = dict(options)
     delay, calls = options.pop("delay"), options.pop("calls")
     strategy = af.WatermarkStrategy.bounded_out_of_orderness(
         f"{delay}ms", timestamp=lambda event: event[1], idle_after=None
     )
-    flow = af.Flow("drawn")
-    keyed = flow.source(feed, watermarks=strategy).key_by(lambda event: event[0])
+    flow = af.Flow("drawn", parallelism=parallelism)
+    source = flow.source(feed, watermarks=strategy, parallelism=1)
+    keyed = source.key_by(lambda event: event[0])
     windows = keyed.window(options.pop("assigner"), **options)
     fired = windows.process(Counting()) if calls else windows.aggregate(af.collect(_number))
     fired.sink(ledgers[0])
@@ -90,11 +93,22 @@ async def whole(options: Options, events: list[Event]) -> Counter[str]:
     return Counter(map(repr, ledgers[0].rows + ledgers[1].rows))
 
 
-async def in_parts(options: Options, events: list[Event], draw: random.Random) -> Counter[str]:
+async def in_parts(
+    options: Options,
+    events: list[Event],
+    draw: random.Random,
+    parallelism: Callable[[], int],
+    backend: str,
+) -> Counter[str]:
     """Runs up to three times to a checkpoint at any moment, and then to the end."""
     feed, ledgers, cuts = Feed(events, bounded=False), (Ledger(), Ledger()), list[Any]()
+
+    def continued() -> Execution:
+        flow = windowed(options, feed, ledgers, parallelism())
+        return Execution(flow, *cuts[-1:], state_backend=backend)
+
     for _ in range(draw.randint(1, 3)):
-        async with Execution(windowed(options, feed, ledgers), *cuts[-1:]) as run:
+        async with continued() as run:
             if draw.random() < 0.7:
                 feed.allow(draw.randint(0, len(events)))
                 await run.idle(feed)
@@ -105,10 +119,27 @@ async def in_parts(options: Options, events: list[Event], draw: random.Random) -
                 await asyncio.sleep(0)
             cuts.append(await run.cut_here(**draw.choice(BARRIERS)))
     feed.bounded = True
-    async with Execution(windowed(options, feed, ledgers), cuts[-1]) as run:
+    async with continued() as run:
         feed.allow_all()
         await run.finished()
     return Counter(map(repr, ledgers[0].rows + ledgers[1].rows))
+
+
+async def compared(seed: int, patch: Callable[..., None], *, rescaled: bool, backend: str) -> None:
+    draw, other = random.Random(seed), random.Random(f"parallelism {seed}")
+    patch(results, "RESULTS_FIRST", draw.choice([1, 1, 3, 32]))
+    patch(results, "PIECE_NS", draw.choice([0, 0, 2_000_000]))
+    patch(checkpointing, "FIRING_S", draw.choice([0.0, 0.0, 0.1]))
+    patch(runs, "RUN_MAX", draw.choice([2, 512]))
+    patch(runs, "FIRED_TOGETHER", draw.choice([2, 512]))
+    options, events = drawn(draw)
+    expected = await whole(options, events)
+
+    def parallelism() -> int:
+        return other.randint(1, 4) if rescaled else 1
+
+    found = await in_parts(options, events, draw, parallelism, backend)
+    assert found == expected, f"seed {seed}"
 
 
 @pytest.mark.parametrize("first", range(60, 90, 10))
@@ -116,13 +147,12 @@ async def test_windows_give_the_same_rows_over_checkpoints_amid_their_firing(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(first, first + 10):
-        draw = random.Random(seed)
-        patch: Callable[..., None] = monkeypatch.setattr
-        patch(results, "RESULTS_FIRST", draw.choice([1, 1, 3, 32]))
-        patch(results, "PIECE_NS", draw.choice([0, 0, 2_000_000]))
-        patch(checkpointing, "FIRING_S", draw.choice([0.0, 0.0, 0.1]))
-        patch(runs, "RUN_MAX", draw.choice([2, 512]))
-        patch(runs, "FIRED_TOGETHER", draw.choice([2, 512]))
-        options, events = drawn(draw)
-        expected = await whole(options, events)
-        assert await in_parts(options, events, draw) == expected, f"seed {seed}"
+        await compared(seed, monkeypatch.setattr, rescaled=False, backend="heap")
+
+
+@pytest.mark.parametrize(("first", "backend"), [(80, "heap"), (0, "rocksdb")])
+async def test_windows_give_the_same_rows_at_other_parallelisms(
+    first: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(first, first + 10):
+        await compared(seed, monkeypatch.setattr, rescaled=True, backend=backend)

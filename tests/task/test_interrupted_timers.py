@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.operators import results
 from aioflow.operators.process import functions
 from aioflow.task import checkpointing
@@ -58,7 +59,8 @@ class Ledgers:
 
 def reminders(feed: Feed, ledgers: Ledgers, parallelism: int = 1) -> af.Flow:
     flow = af.Flow("reminders", parallelism=parallelism)
-    reminded = flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0]).process(Reminders())
+    events = flow.source(feed, watermarks=strategy(), parallelism=1)
+    reminded = events.key_by(lambda e: e[0]).process(Reminders())
     reminded.sink(ledgers.timers)
     windows = reminded.key_by(lambda row: row[0]).window(af.tumbling("1ms"))
     windows.aggregate(af.count()).sink(ledgers.windows)
@@ -86,8 +88,8 @@ async def amid_the_firing(run: Execution, feed: Feed, at: int) -> None:
         await asyncio.sleep(0)
 
 
-async def expected() -> Counter[str]:
-    feed, ledgers = Feed(EVENTS), Ledgers()
+async def expected(events: list[tuple[str, int]] = EVENTS) -> Counter[str]:
+    feed, ledgers = Feed(events), Ledgers()
     feed.allow_all()
     async with Execution(reminders(feed, ledgers)) as run:
         await run.finished()
@@ -114,6 +116,26 @@ async def test_checkpoint_amid_due_timers_is_taken_and_restored_exactly(
         feed.allow_all()
         await run.finished()
     assert 0 < Reminders.fired < KEYS
+    assert ledgers.rows == rows
+
+
+async def test_subtasks_at_rest_keep_their_event_time_for_a_restore_at_another_parallelism() -> (
+    None
+):
+    """All elements and timers belong to one of two subtasks; its data in flight sees event time."""
+    first = range_for_subtask(0, 2, 128)
+    keys = [f"k{i}" for i in range(4 * KEYS) if key_group(f"k{i}", 128) in first]
+    events = [(key, 0) for key in keys[:KEYS]] + [(key, 1_000 + i) for i, key in enumerate(keys)]
+    rows = await expected(events)
+    feed, ledgers = Feed(events, bounded=False), Ledgers()
+    async with Execution(reminders(feed, ledgers, 2)) as run:
+        await amid_the_firing(run, feed, 1)
+        cut = await run.cut_here()
+        assert cut.in_flight
+    feed.bounded = True
+    async with Execution(reminders(feed, ledgers), cut) as run:
+        feed.allow_all()
+        await run.finished()
     assert ledgers.rows == rows
 
 
