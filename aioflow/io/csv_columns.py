@@ -1,18 +1,20 @@
 """Decodes blocks of CSV into columns, with the same values as the csv module and msgspec row by
 row.
 
-Arrow splits the lines if this is certainly correct. There must be no quotes, no lone carriage
-returns, and as many fields in each line as the header has names. Texts that look like plain decimal
-numbers are converted as a column. msgspec converts every other distinct text once. The row decoder
-handles all other blocks, and every block that holds an error.
+Arrow splits the lines if this is certainly correct. There must be no lone carriage returns, quotes
+around whole fields only, and as many fields in each record as the header has names. Texts that look
+like plain decimal numbers are converted as a column. msgspec converts every other distinct text
+once. The row decoder handles all other blocks, and every block that holds an error.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -48,22 +50,22 @@ class CsvColumnDecoder:
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         rows = self._rows
-        if (
-            rows.header is None
-            or not _is_plain(data)
-            or (records := self._columns(data, rows.header)) is None
-        ):
-            decoded = rows.decode(data, final)
-            self.header = rows.header
-            of_rows: Callable[[Any], Any] = (
-                self._made.of_dicts if self._type is None else self._made.of_objects
-            )
-            decoded.records = of_rows(decoded.records)
-            return decoded
-        return Decoded(records)  # type: ignore[arg-type]  # Columns can be read like a list.
+        found = None if rows.header is None else _records(data, self._delimiter)
+        if found is not None and rows.header is not None:
+            count, starts = found
+            records = self._columns(data, rows.header, count)
+            if records is not None:
+                return Decoded(records, starts)  # type: ignore[arg-type]  # Read like a list.
+        decoded = rows.decode(data, final)
+        self.header = rows.header
+        of_rows: Callable[[Any], Any] = (
+            self._made.of_dicts if self._type is None else self._made.of_objects
+        )
+        decoded.records = of_rows(decoded.records)
+        return decoded
 
-    def _columns(self, data: bytes, header: list[str]) -> ColumnBatch | None:
-        """Returns the records of a block, or None unless every line is certainly one record."""
+    def _columns(self, data: bytes, header: list[str], count: int) -> ColumnBatch | None:
+        """Returns the `count` records of a block, or None if Arrow does not find them all."""
         hints = (
             dict.fromkeys(self._kept or header, str) if self._type is None else hints_of(self._type)
         )
@@ -76,14 +78,18 @@ class CsvColumnDecoder:
                 pa_csv.ReadOptions(
                     use_threads=False, column_names=header, block_size=len(data) + 1
                 ),
-                pa_csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
+                pa_csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    quote_char='"' if b'"' in data else False,
+                    newlines_in_values=b'"' in data,
+                ),
                 pa_csv.ConvertOptions(
                     column_types=dict.fromkeys(header, pa.string()), include_columns=list(hints)
                 ),
             ) as reader:
                 table = reader.read_all()
-            if table.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
-                return None  # Arrow has skipped empty lines.
+            if table.num_rows != count:
+                return None
             columns = {
                 name: self._field(name, hint)(table.column(name)) for name, hint in hints.items()
             }
@@ -123,21 +129,57 @@ class _Field:
         return gather(column_of(found), coded.codes)
 
 
-def _is_plain(data: bytes) -> bool:
-    """Returns whether each line is certainly one record, and all bytes of `data` are valid text, in
-    unread columns too.
+_QUOTE, _NEW_LINE, _RETURN = b'"\n\r'
+_BLANK_LINE = re.compile(rb"\A\r?\n|\n\r?\n")
+
+
+def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None:
+    """Returns the number of records of a block, and the line in which each begins; None in place
+    of these lines: record i is line i.
+
+    Returns None unless it is certain where each record and each field begins, and all bytes are
+    valid text, in unread columns too.
     """
     # Arrow would remove a byte order mark here. That of the file was already removed, so this
     # one belongs to the data.
     if (
         not data
         or data.startswith(BOM)
-        or b'"' in data
         or b"\0" in data
         or data.count(b"\r") != data.count(b"\r\n")
     ):
-        return False
+        return None
     try:
-        return data.isascii() or bool(data.decode())
+        if not data.isascii():
+            data.decode()
     except UnicodeDecodeError:
-        return False
+        return None
+    if b'"' not in data and _BLANK_LINE.search(data) is None:
+        return data.count(b"\n") + (not data.endswith(b"\n")), None
+    marks = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(marks == _NEW_LINE)
+    lines = np.arange(1, len(ends) + 1)  # The line behind each end.
+    quotes = np.flatnonzero(marks == _QUOTE)
+    if len(quotes):
+        if not _enclose_fields(marks, quotes, ord(delimiter)):
+            return None
+        are_outside = np.searchsorted(quotes, ends) % 2 == 0
+        ends, lines = ends[are_outside], lines[are_outside]
+    begins, firsts = np.append(0, ends + 1), np.append(0, lines)
+    ends = np.append(ends, len(data))
+    lengths = ends - begins
+    # The last one may be behind the last line end.
+    lengths[:-1] -= marks[begins[:-1]] == _RETURN
+    return int(np.count_nonzero(lengths)), firsts[lengths > 0].tolist()
+
+
+def _enclose_fields(marks: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:
+    """Returns whether all quotes are around whole fields, or doubled within such a field."""
+    if len(quotes) % 2:
+        return False  # The last record continues in the next block.
+    opens, closes = quotes[::2], quotes[1::2]
+    before = marks[opens[opens > 0] - 1]
+    after = marks[closes[closes < len(marks) - 1] + 1]
+    is_begin = (before == delimiter) | (before == _NEW_LINE) | (before == _QUOTE)
+    is_end = (after == delimiter) | (after == _NEW_LINE) | (after == _RETURN) | (after == _QUOTE)
+    return bool(is_begin.all() and is_end.all())

@@ -368,21 +368,53 @@ def test_columns_of_any_json_lines_equal_the_rows(
     )
 
 
-CELLS = st.sampled_from(["1", "2.5", "-3", "", "x", "1e3", "é", "true"])
+def quoted(text: str) -> str:
+    """Returns a cell of CSV with quotes around it."""
+    return '"' + text.replace('"', '""') + '"'
 
 
-@given(st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=8), st.sampled_from(["\n", "\r\n"]))
-def test_columns_of_any_csv_equal_the_rows(rows: list[tuple[str, ...]], end: str) -> None:
+PLAIN = st.sampled_from(["1", "2.5", "-3", "", "x", "1e3", "é", "true", " "])
+QUOTED = st.sampled_from(["1", "2.5", "", "a,b", "a\nb", "a\r\nb", '"', 'a"b', '""', "\n"]).map(
+    quoted
+)
+ODD = st.sampled_from(['a"b', '"a"b', 'a""b', '"', ' "a"', '"a" ', '"\r"', '"a""'])
+CELLS = st.one_of(PLAIN, PLAIN, QUOTED)
+
+
+@given(
+    st.lists(st.tuples(CELLS, CELLS, CELLS) | st.tuples(CELLS, CELLS, CELLS | ODD), max_size=8),
+    st.sampled_from(["\n", "\r\n", "\n\n", "\r\n\r\n\n", "\n,\n"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_columns_of_any_csv_equal_the_rows(
+    rows: list[tuple[str, ...]], end: str, ended: bool, final: bool
+) -> None:
     from aioflow.io.csv_columns import CsvColumnDecoder
 
-    data = "".join(",".join(row) + end for row in rows).encode()
+    data = (end.join(map(",".join, rows)) + (end if ended else "")).encode()
     for kind in (None, Bid, Named):
         names = ["user", "price", "name"]
         by_rows = CsvDecoder(kind, ",", True, None, "utf-8", names)
         by_columns = CsvColumnDecoder(
             CsvDecoder(kind, ",", True, None, "utf-8", names), kind, ",", None
         )
-        assert whole(by_columns.decode(data, True)) == whole(by_rows.decode(data, True))
+        columns, expected = by_columns.decode(data, final), by_rows.decode(data, final)
+        assert whole(columns) == whole(expected)
+        if columns.starts is not None or expected.starts is not None:
+            count = len(expected.records)
+            assert (columns.starts or list(range(count))) == (expected.starts or list(range(count)))
+
+
+@pytest.mark.parametrize("row", ['{},"a",b', '{},"a,""b""",', '{},"a\nb",c\n', "\r\n{},a,b"])
+def test_csv_with_quotes_and_blank_lines_comes_as_columns(row: str) -> None:
+    from aioflow.io.csv_columns import CsvColumnDecoder
+
+    data = "".join(row.format(i) + "\n" for i in range(50)).encode()
+    rows = CsvDecoder(None, ",", True, None, "utf-8", ["user", "price", "name"])
+    decoded = CsvColumnDecoder(rows, None, ",", None).decode(data, True)
+    assert isinstance(decoded.records, ColumnBatch)
+    assert whole(decoded) == whole(rows.decode(data, True))
 
 
 def test_lines_that_hold_two_objects_or_half_of_one_are_refused() -> None:
