@@ -162,9 +162,11 @@ class BlockFile:
         block_bytes: int = BLOCK_BYTES,
         tail: bool = False,
         mark: Mark | None = None,
+        first_bytes: int | None = None,
     ) -> None:
         """Stores the arguments; the file is opened later.
 
+        `first_bytes` is the size of the first block, if it differs.
         `tail` means that the file may grow, so an incomplete last line is left for a later read.
         `mark` is the length and digest of the bytes before `offset`. A part that is read from its
         beginning uses the mark that was taken when the file was divided.
@@ -176,6 +178,7 @@ class BlockFile:
         self._offset = part.start - 1 if self._skip_first else offset or 0
         self._line = line if offset is not None else (0 if part.start == 0 else None)
         self._block_bytes = block_bytes
+        self._chunk_bytes = first_bytes or block_bytes
         self._tail = tail
         self._mark = part.mark if self._skip_first else mark
         self._rest = b""
@@ -257,8 +260,9 @@ class BlockFile:
     def _read_chunk(self) -> tuple[bytes, bool]:
         """Returns a full block and False, or the rest of the file and True."""
         assert self._file is not None
-        chunk = _read_full(self._file, self._block_bytes)
-        return chunk, len(chunk) < self._block_bytes
+        asked, self._chunk_bytes = self._chunk_bytes, self._block_bytes
+        chunk = _read_full(self._file, asked)
+        return chunk, len(chunk) < asked
 
     def _open(self) -> None:
         path = self._part.path

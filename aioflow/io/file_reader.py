@@ -1,5 +1,6 @@
-"""Reads the splits of a file source one after the other, a few blocks ahead, and decodes each block
-when it is polled.
+"""Reads the splits of a file source a few blocks ahead, and decodes each block when it is polled.
+
+Without event time the splits are read one after the other, otherwise as in `merged_splits`.
 
 The position of a split is `(offset, line, header, mark)`:
 
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from aioflow.core.errors import RestoreError, add_note
 from aioflow.io.arguments import Malformed
 from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, FilePart, is_compressed, mark_of
+from aioflow.io.merged_splits import FIRST_BYTES, MergedSplits
 from aioflow.io.paths import cut, find_files, fixed_part, pattern_hint
 from aioflow.io.readers import ReadAhead
 from aioflow.operators.source import BaseReader, Split
@@ -136,7 +138,7 @@ class _Page:
 
 
 class FileReader(BaseReader[Any]):
-    """A reader that reads each split to its end, one after the other."""
+    """A reader that reads each split to its end."""
 
     one_at_a_time = True
 
@@ -159,6 +161,8 @@ class FileReader(BaseReader[Any]):
         self._malformed = Malformed(ctx, on_error)
         self._block_bytes = block_bytes
         self._splits: deque[Split] = deque()
+        self._merged: MergedSplits | None = None
+        """The splits in place of `_splits` and `_blocks`, if they are read side by side."""
         self._positions: dict[str, Any] = {}
         self._decoders: dict[str, Decoder] = {}
         self._rests: dict[str, tuple[bytes, int, int | None]] = {}
@@ -169,14 +173,23 @@ class FileReader(BaseReader[Any]):
         self.current_split = ""
         self.finished_splits: set[str] = set()
 
+    def read_by(self, event_time: Callable[[str], int]) -> None:
+        self._merged = MergedSplits(event_time)
+
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
             self._positions[split.id] = split.position
-            self._splits.append(split)
+            if self._merged is None:
+                self._splits.append(split)
+            else:
+                self._merged.add(split)
         self._ahead.start(self.read_ahead)
 
     async def read_ahead(self) -> None:
-        """Reads split after split, a few blocks ahead of `poll_batch`."""
+        """Reads the splits, a few blocks ahead of `poll_batch`."""
+        if self._merged is not None:
+            await self._read_merged(self._merged)
+            return
         while self._splits:
             split = self._splits[0]
             part = FilePart(*split.payload)
@@ -185,6 +198,33 @@ class FileReader(BaseReader[Any]):
                 split, part, offset, line, tail=False, mark=mark[0] if mark else None
             )
             self._splits.popleft()
+
+    async def _read_merged(self, merged: MergedSplits) -> None:
+        while merged:
+            split = merged.next_to_read()
+            if split is None:
+                await self._ahead.added(lambda: bool(merged) and merged.next_to_read() is None)
+                continue
+            file = merged.file_of(split.id)
+            if file is None:
+                position = self._positions[split.id]
+                if split.id not in self._decoders:
+                    self._decoders[split.id] = self._make_decoder(position[2] if position else None)
+                offset, line, _, *mark = position or (None, None, None)
+                file = BlockFile(
+                    self._host.fs,
+                    FilePart(*split.payload),
+                    offset,
+                    line,
+                    block_bytes=self._block_bytes,
+                    mark=mark[0] if mark else None,
+                    first_bytes=FIRST_BYTES if position is None and len(merged) > 1 else None,
+                )
+            closed = merged.use(split.id, file, None if self._page is None else self._page.split_id)
+            if closed is not None:
+                self._rests.pop(closed, None)
+            merged.add_block(split.id, await self._ahead.blocking(file.read))
+            await self._ahead.added(lambda: False)
 
     async def read_part(
         self,
@@ -225,11 +265,12 @@ class FileReader(BaseReader[Any]):
         while True:
             page = self._page
             if page is None:
-                if not self._blocks:
+                found = self._next_block()
+                if found is None:
                     if self._ahead.error is not None:
                         raise self._ahead.error
                     return None
-                page = self._page = self._decode_next()
+                page = self._page = self._decode(*found)
             batch = self._take(page, max_records)
             if page.next == len(page.decoded.records) and page.bad_next == len(page.decoded.bad):
                 self._page = None
@@ -237,13 +278,29 @@ class FileReader(BaseReader[Any]):
                 if page.final:
                     self.finished_splits.add(page.split_id)
                     self._decoders.pop(page.split_id, None)
+                    if self._merged is not None:
+                        self._merged.remove(page.split_id)
+                        self._ahead.taken()
             if batch:
                 self.current_split = page.split_id
                 return batch
 
-    def _decode_next(self) -> _Page:
-        split_id, path, block = self._blocks.popleft()
+    def _next_block(self) -> tuple[str, str, Block] | None:
+        """Returns the next block with its split and path, if it was read."""
+        if self._merged is not None:
+            taken = self._merged.take()
+            self._ahead.taken()  # There is room, or another split is to be read.
+            if taken is None:
+                return None
+            split, block = taken
+            return split.id, FilePart(*split.payload).path, block
+        if not self._blocks:
+            return None
+        found = self._blocks.popleft()
         self._ahead.taken()
+        return found
+
+    def _decode(self, split_id: str, path: str, block: Block) -> _Page:
         data, offset, line, final = block
         rest = self._rests.pop(split_id, None)
         if rest is not None:
@@ -303,13 +360,15 @@ class FileReader(BaseReader[Any]):
         return end
 
     async def wait(self) -> None:
-        if self._page is None and not self._blocks:
+        has_block = bool(self._blocks) if self._merged is None else self._merged.is_ready
+        if self._page is None and not has_block:
             await self._ahead.wait()
 
     @property
     def finished(self) -> bool:
         return (
             not self._splits
+            and not self._merged
             and self._page is None
             and not self._blocks
             and self._ahead.error is None
@@ -325,6 +384,8 @@ class FileReader(BaseReader[Any]):
         await self._ahead.close()
         if self._file is not None:
             self._file.close()
+        if self._merged is not None:
+            self._merged.close()
 
 
 HEAD_BYTES = 4_096
@@ -369,6 +430,9 @@ class FollowReader(FileReader):
         """Files that the last look did not find."""
         self._is_missed = False
         """Whether the warning that no file exists was logged."""
+
+    def read_by(self, event_time: Callable[[str], int]) -> None:
+        """Does nothing: all files are one split."""
 
     async def open(self, splits: Sequence[Split]) -> None:
         if not splits:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard, TypeVar, runtime_checkable
 
@@ -172,6 +172,13 @@ class BaseReader(SourceReader[T_co]):
         """Returns no records of `splits` from now on, until the next call.
 
         These splits are ahead of others in event time. Called only if `holds_splits`.
+        """
+
+    def read_by(self, event_time: Callable[[str], int], /) -> None:
+        """Offers the event time of each split, by its id, to the reader. Called before `open`.
+
+        A reader that can choose reads the split with the least event time first. Then the event
+        time of the task moves while several splits are read.
         """
 
     def checkpoint(self, checkpoint_id: int, /) -> None:

@@ -168,8 +168,10 @@ class SourceInput:
 
     async def open(self) -> None:
         """Opens the reader on this subtask's splits at their positions, with their event time."""
-        await self._reader.open(self._splits)
+        if self._strategy is not None:
+            self._reader.read_by(self._times.of)
         self._times.open(self._splits, self._finished_before)
+        await self._reader.open(self._splits)
         self._finished_before = []
         self._owed = self._times.current
         idle_after_ms = None if self._strategy is None else self._strategy.idle_after_ms

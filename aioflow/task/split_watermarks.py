@@ -133,6 +133,8 @@ class SplitWatermarks:
         self.current = combined
         if combined == before or watermarks is None:
             watermarks = None if combined == before else [before] * len(values)
+        elif had <= after <= others and before <= watermarks[0]:
+            pass  # The other splits are ahead, as while they follow each other in time.
         elif type(watermarks) is not list:
             from aioflow.columns.stateless import clamped
 

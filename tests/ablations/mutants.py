@@ -1048,6 +1048,16 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "splits with event time are read one after the other",
+        "aioflow/io/file_reader.py",
+        "        self._merged = MergedSplits(event_time)\n",
+        "        pass\n",
+        (
+            "tests/io/test_merged_splits.py::"
+            "test_files_that_follow_each_other_are_read_in_order_of_time",
+        ),
+    ),
+    Mutant(
         "only the first of several malformed lines is told",
         "aioflow/io/file_reader.py",
         "            page.bad_next += 1\n            self._malformed.report(",
