@@ -21,6 +21,7 @@ __all__ = [
     "check_version",
     "installed_version",
     "is_remote",
+    "java_max",
     "java_min",
     "silence",
     "struct_of",
@@ -96,6 +97,14 @@ def _shown(version: Version) -> str:
 def java_min() -> int:
     """Returns the lowest version of Java on which the installed Spark runs."""
     return 17 if installed_version() >= (4, 0) else 8
+
+
+def java_max() -> int | None:
+    """Returns the highest version of Java on which the installed Spark runs; None: not known.
+
+    On Java 25 Spark 3.5 does not start, and rows do not leave Spark 4.1.
+    """
+    return 21 if installed_version() < (4, 2) else None
 
 
 def is_remote(thing: Any) -> bool:

