@@ -1,9 +1,8 @@
 """Warnings while a flow runs, about what is no error but probably not meant.
 
-* If the keys of the two sides of a join are numbers on one side and text on the other, the join
-  silently has no results. So the first key of each side is checked, and no other. Later keys may
-  have other types.
-* Timestamps in seconds that are taken for milliseconds are in January 1970, and a whole day falls
+* A join of numbers on one side with text on the other silently has no results. So the first key of
+  each side is checked, and no other. Later keys may have other types.
+* Timestamps in seconds that are taken for milliseconds are in January 1970. A whole day then falls
   into one window of a minute and a half. So the first timestamp of each source is checked. No clock
   is read: the range of present times is some decades wide, and far from the same numbers in
   milliseconds.

@@ -74,8 +74,8 @@ class CheckpointOptions:
     None: any number, each with a warning.
     """
     restore: str | PathLike[str] | None = "latest"
-    """Origin of the state: "latest" for the flow's newest checkpoint or savepoint in the store, the
-    path of a savepoint (even without a store), or None to begin without state."""
+    """Origin of the state. "latest" is the flow's newest checkpoint or savepoint in the store; any
+    other text is the path of a savepoint, even without a store. None begins without state."""
     fresh: bool = False
     """Whether a run with `restore=None` may begin although the store holds the state of an
     unfinished job.

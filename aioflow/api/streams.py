@@ -706,8 +706,8 @@ class DataStream(Generic[T]):
     async def to_arrow(self, **options: Unpack[RunArguments]) -> Any:
         """Runs like `collect`, and returns the elements as a pyarrow Table.
 
-        The columns are the keys of dicts or the fields of records, f0, f1 and so on of a tuple, and
-        `value` of any other element. Needs the extra `[columns]`.
+        The columns are the keys of dicts or the fields of records. A tuple has f0, f1 and so on,
+        any other element `value`. Needs the extra `[columns]`.
         """
         from aioflow.io.frames import table_of
 

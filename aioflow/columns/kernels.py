@@ -1,7 +1,7 @@
 """Holds the numbers of one aggregate, such as a sum, for many keys in arrays.
 
-The index in an array is the key's code. Each operation has the same effect as adding the records
-one after the other, in their order, to one accumulator for each key, as rows do.
+The index in an array is the key's code. Each operation has the same effect as on rows: the records
+are added one by one, in their order, to one accumulator for each key.
 
 A `Plan` describes an aggregate that can be computed on columns, and computes its inputs from a
 batch.

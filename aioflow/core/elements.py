@@ -17,8 +17,8 @@ rely on:
   reference.
 
 Event time is continuous: when the watermark jumps, all work that was due in between is done in
-order of its own time, each with the watermark at that time. So results do not depend on the borders
-of batches. A batch without values is a bare watermark.
+order of its own time. Each piece of work sees the watermark of its time. So results do not depend
+on the borders of batches. A batch without values is a bare watermark.
 """
 
 from __future__ import annotations

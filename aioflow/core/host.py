@@ -427,8 +427,8 @@ class Host(Protocol):
         the running loop.
 
         The function has the context variables of the caller. Short calls share a bounded pool.
-        `dedicated` gives the call a thread of its own, for work that lasts as long as a task does
-        (a source's generator), so that it never starves the pool. Cancelling the future does not
+        `dedicated` gives the call a thread of its own, so that it never starves the pool. It is for
+        work that lasts as long as a task, like a source's generator. Cancelling the future does not
         stop a running call, so long work needs its own way to be stopped.
         """
         ...

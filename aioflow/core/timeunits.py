@@ -40,8 +40,8 @@ _TEXT = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 def to_ms(duration: Duration, name: str = "duration") -> int:
     """Returns `duration` in whole milliseconds; `name` is the parameter in errors.
 
-    Raises TypeError for a value of another type, ValueError for a text that is no duration, and for
-    a fraction of a millisecond, which would be lost.
+    Raises TypeError for a value of another type, and ValueError for a text that is no duration. A
+    fraction of a millisecond would be lost, so it raises ValueError too.
     """
     micros = _micros(duration, name)
     if micros % 1_000:

@@ -90,9 +90,9 @@ def close_user_code(task: asyncio.Task[Any]) -> None:
     """Closes the coroutine of user code in which the cancelled `task` still waits, and wakes
     `task`.
 
-    The closed coroutine is the outermost one on the stack that does not belong to the engine, so
-    that those of the engine unwind as usual. Python raises GeneratorExit where it waits, as in
-    every dropped coroutine.
+    The closed coroutine is the outermost one on the stack that is not of the engine. So those of
+    the engine unwind as usual. Python raises GeneratorExit where it waits, as in every dropped
+    coroutine.
     """
     current: Any = task.get_coro()
     while inspect.iscoroutine(current) and current.cr_code.co_filename.startswith(ENGINE):

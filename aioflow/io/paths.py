@@ -1,5 +1,5 @@
-"""Finds the files that a path stands for (a file, the files of a directory, or those that a glob
-matches), and divides them into splits.
+"""Finds the files that a path stands for, and divides them into splits. A path is that of a file or
+a directory, or a glob.
 
 Names that begin with a dot or an underscore are ignored: they are unfinished parts and markers.
 They count only if a pattern contains the dot or underscore.

@@ -78,9 +78,9 @@ def webhook(
 
     `token` is expected as `Authorization: Bearer <token>`; it is needed on an address that is not
     loopback. `decode` is "json", "text" or "bytes". The server answers 202 for an accepted body,
-    400 for a malformed one, 401 without the token, 408 for a body that takes 20 s, and 413 above
-    `max_bytes`. It answers 503 if the job has not made room among `capacity` elements after
-    `patience`, while it ends, and if the journal cannot be written.
+    400 for a malformed one, and 401 without the token. It answers 408 for a body that takes 20 s,
+    and 413 above `max_bytes`. It answers 503 if the job has not made room among `capacity` elements
+    after `patience`, while it ends, and if the journal cannot be written.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
     checked_text(host, "host", where)

@@ -1,7 +1,7 @@
 """The queue of actions of one task: many writers, one reader, first in first out.
 
-Everything that touches the state of a task is a `Mail` in its `TaskMailbox`, and only the owner,
-the asyncio task that runs the mailbox loop, takes mail out. That is why a task needs no lock. After
+Everything that touches the state of a task is a `Mail` in its `TaskMailbox`. Only the owner, the
+asyncio task that runs the mailbox loop, takes mail out. That is why a task needs no lock. After
 Flink's TaskMailbox, on one heap:
 
 * *Order* is the heap's: entries are `(lane, seq, mail)`, so control mail goes first, urgent mail
@@ -11,8 +11,8 @@ Flink's TaskMailbox, on one heap:
   mail at or above it waits for the next batch. Leftovers stay in the next batch, and urgent mail
   overtakes, by themselves.
 * *Priority is a filter*, not an order: operator i of a chain writes mail of priority i, and
-  `take(i)` sees only mail of i and above, so that an operator that waits inside its own action
-  never re-enters the operators before it.
+  `take(i)` sees only mail of i and above. So an operator that waits inside its own action never
+  re-enters the operators before it.
 * *Waiting* is one future, which `put` completes.
 
 Invariant: a mail is handed out exactly once, by `take`, `try_take`, `try_take_from_batch`, `drain`

@@ -7,13 +7,13 @@ depends on the record alone, and only operators of its values are run.
 
 The source is decompiled from the bytecode, with a table of the instructions of Python 3.11 to 3.15.
 It is used only if compiling it results in exactly those instructions and constants. So a function
-that this interpreter compiles in an unexpected way is called as before, and no other code depends
-on the version of the interpreter. `why_off` tells if that, or a tool, keeps all bodies from being
+that this interpreter compiles in an unexpected way is called as before. No other code depends on
+the version of the interpreter. `why_off` tells if that, or a tool, keeps all bodies from being
 inlined.
 
-While a debugger, a profiler or a coverage tool is active when the loop is made, no body is inlined,
-because the tool would not see the function. When a loop fails in an inlined body, the function is
-called after all (`failure_of`, `call_again`), so that its own frame is in the traceback.
+No body is inlined if a debugger, a profiler or a coverage tool is active when the loop is made. The
+tool would not see the function. When a loop fails in an inlined body, the function is called after
+all (`failure_of`, `call_again`), so that its own frame is in the traceback.
 """
 
 from __future__ import annotations

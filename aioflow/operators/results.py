@@ -2,15 +2,15 @@
 and work whose results exceed one slice.
 
 The accepted forms are a callable, an expression (which is compiled to a callable), and an instance
-of a `Function` class, whose method is called and whose `open` and `close` the operator calls.
+of a `Function` class. The operator calls the method of that class, its `open` and its `close`.
 Parameters whose default is `use(resource)` are filled by the worker's resources.
 
 A user function that may emit any number of elements returns None, a generator, or any other
-iterable, except types that almost always are one element: text, bytes, a dict, a NamedTuple. Python
-would iterate over them, and the mistake would surface far from here, as single characters.
+iterable. Types that almost always are one element are refused: text, bytes, a dict, a NamedTuple.
+Python would iterate over them, and the mistake would surface far from here, as single characters.
 
-`flush_in_slices` writes data that is held in front of the state backends into them, in slices, so
-that the event loop keeps running during a large snapshot.
+`flush_in_slices` writes data that is held in front of the state backends into them, in slices. So
+the event loop keeps running during a large snapshot.
 
 Windows and joins may have to emit a million results at one instant of event time. They run in
 pieces, and each piece is a batch with its watermarks. They write their work as an iterator that

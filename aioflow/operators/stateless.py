@@ -13,9 +13,9 @@ and calls the user functions directly:
 A function that is only an expression of its argument is inlined in the loop (`operators.inlining`).
 
 The error of a failing user function is raised unchanged. The position of the iterator over the
-input identifies the record, and the line of the generated loop identifies the step, so the success
-path costs nothing. The first result of each function is checked, because a returned coroutine would
-never be awaited; then the loop is generated again without the check.
+input identifies the record, and the line of the generated loop the step. So the success path costs
+nothing. The first result of each function is checked, because a returned coroutine would never be
+awaited; then the loop is generated again without the check.
 
 `map`, `filter` and `flat_map` directly after `key_by`, with a function class that uses keyed state,
 are one step and never fused. The current key is set before each record, so a generated loop would

@@ -26,7 +26,7 @@ bounded by the state at the begin and the end of the generation:
   `forget` removes the note of a new key.
 
 Most of the cost is the lookup of each touched key. So the keys of other spaces are noted batch by
-batch, with one call of `set.update`, which takes half the time of any structure that keeps their
+batch, with one call of `set.update`. That takes half the time of any structure that keeps their
 order. The writer of a snapshot sorts them.
 """
 

@@ -262,11 +262,10 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
     former subtasks.
 
     List state: all elements in old order are cut into contiguous chunks whose sizes differ by at
-    most one. The larger chunks of one state begin at the subtask after the last larger chunk of the
-    previous state, so that the first subtasks do not get all larger chunks. With an unchanged
-    parallelism elements stay where they were. Union list state: every subtask gets all elements in
-    old order. Broadcast state: new subtask i gets the copy of former subtask i modulo the former
-    parallelism.
+    most one. The larger chunks of one state begin after the last larger chunk of the previous
+    state. So the first subtasks do not get all larger chunks. With an unchanged parallelism
+    elements stay where they were. Union list state: every subtask gets all elements in old order.
+    Broadcast state: new subtask i gets the copy of former subtask i modulo the former parallelism.
 
     The design follows Flink's RoundRobinOperatorStateRepartitioner.
     """

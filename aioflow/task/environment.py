@@ -1,9 +1,9 @@
 """Options of a task from its run, and the resources of one job on one worker.
 
 Resources are opened on first use, and closed after the last task, in reverse order. Each resource
-lives inside one asyncio task of its own from enter to exit, because libraries tie cancel scopes and
-context variables to the task that entered. Tasks that ask meanwhile wait for the same opening. If
-it fails, all of them get its error.
+lives inside one asyncio task of its own from enter to exit. Libraries tie cancel scopes and context
+variables to the task that entered. Tasks that ask meanwhile wait for the same opening. If it fails,
+all of them get its error.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ a clock that the test advances.
     assert h.take() == ["a: hot"]
 
 Inside are the runtime's own chain, mailbox, state backend, timers and valve, on an event loop of
-the harness's own, so that it works in plain tests and inside of coroutines alike. A call returns
-when nothing is left to do at the present time. Errors of user code come out of the call that led to
-them; after one the harness is over. Changing an input or an emitted value raises `ValueMutated`.
+the harness. So it works in plain tests and inside coroutines alike. A call returns when nothing is
+left to do at the present time. Errors of user code come out of the call that led to them; after one
+the harness is over. Changing an input or an emitted value raises `ValueMutated`.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ numbers are their bytes.
                   5 coded: number of a table of the channel, its number of entries, the new
                     entries, codes
 
-Ints that are close together take as many bytes as their differences, and floats take four if they
-have no more digits, because each byte is copied and checked at both ends. The kind of records is
-False for dicts and tuples, True for window results, and otherwise the name of a class that consists
-only of its fields; other records are encoded as objects. The decoder checks its input like every
-frame: lengths must agree, codes must have entries, and only the known dtypes are accepted.
+Each byte is copied and checked at both ends. So ints that are close together take as many bytes as
+their differences, and floats that fit take four. The kind of records is False for dicts and tuples,
+True for window results, and otherwise the name of a class that consists only of its fields; other
+records are encoded as objects. The decoder checks its input like every frame: lengths must agree,
+codes must have entries, and only the known dtypes are accepted.
 
 With the dictionary encoding of a channel a text is sent once, and later only the text's code. A
 channel has one producer and one consumer. Its data arrives once and in order, even over a later

@@ -11,8 +11,8 @@ the same.
 Invariants: the results are the same, and in the same order.
 
 * A batch is folded only if it lies in one slice and no window of that slice ends within it. So all
-  of its records are live or all are late, at any progress of the window, and the watermark before
-  the first record may be in force for all sent records.
+  of its records are live or all are late, at any progress of the window. The watermark before the
+  first record may be in force for all sent records.
 * Keys are sent in the order of their first record, which is also the order of the window's results.
 * The aggregate has the same result for any borders of batches. A sum does not, not even of a batch
   of ints: after a float of another batch each addition rounds.
@@ -24,12 +24,12 @@ Invariants: the results are the same, and in the same order.
   unchanged, and the window names the record that fails.
 
 If a batch is not folded, the sender may still extract from each element the one value that the
-aggregate reads, so that this value, or nothing, is sent instead of the element.
-For a sum of one field over several processes, each whole record would otherwise be written, read
-and decoded for that field. The sender calls the function that the aggregate would have called, and
-marks the batch (`RecordBatch.taken`). If the call fails, the whole records are sent, and the
-aggregate fails at that record, or drops it as late. So the function must only compute: the
-requirement is the same as for inlining it in a loop (`inlining`).
+aggregate reads. Then this value, or nothing, is sent instead of the element. For a sum of one field
+over several processes, each whole record would otherwise be written, read and decoded for that
+field. The sender calls the function that the aggregate would have called, and marks the batch
+(`RecordBatch.taken`). If the call fails, the whole records are sent, and the aggregate fails at
+that record, or drops it as late. So the function must only compute: the requirement is the same as
+for inlining it in a loop (`inlining`).
 
 Some aggregates run on columns: `count sum mean min max` of expressions, and `agg` of these. numpy
 is imported only on demand.

@@ -13,8 +13,8 @@ batch may have keys that columns do not support. So every window is held in one 
 * when a window of columns fires, `_until` advances to its end.
 
 So neither the order of results nor lateness depends on which batches arrived as columns. After a
-restore the highest `_until` of the former subtasks applies, and columns of key groups with a lower
-one are converted to rows up to there.
+restore the highest `_until` of the former subtasks applies. Columns of key groups with a lower one
+are converted to rows up to there.
 """
 
 from __future__ import annotations

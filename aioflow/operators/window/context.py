@@ -5,8 +5,8 @@ fields are set before each call.
 contents. After Flink's MergingWindowSet. When windows merge, the contents of the first stay in
 place and the contents of the others are moved to them. So a window in flight has a *state window*,
 its initial window, which may differ from its present bounds. Open windows never overlap or touch.
-They are kept in order of time and found by bisection, because a key may have as many open windows
-as elements while the watermark waits.
+They are kept in order of time and found by bisection. A key may have as many open windows as
+elements while the watermark waits.
 """
 
 from __future__ import annotations

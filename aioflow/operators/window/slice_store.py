@@ -8,10 +8,10 @@ merged runs of slices, which a change of a slice drops.
 
 Runs are merged neighbouring slices, so that a window of many slices fires at the cost of a few. A
 run is 2**level slices that start at a multiple of its length. It is the merge of its two halves,
-made when a window first needs it. So each slice is merged about once on each level, and a window of
-n slices is covered by at most 2 log2(n) runs instead of n slices. A run is a cache over the slices:
-no snapshot contains it, and a late record for a slice drops the runs above the slice. Runs take
-about as much memory as the slices.
+made when a window first needs it. So each slice is merged about once on each level. A window of n
+slices is covered by at most 2 log2(n) runs. A run is a cache over the slices: no snapshot contains
+it, and a late record for a slice drops the runs above the slice. Runs take about as much memory as
+the slices.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ RUNS_FROM_IN_MEMORY = 3
 memory.
 
 Five slices of 5,000 keys each cost 0.64 as much. Runs are in memory, but a few slices on disk need
-not be. A result that depends on the grouping, like a sum of floats, has to be the same as on
-columns, which are merged in order of time.
+not be. Columns are merged in order of time. A result that depends on the grouping, like a sum of
+floats, has to be the same here.
 """
 
 _ABSENT = object()

@@ -78,8 +78,8 @@ class _Rename:
 class SimDisk:
     """Contents and faults of the disk that all machines of a simulation share.
 
-    The fields are the faults: `slow` multiplies the time of operations, `full` makes writes fail
-    with ENOSPC, and `error_rate` is the share of operations that fail with EIO, before they have
+    The fields are the faults: `slow` multiplies the time of operations, and `full` makes writes
+    fail with ENOSPC. `error_rate` is the share of operations that fail with EIO before they have
     done anything. `capacity` is the number of bytes that the disk holds: the write that reaches it
     is cut off there and fails with ENOSPC, until files are deleted.
     """

@@ -1,7 +1,7 @@
 """The faults of a run, their rates, and the driver that injects them.
 
-Invariant: everything here is drawn from the `fault` stream of the seed, so that a change in the
-code under test does not change the faults it meets, up to the moment when it takes another path.
+Invariant: everything here is drawn from the `fault` stream of the seed. So a change in the code
+under test does not change its faults until it takes another path.
 """
 
 from __future__ import annotations

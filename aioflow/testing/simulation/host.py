@@ -3,8 +3,8 @@ simulated processes.
 
 Every simulated process gets a `SimulatedHost` of its own; all of one run share a `Simulation`.
 
-Invariant: what a process draws (random numbers, ids) depends on the seed, on its name and on how
-often it was started, never on what other processes do.
+Invariant: the random numbers and ids of a process depend on the seed, its name and the count of its
+starts. Other processes never affect them.
 """
 
 from __future__ import annotations

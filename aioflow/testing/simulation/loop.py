@@ -85,9 +85,9 @@ class Switchboard(Protocol):
 class SimLoop(asyncio.BaseEventLoop):
     """The simulated world's scheduler. One seed, one history.
 
-    `perturb=False` switches off stalls, random time slices and random delays of blocking calls,
-    leaving one plain history for tests that want to see time and nothing else. Independent random
-    streams (`streams.sched` and so on) keep a new draw in one place from disturbing all others.
+    `perturb=False` switches off stalls, random time slices and random delays of blocking calls. One
+    plain history is left, for tests of time alone. Independent random streams (`streams.sched` and
+    so on) keep a new draw in one place from disturbing all others.
     """
 
     network: Switchboard

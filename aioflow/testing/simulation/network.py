@@ -1,8 +1,8 @@
 """A simulated network: machines, ports and links, and the faults of links.
 
-A cut link holds packets back until it is healed or their sender gives up, a reset breaks the
-connections of two machines, a slow link multiplies its latency. What a connection does with that is
-in `transport`.
+A cut link holds packets back until it is healed or their sender gives up. A reset breaks the
+connections of two machines, and a slow link multiplies its latency. What a connection does with
+that is in `transport`.
 
 Invariant: a fault concerns a pair of machines, in both directions but for a cut that is `one_way`;
 the processes of one machine only if the pair is that machine twice. `part` alone concerns a pair of
