@@ -72,6 +72,9 @@ class TimerSpace(Space):
         For a timer that had been removed the result is `MISSING`. Timers registered after
         `known_after` are known to exist.
         """
+        orders = list(map(_ORDER, keys))
+        if min(orders, default=0) > known_after:
+            return orders
         order_of = self.queue.order_of
         removed = list(self._removed_since(later))
         return [
@@ -128,10 +131,13 @@ def timers_before(
         for timestamp in crowded:
             timers = queue.timers_at(timestamp, after)
             for first in range(0, len(timers), TIMERS_A_PART):
+                some = timers[first : first + TIMERS_A_PART]
                 part += [
-                    (timestamp, *timer, order)
-                    for timer in timers[first : first + TIMERS_A_PART]
-                    if after < (order := queue.order_of(timestamp, timer)) <= upto
+                    (timestamp, key, namespace, order)
+                    for (key, namespace), order in zip(
+                        some, queue.orders_of(timestamp, some), strict=True
+                    )
+                    if after < order <= upto
                 ]
                 if len(part) >= TIMERS_A_PART:
                     seen.update(map(_ORDER, part))
