@@ -67,7 +67,14 @@ async def jobmanager(host: SimulatedHost, slower: float) -> None:
 
 
 async def taskmanager(host: SimulatedHost, slower: float) -> None:
-    """The main of a simulated TaskManager with two slots."""
+    """The main of a simulated TaskManager with two slots.
+
+    Jobs run in its process (`isolated=False`). The process of a job sends all logs of its
+    interpreter to the TaskManager, and has a thread that watches its loop. Simulated processes
+    share one interpreter, so each would send the logs of all others, and real threads would decide
+    what happens when. `tests/integration/test_job_isolation.py` and `test_cluster.py` run processes
+    of jobs.
+    """
     options = TaskManagerOptions(
         jobmanagers=remote_cluster(host).where,
         slots=2,
