@@ -5,18 +5,16 @@ compared before anything is said.
                                        [--out build/bench]
 
 Writes engines.json, engines.md and a plot for each workload into the directory `--out`. Every
-figure is steady state, behind the first 30 % of the outputs. Ratios are to Flink Java (without it,
-to the bare loop) and of one round each: the median, with the least and the greatest; by CPU time of
-all the engine's processes, and by the clock. Where others use the machine, only the first one says
-something. CPU time by itself hides an engine that cannot use both processors, so on an idle machine
-read the second one.
+figure is from the first opening of a sink to the last output of any subtask. Ratios are to Flink
+Java (without it, to the bare loop) and of one round each: the median, with the least and the
+greatest; by CPU time of all the engine's processes, and by the clock. Where others use the machine,
+only the first one says something. CPU time by itself hides an engine that cannot use both
+processors, so on an idle machine read the second one.
 
 The start of processes is in no figure. Rates need some seconds of work, so --records is a lower
 limit for the Java engine, which takes four times as many until its compiler has settled, and for
 columns, which get 16 times as many, and 64 times for w3, where eight million would be over within a
 second (2 GB of files, and a minute of the bare loop for what w3 must give); slow engines get fewer.
-Windows give all that they hold at once, 100,000 records each: with fewer than two million records
-w2 and w2json are decided by where the first 30 % end.
 """
 
 from __future__ import annotations
@@ -240,7 +238,7 @@ def main(arguments: list[str] | None = None) -> Told:
     report: Told = {
         **environment(),
         "unit": (
-            "records a CPU second and a second behind the warm-up; ratios to `base`, median "
+            "records a CPU second and a second without the start; ratios to `base`, median "
             "[least, greatest]; ms"
         ),
         "rounds": options.rounds,

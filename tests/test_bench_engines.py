@@ -33,12 +33,12 @@ def test_the_most_frequent_words_are_those_of_every_window_counted_by_itself() -
     )
 
 
-def test_a_rate_counts_what_came_behind_the_warm_up_in_all_subtasks() -> None:
+def test_rates_are_from_the_first_opening_to_the_last_output_of_any_subtask() -> None:
     told = [
-        {"outputs": 100, "checksum": 7, "mark": (30, 1.0, 0.5), "last": (100, 8.0, 4.0)}
-        for _ in range(2)
+        {"outputs": 100, "checksum": 7, "begun": (10.0, 1.0), "last": (18.0, 6.0)},
+        {"outputs": 100, "checksum": 7, "begun": (12.0, 2.0), "last": (20.0, 7.0)},
     ]
-    # 70 outputs in 7 s in each of two processes, each worth two records; they took 3.5 CPU s each.
+    # 10 s of the clock, though each subtask worked for 8 s, and 5 CPU s of each process.
     assert rates(told, 400) == {
         "outputs": 200,
         "checksum": 14,
@@ -48,15 +48,13 @@ def test_a_rate_counts_what_came_behind_the_warm_up_in_all_subtasks() -> None:
     }
 
 
-def test_a_meter_marks_the_first_batch_behind_the_warm_up() -> None:
-    meter = Meter(100)
+def test_a_meter_counts_from_its_opening_on() -> None:
+    meter = Meter()
     meter.count(29, 1)
-    assert meter.mark is None
     meter.count(41, 1)
-    assert meter.mark is not None
-    assert meter.mark[0] == 70
     told = meter.told()
-    assert (told["outputs"], told["checksum"], told["last"][0]) == (70, 2, 70)
+    assert (told["outputs"], told["checksum"]) == (70, 2)
+    assert told["begun"][0] <= told["last"][0]
 
 
 def test_latencies_of_all_subtasks_count_but_for_the_warm_up_of_each() -> None:

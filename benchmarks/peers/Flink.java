@@ -44,7 +44,7 @@ public class Flink {
   static final int MASK = (1 << 20) - 1;
   static final Map<String, String> GIVEN = new HashMap<>();
   static String workload, data;
-  static long records, expected, rate, seconds;
+  static long records, rate, seconds;
   static int parallelism;
 
   static class Words {
@@ -80,7 +80,8 @@ public class Flink {
 
   /** A meter for each subtask of the sink; only its own thread writes to it. */
   static class Meter {
-    long outputs, checksum, markOutputs, markAt, markCpu, lastAt, lastCpu;
+    final long begunAt = System.nanoTime(), begunCpu = SYSTEM.getProcessCpuTime();
+    long outputs, checksum, lastAt, lastCpu;
     long[] ages = new long[1 << 16];
     int aged;
   }
@@ -92,14 +93,9 @@ public class Flink {
   static class MeteredSink<T> implements Sink<T> {
     public SinkWriter<T> createWriter(WriterInitContext context) {
       final Meter meter = METERS[context.getTaskInfo().getIndexOfThisSubtask()] = new Meter();
-      final long markAt = expected * 3 / 10 / parallelism;
       return new SinkWriter<T>() {
         public void write(T row, Context unused) {
-          if (meter.outputs++ == markAt) {
-            meter.markOutputs = markAt;
-            meter.markAt = System.nanoTime();
-            meter.markCpu = SYSTEM.getProcessCpuTime();
-          }
+          meter.outputs++;
           if (row instanceof Tuple3) {
             if (meter.aged == meter.ages.length) meter.ages = Arrays.copyOf(meter.ages, 2 * meter.aged);
             meter.ages[meter.aged++] = System.nanoTime() - (Long) ((Tuple3<?, ?, ?>) row).f2;
@@ -363,7 +359,6 @@ public class Flink {
     workload = GIVEN.get("workload");
     data = GIVEN.get("data");
     records = number("records");
-    expected = number("outputs");
     parallelism = (int) number("parallelism");
     rate = number("rate");
     seconds = number("seconds");
@@ -384,22 +379,20 @@ public class Flink {
     }
     build(env);
     env.execute(workload);
-    long outputs = 0, checksum = 0, markCpu = 0, lastCpu = 0;
-    double perSecond = 0, counted = 0;
+    long outputs = 0, checksum = 0;
+    // From the first opening to the last output of any subtask; all are in one process.
+    long begunAt = Long.MAX_VALUE, begunCpu = Long.MAX_VALUE, lastAt = Long.MIN_VALUE, lastCpu = 0;
     List<long[]> ages = new ArrayList<>();
     for (Meter meter : METERS) {
       if (meter == null || meter.outputs == 0) continue;
       outputs += meter.outputs;
       checksum += meter.checksum;
-      counted += meter.outputs - meter.markOutputs;
-      perSecond += (meter.outputs - meter.markOutputs) * 1e9 / (meter.lastAt - meter.markAt);
-      // All subtasks are in one process: its CPU time from the mean mark to the mean end.
-      markCpu += meter.markCpu;
-      lastCpu += meter.lastCpu;
+      begunAt = Math.min(begunAt, meter.begunAt);
+      begunCpu = Math.min(begunCpu, meter.begunCpu);
+      lastAt = Math.max(lastAt, meter.lastAt);
+      lastCpu = Math.max(lastCpu, meter.lastCpu);
       ages.add(Arrays.copyOfRange(meter.ages, meter.aged * 3 / 10, meter.aged));
     }
-    long subtasks = Arrays.stream(METERS).filter(meter -> meter != null && meter.outputs > 0).count();
-    double each = (double) records / outputs;
     long peak = 0;
     for (String line : Files.readAllLines(Path.of("/proc/self/status")))
       if (line.startsWith("VmHWM")) peak = Long.parseLong(line.replaceAll("\\D", "")) / 1024;
@@ -410,7 +403,7 @@ public class Flink {
     } else {
       System.out.printf(Locale.ROOT,
           "{\"outputs\": %d, \"checksum\": %d, \"steady_per_s\": %.0f, \"steady_per_cpu_s\": %.0f, \"peak_mb\": %d}%n", outputs, checksum,
-          perSecond * each, counted * each / ((lastCpu - markCpu) / 1e9 / subtasks), peak);
+          records * 1e9 / (lastAt - begunAt), records * 1e9 / (lastCpu - begunCpu), peak);
     }
     System.exit(0);
   }

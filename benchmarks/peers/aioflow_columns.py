@@ -124,7 +124,7 @@ def build(given: Arguments, directory: str) -> af.Flow:
             weight = lambda row: row.value  # noqa: E731
         case _:
             raise SystemExit(f"unknown workload {given.workload!r}")
-    made.sink(ColumnSink(weight, given.outputs // given.parallelism, directory))
+    made.sink(ColumnSink(weight, directory))
     return flow
 
 

@@ -68,7 +68,6 @@ class MeteredSink:
     """Adds up `weight` of each output; each subtask leaves what its meter says in `directory`."""
 
     weight: Callable[[Any], Any]
-    expected: int
     directory: str
     name: str = field(default="metered", init=False)
 
@@ -82,7 +81,7 @@ class MeteredSink:
 class MeteredWriter:
     def __init__(self, sink: MeteredSink, subtask: int) -> None:
         self._weight = sink.weight
-        self._meter = Meter(sink.expected)
+        self._meter = Meter()
         self._path = Path(sink.directory) / f"{subtask}.json"
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
@@ -180,7 +179,7 @@ def build(given: Arguments, directory: str) -> af.Flow:
             sink = AgeSink
         case _:
             raise SystemExit(f"unknown workload {given.workload!r}")
-    made.sink(sink(weight, given.outputs // p, directory))
+    made.sink(sink(weight, directory))
     return flow
 
 

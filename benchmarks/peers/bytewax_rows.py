@@ -139,7 +139,7 @@ def build(given: Arguments, meter: Meter) -> Dataflow:
 
 def main() -> None:
     given = arguments()
-    meter = Meter(given.outputs)
+    meter = Meter()
     cluster_main(build(given, meter), [], 0, worker_count_per_proc=1)
     tell(rates([{**meter.told(), "peak_mb": peak_mb()}], given.records))
 

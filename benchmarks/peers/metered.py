@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["WARM_UP", "Arguments", "Meter", "arguments", "peak_mb", "percentiles", "rates", "tell"]
 
 WARM_UP = 0.3
-"""The share of the outputs that does not count."""
+"""The share of the latencies that does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,59 +39,49 @@ def arguments() -> Arguments:
 
 
 class Meter:
-    """Counts the outputs of one subtask, and marks where the warm-up was over."""
+    """Counts the outputs of one subtask from its opening on."""
 
-    __slots__ = ("checksum", "last_at", "mark", "mark_at", "outputs")
+    __slots__ = ("begun", "checksum", "last_at", "outputs")
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self) -> None:
         self.outputs = self.checksum = 0
-        self.mark_at = int(expected * WARM_UP)
-        self.mark: tuple[int, float, float] | None = None
         self.last_at = 0.0
+        self.begin()
 
     def begin(self) -> None:
-        """Count from here on.
-
-        An engine that has no warm-up, and would else be measured by one burst, calls it before the
-        first record.
-        """
-        self.mark = (self.outputs, monotonic(), process_time())
+        """Begins to measure: where sources and sinks open, so that the start does not count."""
+        self.begun = (monotonic(), process_time())
 
     def count(self, outputs: int, checksum: int) -> None:
         self.outputs += outputs
         self.checksum += checksum
         self.last_at = monotonic()
-        if self.mark is None and self.outputs >= self.mark_at:
-            # Only here and at the end: on a virtual machine, asking for the CPU time may be a
-            # thousand times dearer than the clock.
-            self.begin()
 
     def told(self) -> dict[str, Any]:
         """Plain data. To be called right after the last output."""
-        last = (self.outputs, self.last_at, process_time())
         return {
             "outputs": self.outputs,
             "checksum": self.checksum,
-            "mark": self.mark or last,
-            "last": last,
+            "begun": self.begun,
+            "last": (self.last_at, process_time()),
         }
 
 
 def rates(told: list[dict[str, Any]], records: int) -> dict[str, Any]:
-    """The figures of all subtasks, each in a process of its own."""
-    outputs = sum(one["outputs"] for one in told)
-    by_clock = by_cpu = cpu = 0.0
-    for one in told:
-        (begun, at, cpu_at), (ended, to, cpu_to) = one["mark"], one["last"]
-        by_clock += (ended - begun) / max(to - at, 1e-9)
-        by_cpu += ended - begun
-        cpu += cpu_to - cpu_at
-    each = records / max(outputs, 1)
+    """The figures of all subtasks, each in a process of its own.
+
+    The time is that from the first opening to the last output of any subtask: all processes of a
+    machine share the clock. A sum of rates of subtasks that work at different times would be too
+    high, and so would a rate from some output on, if most outputs come at the end.
+    """
+    begun = min((one["begun"][0] for one in told), default=0.0)
+    last = max((one["last"][0] for one in told), default=0.0)
+    cpu = sum(one["last"][1] - one["begun"][1] for one in told)
     return {
-        "outputs": outputs,
+        "outputs": sum(one["outputs"] for one in told),
         "checksum": sum(one["checksum"] for one in told),
-        "steady_per_s": round(by_clock * each),
-        "steady_per_cpu_s": round(by_cpu / max(cpu, 1e-9) * each),
+        "steady_per_s": round(records / max(last - begun, 1e-9)),
+        "steady_per_cpu_s": round(records / max(cpu, 1e-9)),
         "peak_mb": round(sum(one.get("peak_mb", 0.0) for one in told)),
     }
 
