@@ -508,6 +508,31 @@ async def test_side_outputs_carry_the_time_of_their_element() -> None:
     ]
 
 
+async def test_side_outputs_of_equal_tags_keep_the_order_of_their_elements() -> None:
+    def split(value: Any, ctx: ProcessContext) -> None:
+        ctx.output(OutputTag("odd" if value % 2 else "even"), value)
+
+    context = Context(keyed=False)
+    operator = await opened(ProcessOperator(split), context)
+    operator.process_batch(RecordBatch([1, 2, 3, 4, 5]))
+    assert [row[:2] for row in context.side if row[0] == "odd"] == [("odd", n) for n in (1, 3, 5)]
+    assert [row[:2] for row in context.side if row[0] == "even"] == [("even", 2), ("even", 4)]
+
+
+async def test_side_outputs_before_an_error_are_sent() -> None:
+    def fail(value: Any, ctx: ProcessContext) -> None:
+        ctx.output(OutputTag("seen"), value)
+        if value == 2:
+            raise ValueError("two")
+
+    context = Context(keyed=False)
+    operator = await opened(ProcessOperator(fail), context)
+    with pytest.raises(ValueError, match="two") as raised:
+        operator.process_batch(RecordBatch([1, 2, 3]))
+    assert [value for _, value, _, _ in context.side] == [1, 2]
+    assert "at record 2" in raised.value.__notes__[0]
+
+
 async def test_functions_are_told_where_they_run() -> None:
     operator = await opened(
         ProcessOperator(lambda value, ctx: [dict(ctx.metadata)]), Context(keyed=False)
