@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -50,7 +50,7 @@ class Directory:
             self.open -= 1
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[None]:
+    async def served(self) -> AsyncGenerator[None]:
         app = web.Application()
         app.add_routes([web.get("/names/{symbol}", self.name)])
         runner = web.AppRunner(app)
@@ -73,7 +73,7 @@ class Unavailable(Exception):
 
 
 @af.resource
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
+async def http() -> AsyncGenerator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
 

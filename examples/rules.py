@@ -65,7 +65,7 @@ class Watch(af.KeyedBroadcastProcessFunction[str, Payment, Limit, tuple[int, str
         for payment in due:
             spent = (self.spent.get(payment.country) or 0) + payment.cents
             self.spent.put(payment.country, spent)
-            limits = ctx.get_broadcast_state(KNOWN).get(payment.country) or {}
+            limits: dict[int, int] = ctx.get_broadcast_state(KNOWN).get(payment.country) or {}
             in_force = max((since for since in limits if since <= timestamp), default=None)
             if in_force is not None and spent > limits[in_force]:
                 yield (

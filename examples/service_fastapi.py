@@ -8,7 +8,7 @@ signals alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ hot = readings.key_by(lambda reading: reading.sensor).process(Hot, uid="hot")
 
 
 @asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     async with flow.run() as job:
         app.state.job = job
         yield

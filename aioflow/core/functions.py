@@ -314,7 +314,7 @@ class MapFunction(Function, Generic[IN, OUT]):
     `map` may be `async def`: it is then awaited, as an async function is.
     """
 
-    def map(self, value: IN) -> OUT | Awaitable[OUT]:
+    def map(self, value: IN, /) -> OUT | Awaitable[OUT]:
         raise TypeError(f"{type(self).__name__} must define map(self, value)")
 
 
@@ -323,7 +323,7 @@ class FilterFunction(Function, Generic[IN]):
     def`.
     """
 
-    def filter(self, value: IN) -> bool | Awaitable[bool]:
+    def filter(self, value: IN, /) -> bool | Awaitable[bool]:
         raise TypeError(f"{type(self).__name__} must define filter(self, value)")
 
 
@@ -333,7 +333,9 @@ class FlatMapFunction(Function, Generic[IN, OUT]):
     `flat_map` may be `async def`, also a generator.
     """
 
-    def flat_map(self, value: IN) -> Iterable[OUT] | Awaitable[Iterable[OUT]] | AsyncIterable[OUT]:
+    def flat_map(
+        self, value: IN, /
+    ) -> Iterable[OUT] | Awaitable[Iterable[OUT]] | AsyncIterable[OUT]:
         raise TypeError(f"{type(self).__name__} must define flat_map(self, value)")
 
 
@@ -343,7 +345,7 @@ class ProcessFunction(Function, Generic[IN, OUT]):
     `process_element` returns an iterable or None, or is a generator.
     """
 
-    def process_element(self, value: IN, ctx: ProcessContext) -> Any:
+    def process_element(self, value: IN, ctx: ProcessContext, /) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
@@ -367,10 +369,10 @@ class KeyedProcessFunction(ProcessFunction[IN, OUT], Generic[K, IN, OUT]):
 class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
     """A function that processes the elements of two inputs."""
 
-    def process_element1(self, value: IN1, ctx: ProcessContext) -> Any:
+    def process_element1(self, value: IN1, ctx: ProcessContext, /) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element1(self, value, ctx)")
 
-    def process_element2(self, value: IN2, ctx: ProcessContext) -> Any:
+    def process_element2(self, value: IN2, ctx: ProcessContext, /) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element2(self, value, ctx)")
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
@@ -387,10 +389,10 @@ class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
     `ctx.get_broadcast_state` is available on both sides.
     """
 
-    def process_element(self, value: IN1, ctx: ProcessContext) -> Any:
+    def process_element(self, value: IN1, ctx: ProcessContext, /) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
 
-    def process_broadcast_element(self, value: IN2, ctx: ProcessContext) -> Any:
+    def process_broadcast_element(self, value: IN2, ctx: ProcessContext, /) -> Any:
         raise TypeError(
             f"{type(self).__name__} must define process_broadcast_element(self, value, ctx)"
         )

@@ -55,6 +55,8 @@ WATERMARKS = "_watermarks"
 """Union list state: the watermark of each subtask."""
 
 T = TypeVar("T")
+E = TypeVar("E")
+"""Type of the elements in constructors. With `T` it would be unknown before the class has one."""
 
 
 class WatermarkKind(Enum):
@@ -118,9 +120,9 @@ class WatermarkStrategy(Generic[T]):
     @staticmethod
     def monotonous_timestamps(
         *,
-        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
-    ) -> WatermarkStrategy[T]:
+    ) -> WatermarkStrategy[E]:
         """Returns a strategy for timestamps that never decrease. A record with a lower timestamp is
         late.
         """
@@ -132,9 +134,9 @@ class WatermarkStrategy(Generic[T]):
     def bounded_out_of_orderness(
         delay: Duration,
         *,
-        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
-    ) -> WatermarkStrategy[T]:
+    ) -> WatermarkStrategy[E]:
         """Returns a strategy for records that are at most `delay` behind the latest record before
         them.
 
@@ -154,9 +156,9 @@ class WatermarkStrategy(Generic[T]):
     def punctuated(
         fn: Callable[..., int | None],
         *,
-        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
-    ) -> WatermarkStrategy[T]:
+    ) -> WatermarkStrategy[E]:
         """Returns a strategy in which a function returns the watermark after each record, or None.
 
         The function is `fn(value, timestamp)` or `fn(value)`. A lower watermark is ignored.
@@ -170,8 +172,8 @@ class WatermarkStrategy(Generic[T]):
 
     @staticmethod
     def no_watermarks(
-        *, timestamp: Callable[[T], int] | Expr[Any] | None = None
-    ) -> WatermarkStrategy[T]:
+        *, timestamp: Callable[[E], int] | Expr[Any] | None = None
+    ) -> WatermarkStrategy[E]:
         """Returns a strategy that assigns timestamps, but no watermarks.
 
         Event time does not advance before the end of the input.
@@ -179,7 +181,7 @@ class WatermarkStrategy(Generic[T]):
         return WatermarkStrategy(kind=WatermarkKind.NONE, timestamp=timestamp)
 
     @staticmethod
-    def ingestion_time() -> WatermarkStrategy[T]:
+    def ingestion_time() -> WatermarkStrategy[E]:
         """Returns a strategy whose timestamp is the time of arrival at this operator. It never
         decreases.
         """
@@ -189,9 +191,9 @@ class WatermarkStrategy(Generic[T]):
     def custom(
         generator: Any,  # A class or function without parameters, or an object to copy.
         *,
-        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
-    ) -> WatermarkStrategy[T]:
+    ) -> WatermarkStrategy[E]:
         """Returns a strategy with a user's generator of watermarks.
 
         `generator()` returns an object with `on_event(value, timestamp) -> int | None`, which

@@ -5,7 +5,9 @@ checker, over the files in `cases/`.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +69,22 @@ def test_pyright_infers_the_same_types() -> None:
     assert " warnings," in done.stdout, f"pyright did not run: {done.stdout} {done.stderr}"
     assert "reportAssertTypeFailure" not in done.stdout, done.stdout
     assert "reportCallIssue" not in done.stdout, done.stdout
+
+
+def test_examples_and_the_readme_please_pyright_in_strict_mode(tmp_path: Path) -> None:
+    """The element type reaches the lambda of `bounded_out_of_orderness(timestamp=...)`, and a
+    method of a function class may name its element as it likes.
+    """
+    for path in (ROOT / "examples").glob("*.py"):
+        shutil.copy(path, tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 3
+    for number, code in enumerate(programs):
+        (tmp_path / f"readme_{number}.py").write_text(code)
+    configuration = {"typeCheckingMode": "strict", "pythonVersion": "3.11"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(configuration))
+    command = [sys.executable, "-m", "basedpyright", "-p", str(tmp_path)]
+    command += ["--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "0 errors, 0 warnings" in done.stdout, done.stdout + done.stderr
