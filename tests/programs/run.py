@@ -11,11 +11,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import os
+import signal
+import tempfile
 import time
 import types
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -433,6 +437,50 @@ def over_workers(run: Run) -> Any:
     return finished(flow.collect(*streams, workers=2))
 
 
+def killed(run: Run) -> Any:
+    """Runs the program in two worker processes, and kills one of them in the midst, once or more.
+
+    Restarts read copies of the state on the machine, or the store.
+    """
+    flow, streams = run.build(run.parallelism, Pace(run.draw("burst", 1, 3, 10), pause_s=0.02))
+    delays = [run.draw("delay", 0.1, 0.3, 1.0) for _ in range(run.draw("kills", 1, 2))]
+    state = run.draw("state", "heap", "rocksdb") if has_rocksdb() else "heap"
+
+    async def collected(store: str, local: str) -> Any:
+        kills = asyncio.create_task(kill_workers(delays, run))
+        try:
+            return await flow.collect(
+                *streams,
+                workers=2,
+                state=state,
+                checkpoints=store,
+                every=run.draw("every", "20ms", "100ms"),
+                unaligned=run.draw("unaligned", False, True, "2ms"),
+                local_recovery=local if run.draw("local", False, True) else False,
+                restart=af.fixed_delay(attempts=20, delay="10ms"),
+            )
+        finally:
+            kills.cancel()
+
+    with tempfile.TemporaryDirectory() as place:
+        return finished(collected(f"{place}/store", f"{place}/local"))
+
+
+async def kill_workers(delays: list[float], run: Run) -> None:
+    """Kills a worker process of this program after each delay. Linux only."""
+    for delay in delays:
+        await asyncio.sleep(delay)
+        mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii").split()
+        workers = [pid for pid in map(int, mine) if is_worker(pid)]
+        if workers:
+            os.kill(run.rng.choice(workers), signal.SIGKILL)
+            run.log.append("killed")
+
+
+def is_worker(pid: int) -> bool:
+    return b"aioflow" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def on_spark(run: Run) -> Any:
     """Runs the program as a job of Spark."""
     flow, streams = run.build(run.draw("parallelism", 1, 2) if run.program.spread else 1)
@@ -452,12 +500,14 @@ WAYS: dict[str, Callable[[Run], Any]] = {
     "rescaled": rescaled,
     "on_columns": on_columns,
     "over_workers": over_workers,
+    "killed": killed,
     "on_spark": on_spark,
 }
 UNORDERED = frozenset({"restored", "rescaled"})
 """Ways whose rows come out of several runs."""
 
 WORKERS_EVERY = 50
+KILLED_EVERY = 200
 
 
 def ways_of(program: Program, *, processes: bool = True) -> list[str]:
@@ -470,4 +520,6 @@ def ways_of(program: Program, *, processes: bool = True) -> list[str]:
         ways.append("rescaled")
     if processes and program.seed % WORKERS_EVERY == 0:
         ways.append("over_workers")
+    if processes and program.seed % KILLED_EVERY == 1:
+        ways.append("killed")
     return ways

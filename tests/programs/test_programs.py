@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import pytest
@@ -42,6 +43,13 @@ def test_programs_give_it_over_restarts_and_restores(first: int) -> None:
 @pytest.mark.parametrize("seed", range(400, 404))
 def test_programs_give_it_over_worker_processes(seed: int) -> None:
     check(draw(seed), "over_workers")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("seed", range(400, 402))
+def test_programs_give_it_while_worker_processes_are_killed(seed: int) -> None:
+    check(draw(seed), "killed")
 
 
 @pytest.mark.parametrize("name", KEPT)
