@@ -1,4 +1,4 @@
-"""Hooks of the build of the site: its two scripts, and links to files outside of `docs/`.
+"""Hooks of the build of the site: its two scripts, links to files outside, and commands.
 
 The scripts come from the package registry once, through npm, and are kept in `build/`. A reader's
 browser therefore loads nothing from another host.
@@ -11,6 +11,7 @@ import re
 import tarfile
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,43 @@ def script(package: str, version: str, path: str, digest: str) -> bytes:
     return content
 
 
+def commands() -> str:
+    """Returns the commands of `aioflow` with their options, from the parser itself."""
+    import argparse
+
+    from aioflow.cli.command import _parser
+
+    def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, Any]]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                helps = {choice.dest: choice.help for choice in action._choices_actions}
+                for name, sub in action.choices.items():
+                    yield name, helps.get(name) or "", sub
+
+    def section(name: str, said: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+        inner = list(subcommands(parser))
+        if not inner:
+            yield f"## aioflow {name}\n\n{said[:1].upper()}{said[1:]}.\n\n"
+            yield "| argument | meaning |\n| --- | --- |\n"
+            for action in parser._actions:
+                if action.help in (None, argparse.SUPPRESS):
+                    continue
+                words = action.option_strings or [action.dest.upper()]
+                value = f" {action.metavar or action.dest.upper()}" if action.nargs != 0 else ""
+                shown = ", ".join(words) + (value if action.option_strings else "")
+                text = str(action.help).replace("|", "\\|").replace("%%", "%")
+                yield f"| `{shown}` | {text} |\n"
+            yield "\n"
+        for sub, text, child in inner:
+            yield from section(f"{name} {sub}", text, child)
+
+    parts = (section(*command) for command in subcommands(_parser("")))
+    return "".join(line for part in parts for line in part)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Sends links that leave `docs/` to the repository, or drops them if it has no address."""
+    markdown = markdown.replace("<!-- commands -->", commands() if "<!-- com" in markdown else "")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     urls = project.get("urls", {})
     base = urls.get("Repository") or urls.get("Source")
