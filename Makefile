@@ -20,7 +20,7 @@ DEBUGGED = tests/task tests/operators tests/advice tests/api
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test check static lint types layers unit pythons debug hashseeds suite services browser processes spark sparks sim hunt fuzz soak ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test check static lint types layers unit pythons debug hashseeds suite services browser processes spark sparks sim hunt fuzz soak ablations peers bench kafka screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ $(PEERS)/.ready: Makefile benchmarks/peers/pyflink.txt
 
 bench: venv ## the benchmarks, beside the engines that are installed; each prints JSON, tables and plots go to build/bench
 	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done; $(BIN)/python -m benchmarks.nexmark
+
+kafka: venv ## start a broker of Apache Kafka on a free port, and print its address; ctrl-C ends it
+	$(BIN)/python -m tests.io.kafka.brokers
 
 screenshots: venv ## each view of the dashboard as a picture, into build/screenshots
 	$(BIN)/python -m tests.monitoring.screenshots build/screenshots

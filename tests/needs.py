@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["missing", "program", "reason", "summary"]
+__all__ = ["missing", "program", "reason", "summary", "unreachable"]
 
 SETUP = "run .ci/setup as root to install it"
 SBIN = "/usr/sbin:/usr/local/sbin:/sbin"
@@ -46,6 +46,11 @@ def missing(need: str, remedy: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"CI skips nothing, and {message}", pytrace=False)
     pytest.skip(message)
+
+
+def unreachable(need: str, remedy: str) -> NoReturn:
+    """Skips the test that asks, in CI too: a registry of packages may be out of reach there."""
+    pytest.skip(reason(need, remedy))
 
 
 def reason(need: str, remedy: str) -> str:

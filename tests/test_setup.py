@@ -47,6 +47,7 @@ class Machine:
             "initdb",
             "nats-server",
             "java",
+            "mvn",
             "promtool",
             "systemd-analyze",
         ):

@@ -45,7 +45,7 @@ __all__ = [
 R = TypeVar("R")
 
 CLOSE_TIMEOUT_S = 5.0
-"""Maximum time that a cancelled connection attempt may continue."""
+"""Maximum time that a client may take to connect or stop after a cancellation."""
 
 SILENT_AFTER_S = 5.0
 """Time without an answer of the brokers before the reader logs: aiokafka waits for 40 s."""
@@ -151,19 +151,18 @@ async def started(
     finally:
         patience.cancel()
         if not connected:
-            await (
-                client.close if hasattr(client, "close") else client.stop
-            )()  # The method of the admin client is called `close`.
+            # The method of the admin client is called `close`.
+            await undisturbed((client.close if hasattr(client, "close") else client.stop)())
     return client
 
 
-async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
-    """Returns the result of `connecting`.
+async def undisturbed(call: Coroutine[Any, Any, R]) -> R:
+    """Returns the result of `call`, which connects or stops a client.
 
-    A cancellation takes effect only afterwards, because aiokafka leaks connections that are
-    cancelled while they are made.
+    A cancellation takes effect only afterwards, because aiokafka leaks connections when either is
+    cancelled.
     """
-    task = asyncio.get_running_loop().create_task(connecting)
+    task = asyncio.get_running_loop().create_task(call)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -213,7 +212,7 @@ async def committed_offsets(
     except (AttributeError, NoError):  # aiokafka's errors if one partition has an error.
         raise unknown from None
     finally:
-        await admin.close()
+        await undisturbed(admin.close())
     if not all(
         one in answer for one in partitions
     ):  # aiokafka returns -1 for "no offset", and {} for an answer that is an error.
@@ -235,7 +234,7 @@ async def existing(config: KafkaConfig, producer: Any, topic: str) -> None:
     try:
         known = await admin.list_topics()
     finally:
-        await admin.close()
+        await undisturbed(admin.close())
     if topic not in known:
         raise GraphError(
             f"{config!r}: there is no topic {topic!r}: make it first, or let the brokers "
@@ -257,7 +256,7 @@ async def message_limit(config: KafkaConfig, topic: str) -> int | None:
         logger.debug("%r: the limit of messages is not known: %r", config, error)
         return None
     finally:
-        await admin.close()
+        await undisturbed(admin.close())
     told = {
         name: value
         for answer in answers
@@ -340,7 +339,7 @@ class KafkaPartitions:
             ends = await consumer.end_offsets(partitions)
             begins = await consumer.beginning_offsets(partitions)
         finally:
-            await consumer.stop()
+            await undisturbed(consumer.stop())
         start = ends if config.start == "latest" else begins
         positions = {
             one: (begins if one.topic in self._begun else start)[one] for one in partitions

@@ -30,6 +30,7 @@ from aioflow.io.kafka_client import (
     is_away,
     message_limit,
     started,
+    undisturbed,
 )
 from aioflow.operators.sink import BaseCommitter, BaseWriter
 
@@ -172,7 +173,7 @@ class KafkaWriter(BaseWriter[Any]):
     async def _stop(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            await undisturbed(producer.stop())
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         """Returns the records since the last checkpoint if transactions are used, otherwise
@@ -250,8 +251,14 @@ class _Transactions:
         producer, topic = self._producer, self._config.topics[0]
         names = [*self._committed, prepared.batch][-KNOWN_BATCHES:]
         await producer.begin_transaction()
-        sent = [await producer.send(topic, value=value, key=key) for key, value in prepared.records]
-        await asyncio.gather(*sent)
+        sent: list[asyncio.Future[Any]] = []
+        try:
+            for key, value in prepared.records:
+                sent.append(await producer.send(topic, value=value, key=key))
+        finally:  # A producer that is fenced raises in `send`, and fails what it has sent before.
+            await asyncio.gather(*sent, return_exceptions=True)
+        for one in sent:
+            one.result()
         await producer.send_offsets_to_transaction(
             {self._marked: OffsetAndMetadata(prepared.checkpoint, " ".join(names))}, self._id
         )
@@ -261,7 +268,7 @@ class _Transactions:
     async def close(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            await undisturbed(producer.stop())
 
 
 class KafkaCommitter(BaseCommitter):

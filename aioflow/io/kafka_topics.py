@@ -233,7 +233,7 @@ class KafkaReader(GroupReader):
             finally:
                 consumer, self._consumer = self._consumer, None
                 if consumer is not None:
-                    await consumer.stop()
+                    await undisturbed(consumer.stop())
             await backoff.sleep()
 
     async def _read(self, consumer: Any) -> None:
@@ -353,7 +353,7 @@ class KafkaReader(GroupReader):
             )  # This call opens the connections, so no cancellation interrupts that.
             await self._tell(consumer)
         finally:
-            await consumer.stop()
+            await undisturbed(consumer.stop())
 
 
 def _decoder_of(config: KafkaConfig) -> Callable[[Any], Any]:

@@ -32,12 +32,10 @@ from aioflow.io.redis_streams import redis
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
+from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced
 from tests.io.servers import (
-    KafkaCluster,
     Server,
-    kafka_cluster,
     nats_server,
-    produced,
     published,
     redis_server,
 )
@@ -140,7 +138,7 @@ def _nats(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
     ]
 
 
-def _kafka(directory: Path, cluster: KafkaCluster) -> tuple[Source[Any], list[Any]]:
+def _kafka(directory: Path, cluster: Brokers | MockCluster) -> tuple[Source[Any], list[Any]]:
     name = "".join(sign if sign.isalnum() else "-" for sign in directory.name)
     asyncio.run(produced(cluster, name, [(2, b'{"i":%d}' % i) for i in range(COUNT)]))
     return kafka(cluster.bootstrap, name, until="latest"), [{"i": i} for i in range(COUNT)]

@@ -1,11 +1,12 @@
-"""Topics of Kafka, over its protocol, on the mock cluster of librdkafka: values, where to begin,
-refusals, and brokers that are away.
+"""Topics of Kafka on a broker of Apache Kafka: values, where to begin, refusals, and brokers that
+are away. Where Maven Central is out of reach, the mock cluster of librdkafka serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,26 @@ from aioflow.io.kafka_topics import PAGE_RECORDS, kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
 from tests.integration.processes import eventually
 from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
-from tests.io.servers import KafkaCluster, kafka_cluster, produced
+from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced, settled
+from tests.needs import unreachable
 
 SECRET = "s3cret-word"
 PATIENCE_S = 60.0
+
+KafkaCluster = Brokers | MockCluster
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     with kafka_cluster() as running:
         yield running
+
+
+@pytest.fixture
+def brokers(cluster: KafkaCluster) -> Brokers:
+    if isinstance(cluster, MockCluster):
+        unreachable("brokers of Kafka", "Maven fetches them from Maven Central")
+    return cluster
 
 
 @pytest.fixture
@@ -476,8 +487,8 @@ async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(
 
 
 # Transactions. The mock cluster takes them, and forgets the offsets that they commit: what a real
-# broker would remember is planted. It neither aborts nor fences: what hangs on that is shown by
-# nothing here.
+# broker would remember is planted. It neither aborts nor fences: tests of that need the fixture
+# `brokers`.
 
 READING: dict[str, Any] = {"check_crcs": False}
 """The mock cluster writes marks of transactions without a checksum."""
@@ -511,20 +522,19 @@ async def test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated(
     committer = sink.committer()
     assert committer is not None
     seen: list[int] = []
+
+    async def committed() -> list[int]:
+        return await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx)
+
     for records in ([1, 2], [3]):
         committables = await prepared(sink, ctx, records)
-        assert (
-            await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx)
-            == seen
-        )
+        assert await committed() == seen
         for _ in range(2):
             await committer.commit(committables)
             await committer.abort(committables)
         seen += records
-        assert (
-            await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx)
-            == seen
-        )
+        await settled(cluster, name)
+        assert await committed() == seen
     assert await prepared(sink, ctx, []) == []
     await committer.close()
 
@@ -641,7 +651,86 @@ async def test_a_job_with_transactions_writes_everything_once(
     sink = kafka(cluster.bootstrap, f"{name}-out", Count, transactions=True)
     async with run(counted(source, sink, parallelism=2), tmp_path) as job:
         await job.wait()
+    await settled(cluster, f"{name}-out")
     rows = await read_all(
         kafka(cluster.bootstrap, f"{name}-out", Count, until="latest", options=READING), ctx
     )
     assert mistakes(rows, total) == []
+
+
+async def test_a_later_attempt_fences_the_former_one(
+    brokers: Brokers, name: str, ctx: SinkContext
+) -> None:
+    """The former one has a transaction in its midst, which no reader will ever see."""
+    # aiokafka retrieves no error of the transaction that was fenced.
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    await produced(brokers, name, [])
+    sink = kafka(brokers.bootstrap, name, transactions=True)
+    ctx.flow_name = name
+    former, later = sink.committer(), sink.committer()
+    assert former is not None and later is not None
+    await former.commit(await prepared(sink, ctx, [1]))
+    await later.commit(await prepared(sink, ctx, [2]))
+    with pytest.raises(StateError, match="another attempt, or another program"):
+        await former.commit(await prepared(sink, ctx, [3]))
+    await settled(brokers, name)
+    source = kafka(brokers.bootstrap, name, until="latest")
+    assert sorted(await read_all(source, ctx)) == [1, 2]
+    for committer in (former, later):
+        await committer.close()
+
+
+PROGRAM = """
+import sys
+import aioflow as af
+from tests.integration.log_flows import Count, Number, counted
+
+brokers, name, folder, workers = sys.argv[1:]
+source = af.io.kafka(brokers, f"{name}-in", Number, until="latest")
+sink = af.io.kafka(brokers, f"{name}-out", Count, transactions=True)
+flow = counted(source, sink, parallelism=2, per_second=400)
+if __name__ == "__main__":
+    more = {"workers": int(workers)} if workers != "0" else {}
+    restart = af.fixed_delay(1000, "50ms")
+    af.run(flow, checkpoints=f"file://{folder}", every="200ms", restart=restart, **more)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_kills_of_the_program_and_of_the_broker_leave_the_output_exact(
+    brokers: Brokers, name: str, ctx: SinkContext, tmp_path: Path, workers: int
+) -> None:
+    """The program is killed three times, each after new output; the broker is killed once."""
+    total = 9_000
+    await produced(brokers, f"{name}-in", [(n % 4, b'{"n":%d}' % n) for n in range(total)])
+    await produced(brokers, f"{name}-out", [])
+    command = [sys.executable, "-c", PROGRAM, brokers.bootstrap, name, str(tmp_path), str(workers)]
+
+    async def rows() -> list[Count]:
+        source = kafka(brokers.bootstrap, f"{name}-out", Count, until="latest")
+        return await read_all(source, ctx)
+
+    async def length() -> int:
+        return len(await rows())
+
+    for kill in range(4):
+        seen = await length()
+        program = await asyncio.create_subprocess_exec(*command)
+        try:
+            if kill == 3:
+                assert await program.wait() == 0
+                break
+            await until(length, min(total, seen + total // 6))
+            if kill == 1:
+                brokers.kill()
+                await asyncio.sleep(1)
+                await asyncio.to_thread(brokers.restart)
+                await until(length, min(total, await length() + total // 6))
+        finally:
+            if program.returncode is None:
+                program.kill()
+                await program.wait()
+    await settled(brokers, f"{name}-out")
+    assert mistakes(await rows(), total) == []

@@ -40,10 +40,19 @@ class Server:
 
     def start(self) -> None:
         """Returns once it answers."""
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """Starts the process, and does not wait until it answers."""
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory
             )
+
+    def wait(self) -> None:
+        """Returns once it answers."""
+        assert self._process is not None
         until = time.monotonic() + PATIENCE_S
         while not self._ready():
             assert self._process.poll() is None, (self.directory / "log").read_text()
@@ -199,78 +208,6 @@ def s3_environment(port: int) -> dict[str, str]:
         "AWS_REGION": "us-east-1",
         "AWS_ALLOW_HTTP": "true",
     }
-
-
-MOCK_CLUSTER = """
-import signal
-from pathlib import Path
-from confluent_kafka import Producer
-
-cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
-(broker,) = cluster.list_topics(timeout=60).brokers.values()
-Path("new").write_text(str(broker.port))
-Path("new").rename("port")
-signal.pause()
-"""
-
-
-class KafkaCluster:
-    """The mock cluster of librdkafka in a process of its own: Kafka's protocol over TCP, its
-    records in memory, four partitions a topic.
-
-    It is no Kafka: transactions that are aborted stay visible. No real broker can be installed from
-    the package registries.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", MOCK_CLUSTER], stdin=subprocess.DEVNULL, cwd=directory
-        )
-        port, until = directory / "port", time.monotonic() + PATIENCE_S
-        while not port.exists():
-            assert self._process.poll() is None, (
-                "the mock cluster does not start: pip install confluent-kafka"
-            )
-            assert time.monotonic() < until, "the mock cluster does not answer"
-            time.sleep(0.02)
-        self.bootstrap = f"127.0.0.1:{port.read_text()}"
-
-    def pause(self) -> None:
-        """Stops answering."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait(PATIENCE_S)
-
-
-@contextmanager
-def kafka_cluster() -> Iterator[KafkaCluster]:
-    with tempfile.TemporaryDirectory(prefix="aioflow-kafka-") as directory:
-        cluster = KafkaCluster(Path(directory))
-        try:
-            yield cluster
-        finally:
-            cluster.stop()
-
-
-async def produced(
-    cluster: KafkaCluster, topic: str, values: Sequence[tuple[int, bytes | None]]
-) -> None:
-    """Values into partitions of a topic, which is made."""
-    from aiokafka import AIOKafkaProducer
-
-    producer = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap)
-    await producer.start()
-    try:
-        await producer.partitions_for(topic)
-        for partition, value in values:
-            await producer.send_and_wait(topic, value, key=b"k", partition=partition)
-    finally:
-        await producer.stop()
 
 
 async def published(server: Server, stream: str, bodies: Sequence[bytes] = ()) -> None:
