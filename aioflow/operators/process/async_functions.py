@@ -206,12 +206,14 @@ class AsyncProcessOperator(ProcessOperator):
         assert batch is not None
         if is_done:
             self._batch = None
+            self._context.flush_sides()
             self.ctx.emit(rows.batch(before, self._news(batch)))
             if self._backlog:
                 self._begin(*self._backlog.popleft())
             elif not self.busy:
                 self.availability.set_available()
         else:
+            self._context.flush_sides()
             self.ctx.emit(rows.batch(before, self._mark))
             self.ctx.execute(self._step, "async process")
 
@@ -340,6 +342,7 @@ class AsyncProcessOperator(ProcessOperator):
         finally:
             keyed.current_key = NO_KEY
             self._context.timestamp = None
+        self._context.flush_sides()
         if rows.values:
             self.ctx.emit(rows.batch(before, MIN_WATERMARK))
         self._is_firing = bool(self._due)
