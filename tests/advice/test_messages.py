@@ -13,7 +13,7 @@ SOURCES = (
     *sorted((PACKAGE / "advice").glob("*.py")),
     PACKAGE / "api" / "entering.py",
     PACKAGE / "expressions" / "hints.py",
-    PACKAGE / "operators" / "same_aggregate.py",
+    PACKAGE / "operators" / "aggregate" / "running.py",
     PACKAGE / "operators" / "traits.py",
 )
 
