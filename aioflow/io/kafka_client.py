@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -68,8 +68,10 @@ class KafkaConfig:
     format: str
     records: bool
     key: Callable[[Any], str | bytes | None] | None
+    headers: Callable[[Any], Mapping[str, str | bytes]] | None
     transactions: bool
-    start: str
+    start: str | int
+    """The first record to read: "earliest", "latest", or the least timestamp in ms since 1970."""
     until: str | None
     group: str | None
     discover_every: Duration | None
@@ -338,9 +340,14 @@ class KafkaPartitions:
             ]
             ends = await consumer.end_offsets(partitions)
             begins = await consumer.beginning_offsets(partitions)
+            start = ends if config.start == "latest" else begins
+            if isinstance(config.start, int):
+                found = await consumer.offsets_for_times(dict.fromkeys(partitions, config.start))
+                start = {  # Where no record is so new, the next one to be written is the first.
+                    one: ends[one] if told is None else told.offset for one, told in found.items()
+                }
         finally:
             await undisturbed(consumer.stop())
-        start = ends if config.start == "latest" else begins
         positions = {
             one: (begins if one.topic in self._begun else start)[one] for one in partitions
         }

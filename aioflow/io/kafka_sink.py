@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError, describe_record
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaCommitter", "KafkaWriter", "Prepared"]
 
-Pair = tuple[bytes | None, bytes | None]
-"""Key and value."""
+Record = Sequence[Any]
+"""Key, value and, where it has any, headers."""
 
 PIECE_RECORDS = 1_000
 """Number of records at which the writer requests a flush."""
@@ -68,7 +68,7 @@ class Prepared(NamedTuple):
     subtask: int
     checkpoint: int
     batch: str
-    records: list[list[bytes | None]]
+    records: list[Record]
 
 
 class KafkaWriter(BaseWriter[Any]):
@@ -80,8 +80,8 @@ class KafkaWriter(BaseWriter[Any]):
         self._encode = body_encoder(config.format, repr(config))
         self._carries = config.transactions and ctx.checkpointing
         self._most = config.options.get("max_request_size", MAX_REQUEST_BYTES) - OVERHEAD_BYTES
-        self._pending: list[Pair] = []
-        self._carried: list[Pair] = []
+        self._pending: list[Record] = []
+        self._carried: list[Record] = []
         self._producer: Any = None
         self.full = False
 
@@ -109,7 +109,9 @@ class KafkaWriter(BaseWriter[Any]):
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         for value in values:
             key, body = self._key(value), None if value is None else self._encode(value)
+            headers = self._headers(value) if self._config.headers is not None else []
             size = len(key or b"") + len(body or b"")
+            size += sum(len(name) * 3 + len(content) for name, content in headers)
             if size > self._most:
                 shown = describe_record(value)
                 raise ValueError(
@@ -117,7 +119,7 @@ class KafkaWriter(BaseWriter[Any]):
                     f"{self._most}: "
                     "see max_request_size in options=, and max.message.bytes of the topic"
                 )
-            self._pending.append((key, body))
+            self._pending.append((key, body, headers) if headers else (key, body))
         self.full = len(self._pending) >= PIECE_RECORDS
 
     def _key(self, value: Any) -> bytes | None:
@@ -129,6 +131,22 @@ class KafkaWriter(BaseWriter[Any]):
         raise TypeError(
             f"sink {self._config!r}: key= gave a {type(key).__qualname__} for "
             f"{describe_record(value)}, expected text, bytes or None"
+        )
+
+    def _headers(self, value: Any) -> list[tuple[str, bytes]]:
+        assert self._config.headers is not None
+        headers = self._config.headers(value)
+        if isinstance(headers, Mapping) and all(
+            isinstance(name, str) and isinstance(content, (str, bytes))
+            for name, content in headers.items()
+        ):
+            return [
+                (name, content.encode() if isinstance(content, str) else content)
+                for name, content in headers.items()
+            ]
+        raise TypeError(
+            f"sink {self._config!r}: headers= gave {describe_record(headers)} for "
+            f"{describe_record(value)}, expected a mapping of names to text or bytes"
         )
 
     async def flush(self) -> None:
@@ -152,10 +170,10 @@ class KafkaWriter(BaseWriter[Any]):
             await self._stop()
             await backoff.sleep()
 
-    async def _send(self, pending: list[Pair]) -> list[Pair]:
-        """Sends the pairs in order. Returns those that may not have reached the brokers."""
+    async def _send(self, pending: list[Record]) -> list[Record]:
+        """Sends the records in order. Returns those that may not have reached the brokers."""
         (topic,) = self._config.topics
-        sent = [await self._producer.send(topic, value=value, key=key) for key, value in pending]
+        sent = [await _sent(self._producer, topic, record) for record in pending]
         answers = await asyncio.gather(*sent, return_exceptions=True)
         left = [
             one
@@ -192,13 +210,20 @@ class KafkaWriter(BaseWriter[Any]):
                     ctx.runtime.subtask_index,
                     checkpoint_id,
                     name,
-                    [list(pair) for pair in carried],
+                    [list(record) for record in carried],
                 )
             )
         ]
 
     async def close(self) -> None:
         await self._stop()
+
+
+def _sent(producer: Any, topic: str, record: Record) -> Any:
+    """Returns the call that sends `record`. Headers are lists where a checkpoint held them."""
+    key, value, *rest = record
+    headers = [(name, content) for name, content in rest[0]] if rest else None
+    return producer.send(topic, value=value, key=key, headers=headers)
 
 
 class _Transactions:
@@ -253,8 +278,8 @@ class _Transactions:
         await producer.begin_transaction()
         sent: list[asyncio.Future[Any]] = []
         try:
-            for key, value in prepared.records:
-                sent.append(await producer.send(topic, value=value, key=key))
+            for record in prepared.records:
+                sent.append(await _sent(producer, topic, record))
         finally:  # A producer that is fenced raises in `send`, and fails what it has sent before.
             await asyncio.gather(*sent, return_exceptions=True)
         for one in sent:

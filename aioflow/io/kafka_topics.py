@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
@@ -57,8 +58,9 @@ def kafka(
     format: str = "json",
     records: bool = False,
     key: Callable[[Any], str | bytes | None] | None = None,
+    headers: Callable[[Any], Mapping[str, str | bytes]] | None = None,
     transactions: bool = False,
-    start: str = "earliest",
+    start: str | int | datetime = "earliest",
     until: str | None = None,
     group: str | None = None,
     discover_every: Duration | None = "5m",
@@ -73,7 +75,9 @@ def kafka(
     "bytes". A record without a value becomes None. With `records`, each element is a `KafkaRecord`
     of this value and the record's key, timestamp, headers, topic, partition and offset.
 
-    `start` is "earliest" or "latest"; the offsets in a restored checkpoint take precedence. With
+    `start` is "earliest", "latest", or a time: an aware datetime, or ms since 1970. A time starts
+    each partition at its first record of that time or later. The offsets in a restored checkpoint
+    take precedence. With
     `until="latest"` the source ends with the last record that exists when the job begins. `group`
     is a consumer group to which the offsets of completed checkpoints are committed, for monitoring;
     a job that starts without a checkpoint begins at the offsets of the group. `discover_every` is
@@ -83,9 +87,10 @@ def kafka(
     `ssl_context` and `request_timeout_ms`.
 
     A sink writes to one topic the values that `format` accepts. `key(record)` decides the partition
-    of a record. Delivery is at least once. With `transactions` and checkpoints, delivery is exactly
-    once for readers of committed records: each checkpoint carries the records written since the
-    last one, and they are produced in one transaction when the checkpoint is complete.
+    of a record, and `headers(record)` gives its headers. Delivery is at least once. With
+    `transactions` and checkpoints, delivery is exactly once for readers of committed records: each
+    checkpoint carries the records written since the last one, and they are produced in one
+    transaction when the checkpoint is complete.
     """
     brokers, topics = one_or_more_places(bootstrap), one_or_more(topic)
     place = f"kafka({bootstrap!r}, {', '.join(map(repr, topics))})"
@@ -106,11 +111,7 @@ def kafka(
             f"{place}: topic is {topic!r}, expected the name of a topic, or a list of different "
             "names"
         )
-    if start not in ("earliest", "latest"):
-        raise GraphError(
-            f"{place}: start is {start!r}, expected 'earliest' or "
-            f"'latest'{did_you_mean(start, ('earliest', 'latest'))}"
-        )
+    first = _checked_start(start, place)
     if until not in (None, "latest"):
         raise GraphError(
             f"{place}: until is {until!r}, expected 'latest' or "
@@ -120,6 +121,11 @@ def kafka(
         raise GraphError(
             f"{place}: key is {key!r}, expected a function of a record that gives text, bytes or "
             "None"
+        )
+    if headers is not None and not callable(headers):
+        raise GraphError(
+            f"{place}: headers is {headers!r}, expected a function of a record that gives a "
+            "mapping of names to text or bytes"
         )
     for broker in brokers:
         check_host_and_port(f"kafka://{broker}", place)
@@ -138,14 +144,30 @@ def kafka(
         format,
         records,
         key,
+        headers,
         transactions,
-        start,
+        first,
         until,
         group,
         discover_every,
         given,
         backoff,
         on_error,
+    )
+
+
+def _checked_start(start: Any, place: str) -> str | int:
+    """Returns `start` with a time in ms since 1970, or raises GraphError."""
+    if isinstance(start, datetime) and start.tzinfo is not None:
+        return int(start.timestamp() * 1000)
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return start
+    if start in ("earliest", "latest"):
+        return str(start)
+    hint = did_you_mean(start, ("earliest", "latest")) if isinstance(start, str) else ""
+    raise GraphError(
+        f"{place}: start is {start!r}, expected 'earliest', 'latest', an aware datetime or ms "
+        f"since 1970{hint}"
     )
 
 

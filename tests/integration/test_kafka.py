@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,57 @@ async def test_it_begins_where_it_is_told(cluster: KafkaCluster, name: str, ctx:
     await reader.close()
 
 
+async def test_it_begins_at_a_time(brokers: Brokers, name: str, ctx: Context) -> None:
+    """Each partition begins at its first record of that time; one without is read from its end."""
+    await produced(brokers, name, [])
+    producer = AIOKafkaProducer(bootstrap_servers=brokers.bootstrap)
+    await producer.start()
+    for partition, time in ((0, 1_000), (0, 2_000), (0, 3_000), (1, 2_500), (2, 1_500)):
+        await producer.send_and_wait(name, b"%d" % time, partition=partition, timestamp_ms=time)
+    await producer.stop()
+    for start in (2_000, datetime.fromtimestamp(2, UTC)):
+        source = kafka(brokers.bootstrap, name, start=start, until="latest")
+        assert [split.position for split in await source.discover()] == [1, 0, 1, 0]
+        assert sorted(await read_all(source, ctx)) == [2_000, 2_500, 3_000]
+
+
+@pytest.mark.parametrize("transactions", [False, True])
+async def test_headers_are_those_of_the_record(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, transactions: bool
+) -> None:
+    await produced(cluster, name, [])
+    ctx.flow_name = name
+    sink = kafka(
+        cluster.bootstrap,
+        name,
+        headers=lambda n: {"kind": "even", "raw": b"\0"} if n % 2 == 0 else {},
+        transactions=transactions,
+    )
+    if transactions:
+        committer = sink.committer()
+        assert committer is not None
+        await committer.commit(await prepared(sink, ctx, [1, 2]))
+        await committer.close()
+        await settled(cluster, name)
+    else:
+        await write(sink, ctx, [1, 2])
+    source = kafka(cluster.bootstrap, name, records=True, until="latest", options=READING)
+    headers = {
+        record.value: list(map(tuple, record.headers)) for record in await read_all(source, ctx)
+    }
+    assert headers == {1: [], 2: [("kind", b"even"), ("raw", b"\0")]}
+
+
+@pytest.mark.parametrize("headers", [None, [("a", "b")], {"a": 1}, {1: "b"}])
+async def test_headers_of_another_type_are_refused(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, headers: Any
+) -> None:
+    await produced(cluster, name, [])
+    sink = kafka(cluster.bootstrap, name, headers=lambda n: headers)
+    with pytest.raises(TypeError, match="expected a mapping of names to text or bytes"):
+        await write(sink, ctx, [1])
+
+
 async def test_a_group_is_told_of_completed_checkpoints(
     cluster: KafkaCluster, name: str, ctx: Context
 ) -> None:
@@ -269,6 +321,11 @@ async def test_impossible_options_are_refused(
         ),
         (lambda: kafka(3, "t"), "expected brokers as 'HOST:PORT'"),  # type: ignore[arg-type]
         (lambda: kafka(bootstrap, "t", start="earlyest"), "did you mean 'earliest'"),
+        (
+            lambda: kafka(bootstrap, "t", start=datetime(2026, 1, 1)),
+            "an aware datetime or ms since 1970",
+        ),
+        (lambda: kafka(bootstrap, "t", start=-1), "start is -1"),
         (lambda: kafka(bootstrap, "t", until="now"), "expected 'latest' or None"),
         (
             lambda: kafka(bootstrap, "t", key="id"),  # type: ignore[arg-type]
