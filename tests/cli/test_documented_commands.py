@@ -18,6 +18,7 @@ STANDS_FOR = {
     "HOST:PORT": "127.0.0.1:8081",
     "ADDRESS": "127.0.0.1",
     "JOB": "0d2c",
+    "COMMAND": "run",
     "[DIR]": "DIR",
     "N": "2",
 }
