@@ -288,7 +288,7 @@ def decode_report(content: bytes) -> JobReport:
         return msgspec.msgpack.decode(content, type=JobReport)
     except msgspec.DecodeError as error:
         raise RemoteProtocolError(
-            f"the JobManager's report of a job is not understood: {error}"
+            f"the JobManager's report of a job cannot be decoded: {error}"
         ) from error
 
 

@@ -78,7 +78,7 @@ def frame_source(what: Any) -> ArrowTable:
         ) from error
     if is_reader and not table.num_rows:
         logger.warning(
-            "flow.source got a %s without rows; one that was read before has none left: give its "
+            "flow.source got a %s without rows, perhaps because it was read before: pass its "
             "table, reader.read_all(), instead",
             named,
         )

@@ -304,9 +304,9 @@ class KafkaReader(GroupReader):
                 )
             except OffsetOutOfRangeError as error:
                 raise StateError(
-                    f"{self._config!r}: what follows the offsets that were read is not there any "
-                    f"more ({error}): it was removed before it "
-                    "was read, or the topic was recreated; start with restore=None, fresh=True"
+                    f"{self._config!r}: the next records are not there any more ({error}): they "
+                    "were removed before they were read, or the topic was recreated; start with "
+                    "restore=None, fresh=True"
                 ) from None
             for one, records in fetched.items():
                 await self._hand_over(reads[one], records)
@@ -352,7 +352,7 @@ class KafkaReader(GroupReader):
             if not is_away(error):
                 raise
             logger.info(
-                "%r: the group %r was not told how far it is read: %r",
+                "%r: the position of the group %r could not be published: %r",
                 self._config,
                 self._config.group,
                 error,

@@ -498,5 +498,5 @@ class GroupReader(StreamReader):
         # The group is only for monitoring: the job does not depend on it.
         except Exception as error:  # noqa: BLE001
             logger.warning(
-                "the group %r was not told how far it is read at the end: %r", self._group, error
+                "the last position of the group %r could not be published: %r", self._group, error
             )

@@ -436,9 +436,8 @@ class ProcessingClock:
             self._stepped_s = None
         elif ahead_ms < 0:
             logger.warning(
-                "the wall clock was put back by %.1f s: processing time goes on by the monotonic "
-                "clock, and is ahead by that until "
-                "the process ends or the wall clock has caught up",
+                "the wall clock was set back by %.1f s: processing time follows the monotonic "
+                "clock, and stays ahead until the wall clock has caught up or the process ends",
                 -ahead_ms / 1000.0,
             )
             self._lead_ms -= ahead_ms
@@ -450,9 +449,8 @@ class ProcessingClock:
             now_ms = expected_ms
         elif self._stepped_s is None:
             logger.warning(
-                "the wall clock is ahead by %.1f s all at once, as after a sleep of the machine, "
-                "or because it was set: processing time "
-                "follows when that has lasted for %g s",
+                "the wall clock jumped ahead by %.1f s, because it was set or the machine slept: "
+                "processing time follows if this lasts for %g s",
                 (ahead_ms - self._lead_ms) / 1000.0,
                 SETTLE_S,
             )

@@ -78,7 +78,7 @@ def test_a_step_back_is_not_followed_and_logged_once(caplog: pytest.LogCaptureFi
             machine.now_s += 1
             assert clock.read() == start + 1000 * second
     assert len(caplog.messages) == 1
-    assert "put back by 5.0 s" in caplog.messages[0]
+    assert "set back by 5.0 s" in caplog.messages[0]
     machine.set_ms += 3_000
     machine.now_s += 1
     assert clock.read() == start + 40_000

@@ -363,7 +363,7 @@ async def test_offsets_that_are_gone_are_an_error(
     cluster: KafkaCluster, name: str, ctx: Context
 ) -> None:
     await produced(cluster, name, [(0, b"1")])
-    with pytest.raises(StateError, match="is not there any more"):
+    with pytest.raises(StateError, match="the next records are not there any more"):
         await read_all(
             kafka(cluster.bootstrap, name), ctx, [af.Split(f"{name}-0", 9, [name, 0, None])]
         )
