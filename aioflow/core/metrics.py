@@ -60,12 +60,14 @@ class Gauge:
         self._failed = False
 
     def value(self) -> Number:
-        """The result of `fn`, or NaN if it raises, which is logged once.
+        """The result of `fn`, or NaN if it raises or returns no number, which is logged once.
 
         A broken gauge must not hide the other metrics.
         """
         try:
-            return self._fn()
+            value = self._fn()
+            value - value  # Raises TypeError for None, a text and other kinds.
+            return value
         except BaseException:  # Nothing is awaited, so even a CancelledError comes from `fn`.
             if not self._failed:
                 self._failed = True

@@ -326,6 +326,9 @@ class _SystemProcess:
                 self._process.send_signal(number)
 
 
+MAIN_THREAD_ENV = "AIOFLOW_MAIN_THREAD_OF"
+"""Variable with the id of the process whose main thread started this one."""
+
 PR_SET_PDEATHSIG = 1
 """Number of the option, from linux/prctl.h."""
 
@@ -386,6 +389,9 @@ class SystemProcesses:
     ) -> Process:
         environment = {**os.environ, **(env or {})}
         environment.pop(SECRET_FD_ENV, None)
+        environment.pop(MAIN_THREAD_ENV, None)
+        if threading.current_thread() is threading.main_thread():
+            environment[MAIN_THREAD_ENV] = str(os.getpid())
         if secret is None:
             return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment))
         if (
@@ -421,10 +427,12 @@ def end_with_parent() -> bool:
     """Lets the kernel kill this process at the end of its parent. Returns whether it will.
 
     It does so although a function holds the interpreter, which stops all threads of Python. Only
-    Linux offers this. The parent is the thread that started this process: the thread of an event
-    loop, which must not end before its loop is closed. An earlier end of the parent goes unnoticed.
+    Linux offers this, and only for a process that a main thread started: the kernel would kill it
+    at the end of any other thread, although the program and its event loop go on. An earlier end of
+    the parent goes unnoticed.
     """
-    if sys.platform != "linux":
+    started_by = os.environ.pop(MAIN_THREAD_ENV, None)
+    if sys.platform != "linux" or started_by != str(os.getppid()):
         return False
     import ctypes  # Costs a millisecond, which only processes of workers need.
 

@@ -52,6 +52,13 @@ JOB_MUTANTS: list[Mutant] = [
         (PROGRAMS + "test_when_the_program_is_killed_its_workers_end_within_seconds",),
     ),
     Mutant(
+        "the kernel ends workers with any thread that started them",
+        "aioflow/core/system_host.py",
+        " or started_by != str(os.getppid())",
+        "",
+        (PROGRAMS + "test_workers_live_on_after_the_thread_that_started_them",),
+    ),
+    Mutant(
         "a function that travels by value loses the name of its file",
         "aioflow/cluster/shipping.py",
         "(code.co_filename if arg == UNNAMED_FILE else arg for arg in args)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -168,6 +169,14 @@ def test_a_gauge_that_raises_is_nan_and_logged_once(
     assert math.isnan(second["bad"])
     assert first["good"] == 1
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("value", [None, "7", [7]])
+def test_a_gauge_that_returns_no_number_is_nan(clock: Clock, value: Any) -> None:
+    """One such gauge made the page of Prometheus fail for all metrics."""
+    group = MetricGroup(clock)
+    group.gauge("bad", lambda: value)
+    assert math.isnan(group.snapshot()["bad"])
 
 
 def test_a_removed_group_leaves_the_snapshot(clock: Clock) -> None:

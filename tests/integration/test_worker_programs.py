@@ -430,6 +430,39 @@ async def test_when_the_program_is_killed_its_workers_end_within_seconds(
         await eventually(lambda: not any(map(alive, pids)), within_s=30)
 
 
+OTHER_THREAD = (
+    ENDLESS
+    + """
+if __name__ == "__main__":
+    import threading
+    loop = asyncio.new_event_loop()
+    flow, seen = build(pause)
+    running = flow.run(workers=2)
+    jobs = []
+    def start():
+        jobs.append(loop.run_until_complete(running.__aenter__()))
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    started_at = len(seen)
+    async def go_on():
+        async with asyncio.timeout(60):
+            while len(seen) < started_at + 100:
+                await asyncio.sleep(0.01)
+        await running.__aexit__(None, None, None)
+    loop.run_until_complete(go_on())
+    print("all right")
+"""
+)
+
+
+def test_workers_live_on_after_the_thread_that_started_them(tmp_path: Path) -> None:
+    """The kernel takes the end of that thread for the end of the parent."""
+    done = run(script(tmp_path, OTHER_THREAD))
+
+    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
+
+
 @pytest.mark.parametrize("whole_group", [False, True], ids=["to the program", "from a terminal"])
 async def test_ctrl_c_stops_the_job_gracefully_and_leaves_no_process(
     tmp_path: Path, whole_group: bool

@@ -85,7 +85,9 @@ async def test_a_job_whose_checkpoints_do_not_complete_is_not_ready(tmp_path: Pa
         ]
 
 
-@pytest.mark.parametrize("query", ["intervals=0", "intervals=x", "jobs=maybe"])
+@pytest.mark.parametrize(
+    "query", ["intervals=0", "intervals=x", "jobs=maybe", "intervals=" + "9" * 5000]
+)
 async def test_a_wrong_parameter_is_refused(query: str) -> None:
     made, _ = flow()
     async with watched(made) as client:
