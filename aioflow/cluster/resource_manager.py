@@ -157,7 +157,8 @@ class OpensSlowly:
 class NotEnoughResources:
     """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time.
 
-    `existing` is the number of all slots, most of which other jobs may have.
+    `existing` is the number of all slots, most of which other jobs may have. It is the largest one
+    since the last report, so that a worker may be replaced meanwhile.
     """
 
     job_id: str
@@ -234,6 +235,8 @@ class _Job:
     address: str
     wanted: int
     short_since: float | None = None
+    existing: int = 0
+    """Largest number of all slots since the shortage began or was last reported."""
 
 
 @dataclass(slots=True)
@@ -435,9 +438,9 @@ class SlotManager:
         if slots == 0:
             self._jobs.pop(job_id, None)
         else:
-            self._jobs[job_id] = _Job(
-                job_token, address, slots, None if known is None else known.short_since
-            )
+            job = self._jobs[job_id] = _Job(job_token, address, slots)
+            if known is not None:
+                job.short_since, job.existing = known.short_since, known.existing
         return self._after_change(now)
 
     # From the worker factory and time.
@@ -518,6 +521,7 @@ class SlotManager:
     def _after_change(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         short = 0
+        existing = self._existing()
         if self._recovered_at is None:
             for job_id, job in self._jobs.items():
                 missing = job.wanted - len(self.slots_of(job_id))
@@ -536,7 +540,8 @@ class SlotManager:
                 else:
                     short += missing
                     if job.short_since is None:
-                        job.short_since = now
+                        job.short_since, job.existing = now, 0
+                    job.existing = max(job.existing, existing)
         for worker in self._workers.values():
             if worker.taken:
                 worker.idle_since = None
@@ -594,15 +599,18 @@ class SlotManager:
             ):
                 # A job may choose to wait on: the shortage is then reported again later.
                 job.short_since = now
-                existing = sum(
-                    len(worker.slots)
-                    for worker in self._workers.values()
-                    if worker.worker_id not in self._leaving
-                )
-                instructions.append(
-                    NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id)), existing)
-                )
+                available = len(self.slots_of(job_id))
+                instructions.append(NotEnoughResources(job_id, job.wanted, available, job.existing))
+                job.existing = self._existing()
         return instructions
+
+    def _existing(self) -> int:
+        """Returns the number of all slots, without those of workers that leave."""
+        return sum(
+            len(worker.slots)
+            for worker in self._workers.values()
+            if worker.worker_id not in self._leaving
+        )
 
     def _lose_those_that_open_no_job(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []

@@ -35,6 +35,13 @@ JOB_MUTANTS: list[Mutant] = [
         (CLUSTER + "test_jobs_wait_in_line_for_slots_that_other_jobs_have",),
     ),
     Mutant(
+        "a job in line fails while a lost worker is replaced",
+        "aioflow/cluster/resource_manager.py",
+        "NotEnoughResources(job_id, job.wanted, available, job.existing)",
+        "NotEnoughResources(job_id, job.wanted, available, self._existing())",
+        (RESOURCES + "test_a_job_in_line_has_the_whole_time_for_the_replacement_of_a_worker",),
+    ),
+    Mutant(
         "a job in line keeps the slots that do not suffice",
         "aioflow/cluster/scheduler.py",
         "return [self._free(slot) for slot in unused]",

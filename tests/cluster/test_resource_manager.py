@@ -140,6 +140,19 @@ def test_a_freed_slot_goes_to_the_job_that_waits_longest() -> None:
     assert request.job_id == "second"
 
 
+def test_a_job_in_line_has_the_whole_time_for_the_replacement_of_a_worker() -> None:
+    """It failed if its shortage was reported between the loss and the replacement."""
+    rm = manager(STANDALONE)
+    registration, _ = rm.register_worker(1, "w", empty(), 0.0)
+    grant_all(rm, rm.declare(1, "first", 1, 2, "jm", 0.0))
+    rm.declare(1, "second", 1, 1, "jm", 1.0)
+    rm.unregister_worker(1, "w", registration, 20.0)
+    told = [i for i in rm.tick(21.0) if isinstance(i, NotEnoughResources)]
+    assert told == [NotEnoughResources("second", 1, 0, 2)]
+    told = [i for i in rm.tick(41.0) if isinstance(i, NotEnoughResources)]
+    assert NotEnoughResources("second", 1, 0, 0) in told, "no worker has replaced it"
+
+
 def test_a_job_whose_last_slot_comes_in_time_is_told_nothing() -> None:
     """I2.1, the other way."""
     rm = manager(STANDALONE)
