@@ -89,4 +89,36 @@ KEPT: dict[str, tuple[str, Program]] = {
             (1,),
         ),
     ),
+    "an async process function got elements of a checkpoint twice": (
+        "restored",
+        Program(
+            920011,
+            True,
+            (
+                Step(
+                    "source",
+                    (),
+                    {
+                        "rows": [
+                            ("k1" if i in (3, 4) else "k0", 10 + i, 4503599627370556 + 7 * i, "")
+                            for i in range(16)
+                        ],
+                        "type": "S",
+                        "keys": "str",
+                        "delay": 40,
+                        "strategy": "punctuated",
+                        "stamp": "expression",
+                        "columnar": False,
+                    },
+                ),
+                Step(
+                    "keyed_process",
+                    (0,),
+                    {"cls": "AwaitedTotals", "init": {}, "key": ("col", "key"), "key_form": "name"},
+                ),
+                Step("map", (1,), {"fn": "record_of", "form": "blocking"}),
+            ),
+            (2,),
+        ),
+    ),
 }
