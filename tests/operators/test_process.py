@@ -533,6 +533,61 @@ async def test_side_outputs_before_an_error_are_sent() -> None:
     assert "at record 2" in raised.value.__notes__[0]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_side_outputs_outside_of_a_call_are_sent_at_once(asynchronous: bool) -> None:
+    tag: OutputTag[Any] = OutputTag("kept")
+
+    class Keeps(ProcessFunction[int, Any]):
+        def process_element(self, value: int, ctx: ProcessContext) -> None:
+            self.ctx = ctx
+
+        def finish(self) -> None:
+            self.ctx.output(tag, "end")
+
+    context, function = Context(keyed=False), Keeps()
+    made = AsyncProcessOperator if asynchronous else ProcessOperator
+    operator = await opened(made(function), context)
+    operator.process_batch(RecordBatch([1]))
+    await context.work()
+    function.ctx.output(tag, "between batches")
+    assert [value for _, value, _, _ in context.side] == ["between batches"]
+    operator.finish()
+    await context.work()
+    assert [value for _, value, _, _ in context.side] == ["between batches", "end"]
+
+
+async def test_side_outputs_before_an_error_of_an_asynchronous_function_are_sent() -> None:
+    async def fail(value: int, ctx: ProcessContext) -> None:
+        ctx.output(OutputTag("seen"), value)
+        if value == 2:
+            raise ValueError("two")
+
+    context = Context(keyed=False)
+    operator = await opened(AsyncProcessOperator(fail), context)
+    operator.process_batch(RecordBatch([1, 2, 3]))
+    with pytest.raises(ValueError, match="two"):
+        await context.work()
+    assert [value for _, value, _, _ in context.side] == [1, 2]
+
+
+async def test_side_outputs_before_an_error_of_a_timer_are_sent() -> None:
+    class Fails(Timers):
+        def process_element(self, value: int, ctx: ProcessContext) -> None:
+            ctx.timer_service.register_processing_time_timer(value)
+
+        def on_timer(self, timestamp: int, ctx: ProcessContext) -> None:
+            ctx.output(OutputTag("seen"), timestamp)
+            if timestamp == 7:
+                raise LookupError("seven")
+
+    context = Context()
+    operator = await opened(KeyedProcessOperator(Fails()), context)
+    operator.process_batch(keyed_batch("ab", [5, 7]))
+    with pytest.raises(LookupError, match="seven"):
+        context.advance(10)
+    assert [value for _, value, _, _ in context.side] == [5, 7]
+
+
 async def test_functions_are_told_where_they_run() -> None:
     operator = await opened(
         ProcessOperator(lambda value, ctx: [dict(ctx.metadata)]), Context(keyed=False)

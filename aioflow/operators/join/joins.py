@@ -303,6 +303,7 @@ class IntervalJoinOperator(Operator):
                 self._timers.current_watermark = batch.watermark
             self._out.passed(batch.watermark)
             return empty_batch(self._out.watermark)
+        self._join_ctx.collect_sides()
         try:
             return self._out.start(self._run(index, batch), batch.watermark)
         finally:
@@ -313,6 +314,7 @@ class IntervalJoinOperator(Operator):
         return self._out.pending
 
     def resume(self, max_records: int) -> RecordBatch:
+        self._join_ctx.collect_sides()
         try:
             return self._out.resume(max_records)
         finally:

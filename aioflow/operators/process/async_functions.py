@@ -202,9 +202,11 @@ class AsyncProcessOperator(ProcessOperator):
         runs in between.
         """
         rows, before = Rows(), self._mark
+        self._context.collect_sides()
         try:
             is_done = await self._go_on(rows)
         finally:
+            self._context.flush_sides()
             self._context.timestamp = None
             self._context.broadcast_writable = False
             if self._keyed is not None:
@@ -213,14 +215,12 @@ class AsyncProcessOperator(ProcessOperator):
         assert batch is not None
         if is_done:
             self._batch = None
-            self._context.flush_sides()
             self.ctx.emit(rows.batch(before, self._news(batch)))
             if self._backlog:
                 self._begin(*self._backlog.popleft())
             elif not self.busy:
                 self.availability.set_available()
         else:
-            self._context.flush_sides()
             self.ctx.emit(rows.batch(before, self._mark))
             self.ctx.execute(self._step, "async process")
 
@@ -335,6 +335,7 @@ class AsyncProcessOperator(ProcessOperator):
         rows, before, keyed = Rows(), self._mark, self._keyed
         assert keyed is not None
         deadline = self._perf_ns() + DRAIN_NS
+        self._context.collect_sides()
         try:
             while self._due:
                 timestamp, key = self._due.popleft()
@@ -347,9 +348,9 @@ class AsyncProcessOperator(ProcessOperator):
                 if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
                     break
         finally:
+            self._context.flush_sides()
             keyed.current_key = NO_KEY
             self._context.timestamp = None
-        self._context.flush_sides()
         if rows.values:
             self.ctx.emit(rows.batch(before, MIN_WATERMARK))
         self._is_firing = bool(self._due)

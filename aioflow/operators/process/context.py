@@ -71,6 +71,7 @@ class OperatorProcessContext:
         "_broadcast",
         "_ctx",
         "_is_checked",
+        "_is_collecting",
         "_keyed",
         "_metadata",
         "_side_rows",
@@ -98,6 +99,8 @@ class OperatorProcessContext:
         self._sides: dict[int, _SideRows] = {}
         """The same by the ids of the tags, because hashing a tag is slow."""
         self._is_checked = ctx.debug
+        self._is_collecting = False
+        """Whether the operator sends the side outputs when it has called the function."""
         self.timestamp: int | None = None
         """Timestamp of the element, or of the timer that fires; None without event time."""
         self.watermark = MIN_WATERMARK
@@ -166,8 +169,8 @@ class OperatorProcessContext:
         if timestamp is not None:
             rows.stamps.append(timestamp)
         rows.marks.append(self.watermark if mark is None else mark)
-        if self._is_checked:
-            self.flush_sides()  # The check for mutations sees each value as it was emitted.
+        if not self._is_collecting:
+            self._send_sides()
 
     def _rows_of(self, tag: OutputTag[Any], timestamp: int | None) -> _SideRows:
         """Returns the records of `tag` that a record with `timestamp` can join."""
@@ -175,7 +178,7 @@ class OperatorProcessContext:
             raise no_tag(tag)
         rows = self._side_rows.get(tag)
         if rows is not None and (timestamp is None) is not (not rows.stamps):
-            self.flush_sides()
+            self._send_sides()
             rows = None
         if rows is None:
             rows = self._side_rows[tag] = _SideRows()
@@ -183,11 +186,25 @@ class OperatorProcessContext:
         self._sides[id(tag)] = rows
         return rows
 
+    def collect_sides(self) -> None:
+        """Keeps the records for side outputs until `flush_sides`.
+
+        The operator calls it before it calls the function for a batch. Outside of such calls each
+        record is sent when it is emitted. So is each in debug mode, where the check for mutations
+        sees values as they were emitted.
+        """
+        self._is_collecting = not self._is_checked
+
     def flush_sides(self) -> None:
         """Sends the records for side outputs.
 
-        The operator calls it before it returns what the function emitted beside them.
+        The operator calls it before it returns what the function emitted beside them, also after
+        an error.
         """
+        self._is_collecting = False
+        self._send_sides()
+
+    def _send_sides(self) -> None:
         if self._sides:
             sides, self._sides, self._side_rows = self._side_rows, {}, {}
             for tag, rows in sides.items():

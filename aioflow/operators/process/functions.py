@@ -155,6 +155,7 @@ class ProcessOperator(Operator):
         return self.process_input(0, batch)
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        self._context.collect_sides()
         try:
             if self._timers is None:
                 return self._process_unkeyed(index, batch)
@@ -169,6 +170,7 @@ class ProcessOperator(Operator):
         return self._batch is not None
 
     def resume(self, max_records: int) -> RecordBatch:
+        self._context.collect_sides()
         try:
             return self._process_keyed(max_records)
         finally:
@@ -422,7 +424,12 @@ class ProcessOperator(Operator):
             self._context.mark = None
 
     def _on_processing_time(self, timestamp: int, key: Any, namespace: Any) -> None:
-        self._call_on_timer(timestamp, key, self._fired, self._mark)
+        self._context.collect_sides()
+        try:
+            self._call_on_timer(timestamp, key, self._fired, self._mark)
+        except BaseException:
+            self._context.flush_sides()
+            raise
         self._context.timestamp = None
 
     def _emit_fired(self) -> None:
@@ -430,11 +437,13 @@ class ProcessOperator(Operator):
         rows, self._fired = self._fired, Rows()
         timers, context = self._timers, self._context
         assert timers is not None and self._keyed is not None
-        if self._batch is None and context.timer_service.next_due <= context.watermark:
-            self._fire_due(context.watermark, rows, NO_DEADLINE, NO_DEADLINE)
-            context.timestamp = None
-            self._keyed.current_key = NO_KEY
-        context.flush_sides()
+        try:
+            if self._batch is None and context.timer_service.next_due <= context.watermark:
+                self._fire_due(context.watermark, rows, NO_DEADLINE, NO_DEADLINE)
+                context.timestamp = None
+                self._keyed.current_key = NO_KEY
+        finally:
+            context.flush_sides()
         if rows.values:
             self.ctx.emit(rows.batch(self._mark, MIN_WATERMARK))
 
