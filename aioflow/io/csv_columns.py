@@ -9,6 +9,7 @@ once. The row decoder handles all other blocks, and every block that holds an er
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,8 @@ def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None
     # one belongs to the data.
     if (
         not data
+        # The csv module refuses a field that is so long.
+        or len(data) > csv.field_size_limit()
         or data.startswith(BOM)
         or b"\0" in data
         or data.count(b"\r") != data.count(b"\r\n")

@@ -214,6 +214,7 @@ class CsvDecoder:
     ) -> None:
         self._type = type
         self._delimiter = delimiter
+        self._end = END.replace(delimiter, "\x1d")  # A delimiter would split the line.
         self._columns = list(columns) if columns is not None else None
         self._encoding = encoding
         self._make: Callable[[list[str]], Any] | None = None
@@ -280,7 +281,7 @@ class CsvDecoder:
                 return [(i, row) for i, row in enumerate(rows) if row], [], None, clean
         except csv_module.Error:
             found.seek(0)
-        return *self._rows_quoted(chain(found, (END,))), clean
+        return *self._rows_quoted(chain(found, (self._end,))), clean
 
     def _rows_quoted(self, found: Iterator[str]) -> tuple[list[Row], list[Broken], int | None]:
         rows: list[Row] = []
@@ -297,8 +298,8 @@ class CsvDecoder:
                 base += reader.line_num
                 reader = csv_module.reader(found, delimiter=self._delimiter)
                 continue
-            if row and row[-1].endswith(END):
-                return rows, broken, None if row == [END] else line
+            if row and row[-1].endswith(self._end):
+                return rows, broken, None if row == [self._end] else line
             if row:
                 rows.append((line, row))
 

@@ -28,7 +28,7 @@ from aioflow.io.record_columns import RecordColumns
 
 __all__ = ["FlatLines"]
 
-_KEY = re.compile(rb'\s*"([^"\\]*)"\s*:\s*')
+_KEY = re.compile(rb'\s*"([^"\\\x00-\x1f]*)"\s*:\s*')
 _OBJECT = re.compile(rb"\s*\{")
 _SCALAR = re.compile(rb'"([^"\\]*)"|(-?[0-9][-+.0-9eE]*|true|false|null)|\{\s*\}|\[\s*\]')
 _NEXT = re.compile(rb"\s*([,}])\s*")
@@ -48,7 +48,7 @@ _DIGITS_MAX = 15
 because its digits are read as two words.
 """
 
-_QUOTE, _NEW_LINE, _DOT, _MINUS, _ZERO, _NINE = b'"\n.-09'
+_QUOTE, _NEW_LINE, _RETURN, _DOT, _MINUS, _ZERO, _NINE = b'"\n\r.-09'
 _U = np.uint64
 _TENS = 10 ** np.arange(_WORD + 1)
 
@@ -128,7 +128,8 @@ class FlatLines:
             if key is None:
                 return None
             at = key.end()
-            field: str | None = key[1].decode() if depth == 1 else None
+            # `_block` refuses bytes that are no text.
+            field: str | None = key[1].decode(errors="replace") if depth == 1 else None
             hint = None if field is None else self._hints.get(field)
             value = _SCALAR.match(line, at)
             if value is None:
@@ -186,8 +187,8 @@ def _block(data: bytes) -> _Block | None:
     words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, strides=(1,))
     stops = np.flatnonzero(marks == _NEW_LINE)
     controls = int(np.count_nonzero(marks < 32)) - len(stops) - _PAD - len(behind)
-    # A control character is no valid JSON here, unless a literal at the end of each line has it.
-    if controls and not (controls == len(stops) == data.count(b"\r")):
+    # A control character is no valid JSON here, unless it is a carriage return before a line end.
+    if controls and not (controls == len(stops) and (marks[stops - 1] == _RETURN).all()):
         return None
     starts = np.concatenate(([_PAD], stops[:-1] + 1))
     return _Block(padded, marks, words, np.flatnonzero(marks == _QUOTE), starts, stops)

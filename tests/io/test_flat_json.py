@@ -299,3 +299,13 @@ def test_zeros_keep_their_sign() -> None:
         ("0", -1),
         ("0", 1),
     ]
+
+
+@pytest.mark.parametrize("value", ["a", "a\r"])
+@pytest.mark.parametrize("key", ["z", "z\r", "z\udcff"])
+def test_bytes_that_no_key_or_text_has_give_the_same_as_rows(key: str, value: str) -> None:
+    line = f'{{"{key}": 1, "word": "{value}"}}\n'
+    data = (line * 3).encode(errors="surrogateescape")
+    rows, columns = (kind(Word).decode(data, True) for kind in (JsonDecoder, JsonColumnDecoder))
+    assert list(columns.records) == list(rows.records)
+    assert [bad.line for bad in columns.bad] == [bad.line for bad in rows.bad]

@@ -21,6 +21,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.expressions.roots import col
 from aioflow.io.conversion import lines_of_objects, struct_like
+from aioflow.io.csv_columns import CsvColumnDecoder
 from aioflow.io.csv_files import CsvDecoder, csv
 from aioflow.io.file_reader import Decoded
 from aioflow.io.generating import datagen
@@ -415,6 +416,25 @@ def test_csv_with_quotes_and_blank_lines_comes_as_columns(row: str) -> None:
     decoded = CsvColumnDecoder(rows, None, ",", None).decode(data, True)
     assert isinstance(decoded.records, ColumnBatch)
     assert whole(decoded) == whole(rows.decode(data, True))
+
+
+@pytest.mark.parametrize("delimiter", [" ", "e", "\x1e"])
+def test_quoted_csv_may_have_any_delimiter(delimiter: str) -> None:
+    decoder = CsvDecoder(None, delimiter, False, ["a", "b"], "utf-8", None)
+    data = f'1{delimiter}"x\ny"\n'.encode()
+    for block, used in ((data, None), (data + data[:-2], len(data))):
+        decoded = decoder.decode(block, False)
+        assert decoded.records == [{"a": "1", "b": "x\ny"}]
+        assert decoded.used == used
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_columns_refuse_a_field_that_rows_refuse_for_its_length(quote: str) -> None:
+    data = f"1,{quote}{'x' * 200_000}{quote}\n".encode()
+    rows = CsvDecoder(None, ",", False, ["a", "b"], "utf-8", None)
+    decoded = CsvColumnDecoder(rows, None, ",", ["a", "b"]).decode(data, True)
+    assert len(decoded.records) == 0
+    assert [bad.line for bad in decoded.bad] == [0]
 
 
 def test_lines_that_hold_two_objects_or_half_of_one_are_refused() -> None:
