@@ -345,9 +345,10 @@ async def delete_savepoint(
             )
         objects = open_objects(found.location, host)
         try:
+            names = await objects.names("state")
             # Without its metadata it is no savepoint any more, even if the rest stays.
             await objects.delete([METADATA])
-            await objects.delete(await objects.names("state"))
+            await objects.delete(names)
         except OSError as error:
             raise CheckpointError(f"{found.location} could not be deleted: {error}") from error
     return found.location

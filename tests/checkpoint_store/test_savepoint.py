@@ -21,11 +21,11 @@ from aioflow.checkpoint.completed import (
     OperatorStateHandle,
     SubtaskState,
 )
-from aioflow.checkpoint.savepoint import Entry, Savepoint, StateSummary
+from aioflow.checkpoint.savepoint import Entry, Savepoint, StateSummary, delete_savepoint
 from aioflow.checkpoint.source_state import SplitState, encode_source_state
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.cli import main
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import CheckpointError, RestoreError
 from aioflow.core.host import Host
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.core.states import (
@@ -185,6 +185,20 @@ async def test_everything_in_it_is_listed_and_read_as_it_was_written(
 async def _hashable(entries: AsyncIterator[Entry]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
     async for entry in entries:
         yield entry.key, tuple(entry.value)
+
+
+async def test_savepoint_that_cannot_be_deleted_as_a_whole_stays_one(
+    store: FlowStore, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    made = await stored(store)
+    directory = Path(made.location.removeprefix("file://"))
+    (directory / "state").mkdir(exist_ok=True)
+    (directory / "state" / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="could not be deleted"):
+        await delete_savepoint(made.location)
+    async with Savepoint(made.location) as savepoint:
+        assert savepoint.checkpoint.kind.is_savepoint
 
 
 async def test_missing_path_is_named_with_the_existing_ones(
