@@ -2,10 +2,10 @@
 
     key -> canonical bytes -> zlib.crc32 % max_parallelism = key group -> subtask
 
-The invariant: keys that are equal in Python (`1 == 1.0 == True == Decimal(1)`, a NamedTuple and the
-plain tuple, one instant in two time zones) have equal canonical bytes, in every process and for
-every PYTHONHASHSEED. The key group of a key is a promise of the savepoint format: the golden
-vectors in the tests never change.
+The invariant: keys that are equal in Python have equal canonical bytes, in every process and for
+every PYTHONHASHSEED. Examples are `1 == 1.0 == True == Decimal(1)`, a NamedTuple and the plain
+tuple, and one instant in two time zones. The key group of a key is a promise of the savepoint
+format: the golden vectors in the tests never change.
 
 The canonical form is a tag byte and a body; elements of composite keys are length-prefixed, so that
 no two forms run into each other:

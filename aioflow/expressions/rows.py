@@ -9,9 +9,9 @@ compiled function has a variant for each kind, and a loop chooses one by its fir
 other kind raises inside, which costs nothing until it happens, and is given to the other variant.
 Expressions are pure, so computing one again is harmless.
 
-Invariant: the answer of every form (`compile_row`, `compile_rows`, `compile_predicate`,
-`columns_to_function`, and the source that `Emitter` gives to other generated loops) is the same for
-every kind of row, and is the one of `tests/expressions/expression_cases.py`.
+Invariant: every form gives the answers of `tests/expressions/expression_cases.py`, for every kind
+of row. The forms are `compile_row`, `compile_rows`, `compile_predicate`, `columns_to_function`, and
+the source that `Emitter` gives to other generated loops.
 """
 
 from __future__ import annotations

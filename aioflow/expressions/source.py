@@ -1,11 +1,11 @@
 """Writes an expression as the source of one Python expression over a row.
 
-All generated loops contain such source. None is handled by guards: the operations of a tree that
-give None for None share one test of everything that they read, `None if (v0 := row['a']) is None or
-(v1 := row['b']) is None else v0 * v1 + 1`. A field that was read before is not read again where
-Python's order of evaluation makes sure that its variable is set.
+All generated loops contain such source. Guards handle None: the operations of a tree that give
+None for None share one test of everything that they read. An example is `None if (v0 := row['a'])
+is None or (v1 := row['b']) is None else v0 * v1 + 1`. A field that was read before is not read
+again where Python's order of evaluation makes sure that its variable is set.
 
-Invariant: a variable is used only where every way of evaluation has assigned it; a variable that a
+Invariant: a variable is used only where every way of evaluation has assigned it. A variable that a
 branch or the right side of `&` and `|` binds is not used after it.
 """
 

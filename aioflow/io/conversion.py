@@ -118,8 +118,10 @@ def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | None:
-    """Returns a function that makes a value of an attrs class from a dict that may have the names
-    of its `__init__`, such as `x` for `_x`. Returns None if all names are those of the fields.
+    """Returns a function that makes a value of an attrs class from a dict.
+
+    The dict may have the names of `__init__`, such as `x` for `_x`. Returns None if all names are
+    those of the fields.
     """
     names = _attrs_inputs(type_) if _is_attrs(type_) else {}
     if all(alias == name for alias, name in names.items()):
@@ -578,8 +580,10 @@ def json_encoder(place: str) -> msgspec.json.Encoder:
 
 
 def as_object(value: Any) -> Any:
-    """Returns a NamedTuple as a dict, which JSON writes as an object, and an attrs object with
-    private fields as well, which msgspec would leave out. Returns other values unchanged.
+    """Returns a NamedTuple, or an attrs object with private fields, as a dict.
+
+    JSON writes the dict as an object. msgspec would write a NamedTuple as an array, and would leave
+    out private fields. Returns other values unchanged.
     """
     if hasattr(value, "_asdict"):
         return value._asdict()

@@ -9,9 +9,10 @@ left out.
 
 The result is exactly that of msgspec. Each literal between two values is compared, and each digit
 is checked. A float has no more digits than one division rounds correctly. In every other case
-(escapes, arrays, nulls in fields that are read, exponents, a line that is spelled differently)
-`read` returns None, and msgspec reads the whole block. So it does if many texts are longer than
-eight bytes, or if lines have several spellings: then msgspec is faster than arrays.
+`read` returns None, and msgspec reads the whole block. Such cases are escapes, arrays, exponents,
+nulls in fields that are read, and a line that is spelled differently. msgspec also reads the block
+if many texts are longer than eight bytes, or if lines have several spellings. Then msgspec is
+faster than arrays.
 """
 
 from __future__ import annotations

@@ -204,10 +204,10 @@ class PushInlet(Generic[T]):
         It waits for room: for the source to read, or for a checkpoint to complete if too many
         elements wait for one. Timestamps are ms, given for all elements or for none.
 
-        Raises Closed after `close`, JobNotRunning after the job's end, TypeNotSupported for a value
-        that the journal cannot hold, and CheckpointError if the journal cannot be written, or for
-        `durable=True` in a job that takes no checkpoints. An element whose put was cancelled or
-        failed while it waited to become durable may be processed all the same.
+        Raises Closed after `close`, JobNotRunning after the job's end, and TypeNotSupported for a
+        value that the journal cannot hold. Raises CheckpointError if the journal cannot be written,
+        or for `durable=True` in a job that takes no checkpoints. An element whose put was cancelled
+        or failed while it waited to become durable may be processed all the same.
         """
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()

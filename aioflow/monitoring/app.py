@@ -6,8 +6,8 @@ all.
 The guard is a middleware that lets a request through only if a rule allows it. The rules are, in
 order:
 
-* The Host header must name this endpoint, so that a page of another site cannot reach it by a host
-  name of that site ("DNS rebinding").
+* The Host header must name this endpoint. So a page of another site cannot reach the endpoint by a
+  host name of that site ("DNS rebinding").
 * A request that a browser sends from another site is refused. So is an Origin that differs from the
   Host.
 * Reading is GET and HEAD. It needs the token if the endpoint is for other machines. It also needs
