@@ -398,12 +398,10 @@ class ProcessingClock:
         "_reached_ms",
         "_read_s",
         "_stepped_s",
-        "_wall_ms",
     )
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._wall_ms = clock.wall_ms
         self._lead_ms = 0
         """Lead of processing time over the wall clock, which was put back."""
         self._reached_ms = self._last_ms = clock.wall_ms()
@@ -422,7 +420,7 @@ class ProcessingClock:
 
         A method, because Python 3.11 and later run methods without a new frame of C.
         """
-        now_ms = self._wall_ms() + self._lead_ms
+        now_ms = self._clock.wall_ms() + self._lead_ms
         if not self._last_ms <= now_ms <= self._even_ms:
             now_ms = max(self._last_ms, self._compared(now_ms))
         self._last_ms = now_ms

@@ -83,5 +83,5 @@ def test_processes_arrive_with_what_they_said_of_themselves() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x80", b"\x90"])
 def test_unintelligible_report_is_an_error_of_the_peer(content: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="not understood"):
+    with pytest.raises(RemoteProtocolError, match="cannot be decoded"):
         decode_report(content)
