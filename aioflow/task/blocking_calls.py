@@ -100,7 +100,10 @@ class BlockingCalls:
     async def outlasting(self, timeout_s: float) -> OperatorContext | None:
         """Waits until all calls have ended. Returns the operator of one that goes on for longer."""
         await wait_all(list(self._open), timeout_s=timeout_s)
-        return next((call.context for call in self._open.values()), None)
+        # A call that has just ended stays in `_open` until the loop runs its callback.
+        return next(
+            (call.context for future, call in self._open.items() if not future.done()), None
+        )
 
     def end(self, *, wait: bool) -> None:
         """Lets no more calls begin. With `wait` the end of running ones is awaited."""
