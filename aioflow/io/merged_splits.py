@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import nsmallest
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +39,15 @@ class MergedSplits:
     def __init__(self, event_time: Callable[[str], int]) -> None:
         self._event_time = event_time
         self._splits: dict[str, Split] = {}
+        self._order: list[tuple[int, int, str]] = []
+        """A heap of (event time, number, id), with a number for each `add`.
+
+        An event time only grows, so an old one stands too far in front, where it is brought up to
+        date. An entry whose split was removed is dropped there.
+        """
+        self._numbers: dict[str, int] = {}
+        """The number of each split in the heap."""
+        self._added = 0
         self._blocks: dict[str, deque[Block]] = {}
         self._files: dict[str, BlockFile] = {}
         """Open files, the one that was read last at the end."""
@@ -54,12 +63,15 @@ class MergedSplits:
     def add(self, split: Split) -> None:
         """Adds a split at its position."""
         self._splits[split.id] = split
+        self._numbers[split.id] = self._added
+        heappush(self._order, (self._event_time(split.id), self._added, split.id))
+        self._added += 1
         self._blocks[split.id] = deque()
         self._current = None
 
     def remove(self, split_id: str) -> None:
         """Removes a split, because its last record was emitted."""
-        del self._splits[split_id], self._blocks[split_id]
+        del self._splits[split_id], self._blocks[split_id], self._numbers[split_id]
         self._at_end.discard(split_id)
         self._current = None
 
@@ -79,19 +91,36 @@ class MergedSplits:
     def _least(self) -> str | None:
         current = self._current
         if current is None or self._event_time(current) > self._until:
-            least = nsmallest(2, self._splits, key=self._event_time)
+            least = self._front(2)
             if not least:
                 return None
             current = self._current = least[0]
             self._until = self._event_time(least[-1])
         return current
 
+    def _front(self, count: int) -> list[str]:
+        """Returns the `count` splits with the least event times, in that order."""
+        found: list[tuple[int, int, str]] = []
+        while self._order and len(found) < count:
+            entry = heappop(self._order)
+            time, number, split_id = entry
+            if self._numbers.get(split_id) != number:
+                continue
+            now = self._event_time(split_id)
+            if now > time:
+                heappush(self._order, (now, number, split_id))
+            else:
+                found.append(entry)
+        for entry in found:
+            heappush(self._order, entry)
+        return [split_id for _, _, split_id in found]
+
     def next_to_read(self) -> Split | None:
         """Returns the split of which a block is read next; None: enough was read for now."""
         first = self._current
         if first is not None and self._has_room(first, AHEAD):
             return self._splits[first]
-        for split_id in nsmallest(AHEAD, self._splits, key=self._event_time):
+        for split_id in self._front(AHEAD):
             if self._has_room(split_id, 1):
                 return self._splits[split_id]
         return None

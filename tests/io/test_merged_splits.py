@@ -11,6 +11,7 @@ import pytest
 
 import aioflow as af
 from aioflow.io import merged_splits
+from aioflow.io.blocks import Block
 
 BY_TIME = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda e: e["ts"])
 RECORDS = 60_000
@@ -139,3 +140,41 @@ async def test_files_without_records_do_not_hold_event_time_back(tmp_path: Path)
         (tmp_path / f"{number}b.jsonl").write_text("" if number % 2 else "\n\n")
     seen = await results(af.io.jsonl(tmp_path))
     check(seen, rows)
+
+
+class End:
+    """A file of one block."""
+
+    def close(self) -> None:
+        pass
+
+
+def looks(count: int) -> int:
+    """Returns how often event times were looked up to read `count` files of one block each."""
+    times: dict[str, int] = {}
+    looked = 0
+
+    def event_time(split_id: str) -> int:
+        nonlocal looked
+        looked += 1
+        return times.get(split_id, -1)
+
+    merged = merged_splits.MergedSplits(event_time)
+    for number in range(count):
+        merged.add(af.Split(str(number), None, []))
+    taken: list[str] = []
+    while merged:
+        while (split := merged.next_to_read()) is not None:
+            merged.use(split.id, End(), None)  # type: ignore[arg-type]
+            merged.add_block(split.id, Block(b"", 0, None, True))
+        block = merged.take()
+        assert block is not None
+        taken.append(block[0].id)
+        times[taken[-1]] = len(taken)
+        merged.remove(taken[-1])
+    assert sorted(taken, key=int) == [str(number) for number in range(count)]
+    return looked
+
+
+def test_the_next_split_is_found_without_looking_at_all_of_them() -> None:
+    assert looks(2_000) < 2.5 * looks(1_000)
