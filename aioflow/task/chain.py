@@ -386,7 +386,9 @@ class OperatorChain:
         found = []
         for stage in self._stages:
             watermark, batches = stage.watermark, []
-            if stage.may_pend and (rest := stage.operator.unprocessed()) is not None:
+            # Without pending work the operator's own state holds all that it has taken.
+            pends = stage.may_pend and stage.operator.has_pending
+            if pends and (rest := stage.operator.unprocessed()) is not None:
                 watermark = rest.watermark
                 batches.append((rest.batch, rest.input_index))
             batches += [

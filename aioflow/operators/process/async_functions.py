@@ -120,13 +120,6 @@ class AsyncProcessOperator(ProcessOperator):
     def has_pending(self) -> bool:
         return False  # Work continues by mail, not by `resume`.
 
-    def unprocessed(self) -> None:
-        """Returns None: `snapshot_state` writes the accepted elements to state.
-
-        In the data in flight as well, they would be processed twice after a restore.
-        """
-        return None
-
     @property
     def busy(self) -> bool:
         return self._batch is not None or bool(self._due)
