@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +56,7 @@ from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds

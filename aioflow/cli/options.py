@@ -19,7 +19,7 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -28,6 +28,7 @@ from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.api.flow import Flow
 from aioflow.api.options import parse_options
 from aioflow.cli.terminal import describe
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import NotAuthenticated, with_article
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds

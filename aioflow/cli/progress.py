@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,6 +19,7 @@ from aioflow.api.runner import Signals, new_event_loop
 from aioflow.cli.terminal import LiveBlock, is_live, uses_color
 from aioflow.cluster.collector import tuned_gc
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.contexts import contextmanager
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.graph.job_graph import JobGraph, JobVertex
 

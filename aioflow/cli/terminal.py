@@ -18,10 +18,10 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import message_of
 
 __all__ = ["LiveBlock", "describe", "is_live", "reader_is_gone", "uses_color"]

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ from aioflow.cluster.scheduler import (
 )
 from aioflow.cluster.shipping import load_job
 from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import Broken, GraphError, RemoteError, RescaleError, note_once
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor

@@ -32,9 +32,9 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
+from aioflow.core.contexts import contextmanager
 from aioflow.core.system_host import SystemHost
 
 __all__ = [

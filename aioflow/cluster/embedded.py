@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.cluster_job import ClusterJob
@@ -28,6 +27,7 @@ from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
 from aioflow.cluster.taskmanager_calls import TaskManagerCalls
 from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
 from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import Closed
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.wire.serializers import Codec

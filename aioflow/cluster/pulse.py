@@ -23,6 +23,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import AioflowError, Closed
 from aioflow.core.wire.serializers import Codec
 
@@ -106,7 +107,7 @@ class Pulse:
         self._seen_at = self._host.clock.monotonic()
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._show)
 
-    @contextlib.contextmanager
+    @contextmanager
     def loading(self, what: str) -> Iterator[None]:
         """Inside, a held loop is reported as the loading of `what`, which may take long."""
         self._seen_at = self._host.clock.monotonic()

@@ -12,7 +12,6 @@ import logging
 import sys
 import sysconfig
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from aioflow.cluster.leadership import LeaderRetrieval, NoLeader, connect_to_lea
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import ship_job
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import (
     AioflowError,
     Broken,

@@ -15,10 +15,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from aioflow.core.contexts import contextmanager
 
 __all__ = [
     "DONE",

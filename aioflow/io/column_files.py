@@ -15,9 +15,9 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, Self
 
+from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import MalformedInput, RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.column_parts import ColumnPartWriter

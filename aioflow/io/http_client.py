@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from aioflow.advice.hints import explained
+from aioflow.core.contexts import asynccontextmanager, contextmanager
 from aioflow.core.errors import Broken, GraphError, did_you_mean
 from aioflow.core.wire.types import register_type
 from aioflow.inspection.redaction import redacted

@@ -17,13 +17,13 @@ import os
 import posixpath
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import GraphError
 from aioflow.core.system_host import SystemHost
 from aioflow.inspection.redaction import redacted

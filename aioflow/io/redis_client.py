@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import GraphError, describe_record, with_article
 from aioflow.io.conversion import (
     body_decoder,

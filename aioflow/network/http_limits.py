@@ -17,9 +17,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import cast
 
+from aioflow.core.contexts import contextmanager
 from aioflow.network.admission import Refusals, peer_of
 
 __all__ = ["SILENCE_S", "Door"]

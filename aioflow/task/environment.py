@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflow.checkpoint.local_files import LOCAL_FILE_BYTES_MAX
 from aioflow.checkpoint.state_files import LOCAL_BYTES_MAX, LocalState
 from aioflow.core.aio import end_task, wait_all
+from aioflow.core.contexts import asynccontextmanager, contextmanager
 from aioflow.core.elements import BATCH_RECORDS_MAX
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.signatures import Resource, injected_parameters
@@ -309,9 +310,9 @@ async def _enter(
     if inspect.isawaitable(made):
         made = await made
     if isinstance(made, AsyncIterator):
-        return await stack.enter_async_context(contextlib.asynccontextmanager(lambda: made)())
+        return await stack.enter_async_context(asynccontextmanager(lambda: made)())
     if isinstance(made, Iterator):
-        return stack.enter_context(contextlib.contextmanager(lambda: made)())
+        return stack.enter_context(contextmanager(lambda: made)())
     if hasattr(made, "__aenter__"):
         return await stack.enter_async_context(made)
     if hasattr(made, "__enter__"):

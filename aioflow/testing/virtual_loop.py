@@ -14,7 +14,6 @@ next run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import inspect
 import itertools
@@ -24,6 +23,7 @@ from contextvars import Context
 from types import CoroutineType
 from typing import Any, TypeVar, TypeVarTuple
 
+from aioflow.core.contexts import contextmanager
 from aioflow.core.system_host import SystemHost
 
 __all__ = [
@@ -182,7 +182,7 @@ class _Ids:
         return f"{next(self._made):032x}"
 
 
-@contextlib.contextmanager
+@contextmanager
 def outside_of_loops() -> Iterator[None]:
     """Let another loop run inside of the running one: a test that is a coroutine uses a harness
     like any other object.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,3 +73,38 @@ async def test_a_frozen_error_in_the_block_of_a_run_passes() -> None:
     with pytest.raises(Rejected):
         async with flow.run():
             raise Rejected(4)
+
+
+PROGRAM = """
+import aioflow as af
+from tests.api.test_frozen_errors import Rejected, reject
+
+flow = af.Flow("program")
+flow.source([5]).map(reject).sink(print)
+try:
+    af.run(flow)
+except Rejected as error:
+    print("rejected", error.code)
+"""
+
+
+def test_a_frozen_error_passes_through_af_run() -> None:
+    """In a process of its own: uvloop keeps descriptors."""
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "rejected 5\n", done.stderr
+
+
+async def test_a_frozen_error_passes_through_a_resource() -> None:
+    @af.resource
+    async def client() -> AsyncIterator[int]:
+        yield 1
+
+    async def ask(value: int, number: int = af.use(client)) -> int:
+        raise Rejected(value)
+
+    flow = af.Flow("resource")
+    flow.source([6]).map(ask).sink(print)
+    with pytest.raises(Rejected) as caught:
+        await flow.execute()
+    assert caught.value.code == 6

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from aioflow.advice.functions import check_without_resources, check_without_state
+from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import GraphError, with_article
 from aioflow.core.functions import AggregateFunction
 from aioflow.core.signatures import check_takes

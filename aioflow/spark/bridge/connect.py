@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from aioflow.core.contexts import contextmanager
 from aioflow.spark.failures import SparkError, SparkGone, translated
 from aioflow.spark.package import write_package
 from aioflow.spark.versions import Feature, check_feature, silence
@@ -131,7 +132,7 @@ class ConnectSession:
             "the session; the next call starts another session"
         )
 
-    @contextlib.contextmanager
+    @contextmanager
     def group(self, group: str) -> Iterator[None]:
         """Marks the operations of this thread with `group`."""
         self.session.addTag(group)

@@ -16,7 +16,6 @@ runtime has, so no process is started to ask.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
@@ -33,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from aioflow.core.contexts import contextmanager
 from aioflow.spark.bridge.settings import (
     DEFAULT_MASTER,
     context_config,
@@ -249,7 +249,7 @@ class SparkProcess:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
 
-    @contextlib.contextmanager
+    @contextmanager
     def group(self, group: str) -> Iterator[None]:
         """Makes the jobs that this thread submits belong to `group`.
 

@@ -15,13 +15,13 @@ import asyncio
 import base64
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflow.api.runner import new_event_loop
 from aioflow.cluster.job_session import pack_error
 from aioflow.cluster.shipping import load_job
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.contexts import contextmanager
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec

@@ -18,12 +18,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.contexts import contextmanager
 from aioflow.testing.simulation.host import SimulatedHost, Simulation
 from aioflow.testing.simulation.loop import START_S, SimLoop
 from aioflow.testing.simulation.process import SimFenceBroken, SimLivelock
@@ -188,7 +188,7 @@ _fenced_loop: SimLoop | None = None
 _installed = False
 
 
-@contextlib.contextmanager
+@contextmanager
 def fenced(loop: SimLoop) -> Iterator[None]:
     """Fences in all code that runs on `loop` while the block lasts."""
     global _fenced_loop, _installed
@@ -209,7 +209,7 @@ def fenced(loop: SimLoop) -> Iterator[None]:
         _fenced_loop = before
 
 
-@contextlib.contextmanager
+@contextmanager
 def _guard(owner: object, name: str, event: str) -> Iterator[None]:
     """Treat calls of one function as the audit event that it does not raise."""
     real = getattr(owner, name)
