@@ -5,11 +5,14 @@ tests of clusters use it.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +36,18 @@ def aioflow(*argv: str | Path, timeout: float = 100) -> subprocess.CompletedProc
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False
     )
+
+
+def ask_url(url: str, method: str = "GET", token: str = "") -> tuple[int, Any]:
+    """Returns status and JSON of the answer of a monitoring endpoint."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
 
 
 def until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,6 @@ def listening(*argv: str | Path) -> tuple[int, str]:
         said = process.stdout.readline()
         process.terminate()
         return process.wait(100), said
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    yield made
-    made.close()
 
 
 def is_alive(pid: int) -> bool:

@@ -16,13 +16,6 @@ from tests.integration.clusters import Cluster
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    yield made
-    made.close()
-
-
 class AtHome:
     """Files whose names only this process knows."""
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ from tests.integration.processes import alive
 pytestmark = [pytest.mark.timeout(300)]
 
 JOB_ID = re.compile(r"^[0-9a-f]{32}$", re.MULTILINE)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -215,13 +215,6 @@ async def test_a_second_program_on_the_same_store_is_refused_naming_the_first(
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def submitted(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A job that counts on two TaskManagers."""
     monkeypatch.setenv("EXACTLY_ONCE_FOLDER", str(tmp_path))

@@ -7,14 +7,13 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aioflow as af
-from tests.integration.clusters import ROOT, Cluster, until
+from tests.integration.clusters import ROOT, Cluster, ask_url, until
 from tests.monitoring.watching import CONTROL, TOKEN, Client, check, watched
 
 
@@ -110,22 +109,9 @@ async def test_tasks_of_one_name_in_two_processes_keep_their_own_metrics() -> No
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    made.data.mkdir(mode=0o700)
-    yield made
-    made.close()
-
-
-def ask(url: str, method: str = "GET", token: str = "") -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(url, method=method, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
+def cluster(cluster: Cluster) -> Cluster:
+    cluster.data.mkdir(mode=0o700)
+    return cluster
 
 
 def records_seen(url: str, token: str) -> list[Any]:
@@ -165,17 +151,17 @@ def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(
 
     until(is_served, "the jobmanager listens")
     url = found[0]
-    until(lambda: ask(f"{url}/overview")[0] == 200, "it answers")
-    assert ask(f"{url}/jobmanager/metrics?get=fenced_total")[1] == [
+    until(lambda: ask_url(f"{url}/overview")[0] == 200, "it answers")
+    assert ask_url(f"{url}/jobmanager/metrics?get=fenced_total")[1] == [
         {"id": "fenced_total", "value": "0"}
     ]
     job_id = cluster.submit("endless")
     path = f"{url}/jobs/{job_id}"
     until(
-        lambda: {one["status"] for one in ask(path)[1].get("vertices", ())} == {"SCHEDULED"},
+        lambda: {one["status"] for one in ask_url(path)[1].get("vertices", ())} == {"SCHEDULED"},
         "its tasks wait for slots",
     )
-    assert ask(path)[1]["vertices"][0]["start-time"] == -1
+    assert ask_url(path)[1]["vertices"][0]["start-time"] == -1
     cluster.spawn(
         "taskmanager",
         *data,
@@ -186,48 +172,50 @@ def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(
         "--secret-file",
         str(cluster.secret),
     )
-    until(lambda: ask(f"{url}/overview")[1]["slots-total"] == 4, "a taskmanager is registered")
-    until(lambda: ask(path)[1]["vertices"][-1]["metrics"]["read-records"] > 0, "its metrics come")
-    check(ask(path)[1], "Job")
-    check(ask(f"{url}/taskmanagers")[1], "TaskManagers")
-    (worker,) = ask(f"{url}/taskmanagers")[1]["taskmanagers"]
-    check(ask(f"{url}/taskmanagers/{worker['id']}")[1], "TaskManagerDetails")
-    assert ask(f"{url}/taskmanagers/{worker['id']}")[1]["allocatedSlots"][0]["jobId"] == job_id
-    for vertex in ask(path)[1]["vertices"]:
-        body = ask(f"{path}/vertices/{vertex['id']}")[1]
+    until(lambda: ask_url(f"{url}/overview")[1]["slots-total"] == 4, "a taskmanager is registered")
+    until(
+        lambda: ask_url(path)[1]["vertices"][-1]["metrics"]["read-records"] > 0, "its metrics come"
+    )
+    check(ask_url(path)[1], "Job")
+    check(ask_url(f"{url}/taskmanagers")[1], "TaskManagers")
+    (worker,) = ask_url(f"{url}/taskmanagers")[1]["taskmanagers"]
+    check(ask_url(f"{url}/taskmanagers/{worker['id']}")[1], "TaskManagerDetails")
+    assert ask_url(f"{url}/taskmanagers/{worker['id']}")[1]["allocatedSlots"][0]["jobId"] == job_id
+    for vertex in ask_url(path)[1]["vertices"]:
+        body = ask_url(f"{path}/vertices/{vertex['id']}")[1]
         check(body, "Vertex")
         assert {one["taskmanager-id"] for one in body["subtasks"]} == {worker["id"]}
-        check(ask(f"{path}/vertices/{vertex['id']}/backpressure")[1], "BackPressure")
-    inside = ask(f"{url}/aioflow/asyncio?taskmanager={worker['id']}")[1]
+        check(ask_url(f"{path}/vertices/{vertex['id']}/backpressure")[1], "BackPressure")
+    inside = ask_url(f"{url}/aioflow/asyncio?taskmanager={worker['id']}")[1]
     check(inside, "Asyncio")
-    tasks = {f"{vertex['name']}-1" for vertex in ask(path)[1]["vertices"]}
+    tasks = {f"{vertex['name']}-1" for vertex in ask_url(path)[1]["vertices"]}
     assert tasks <= {task["name"] for task in inside["tasks"]}
-    assert tasks.isdisjoint(task["name"] for task in ask(f"{url}/aioflow/asyncio")[1]["tasks"])
+    assert tasks.isdisjoint(task["name"] for task in ask_url(f"{url}/aioflow/asyncio")[1]["tasks"])
     until(
-        lambda: ask(f"{url}/aioflow/logs?taskmanager={worker['id']}")[1]["records"],
+        lambda: ask_url(f"{url}/aioflow/logs?taskmanager={worker['id']}")[1]["records"],
         "the taskmanager's log is there",
     )
-    reader = next(node for node in ask(path)[1]["plan"]["nodes"] if node.get("inputs"))
+    reader = next(node for node in ask_url(path)[1]["plan"]["nodes"] if node.get("inputs"))
     seen = records_seen(
         f"{url}/aioflow/jobs/{job_id}/tap?edge={reader['inputs'][0]['id']}-{reader['id']}", TOKEN
     )
     assert seen
-    assert ask(path, "PATCH")[0] == 401
-    assert ask(path, "PATCH", TOKEN)[0] == 202
-    until(lambda: ask(f"{path}/status")[1].get("status") == "CANCELED", "the job is cancelled")
-    until(lambda: ask(f"{url}/overview")[1]["jobs-running"] == 0, "it counts as over")
-    check(ask(path)[1], "Job")
+    assert ask_url(path, "PATCH")[0] == 401
+    assert ask_url(path, "PATCH", TOKEN)[0] == 202
+    until(lambda: ask_url(f"{path}/status")[1].get("status") == "CANCELED", "the job is cancelled")
+    until(lambda: ask_url(f"{url}/overview")[1]["jobs-running"] == 0, "it counts as over")
+    check(ask_url(path)[1], "Job")
 
     failing = cluster.submit("failing")
     until(
-        lambda: ask(f"{url}/jobs/{failing}/status")[1].get("status") == "FAILED",
+        lambda: ask_url(f"{url}/jobs/{failing}/status")[1].get("status") == "FAILED",
         "the other job fails",
     )
-    body = ask(f"{url}/jobs/{failing}/exceptions")[1]
+    body = ask_url(f"{url}/jobs/{failing}/exceptions")[1]
     check(body, "Exceptions")
     assert body["exceptionHistory"]["entries"][0]["exceptionName"] == "ValueError"
     assert "no 1" in body["root-exception"]
-    assert {one["status"] for one in ask(f"{url}/jobs")[1]["jobs"]} == {"CANCELED", "FAILED"}
+    assert {one["status"] for one in ask_url(f"{url}/jobs")[1]["jobs"]} == {"CANCELED", "FAILED"}
 
 
 async def test_a_job_on_a_cluster_shows_its_restart_policy_and_tasks_of_one_name_apart(
@@ -280,7 +268,7 @@ async def test_a_run_from_the_command_line_says_where_its_dashboard_is(tmp_path:
             ):
                 assert line
         url = found[1].decode()
-        status, body = await asyncio.to_thread(ask, f"{url}/jobs")
+        status, body = await asyncio.to_thread(ask_url, f"{url}/jobs")
         assert (status, [one["status"] for one in body["jobs"]]) == (200, ["RUNNING"])
     finally:
         process.terminate()

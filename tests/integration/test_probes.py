@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.clusters import Cluster, until
+from tests.integration.clusters import Cluster, ask_url, until
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    made.data.mkdir(mode=0o700)
-    yield made
-    made.close()
-
-
-def ask(url: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as response:
-            return response.status, json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
+def cluster(cluster: Cluster) -> Cluster:
+    cluster.data.mkdir(mode=0o700)
+    return cluster
 
 
 def test_each_process_of_a_cluster_says_whether_it_is_ready(cluster: Cluster) -> None:
@@ -45,24 +28,24 @@ def test_each_process_of_a_cluster_says_whether_it_is_ready(cluster: Cluster) ->
 
     until(lambda: says("dashboard"), "the jobmanager listens")
     (jobmanager,) = found
-    until(lambda: ask(f"{jobmanager}/healthz")[0] == 200, "it is healthy")
-    assert ask(f"{jobmanager}/readyz") == (200, {"status": "ready", "reasons": []})
+    until(lambda: ask_url(f"{jobmanager}/healthz")[0] == 200, "it is healthy")
+    assert ask_url(f"{jobmanager}/readyz") == (200, {"status": "ready", "reasons": []})
 
     job = cluster.submit("endless")
-    until(lambda: ask(f"{jobmanager}/readyz")[0] == 503, "the job waits for slots")
-    assert "do not run: SCHEDULED" in ask(f"{jobmanager}/readyz")[1]["reasons"][0]
-    assert ask(f"{jobmanager}/readyz?jobs=false")[0] == 200
+    until(lambda: ask_url(f"{jobmanager}/readyz")[0] == 503, "the job waits for slots")
+    assert "do not run: SCHEDULED" in ask_url(f"{jobmanager}/readyz")[1]["reasons"][0]
+    assert ask_url(f"{jobmanager}/readyz?jobs=false")[0] == 200
 
     cluster.spawn(*taskmanager, "--slots", "4", "--secret-file", str(cluster.secret))
     until(lambda: says("probes"), "the taskmanager listens")
     (worker,) = found
-    until(lambda: ask(f"{worker}/readyz")[0] == 200, "the taskmanager is registered")
-    assert ask(f"{worker}/healthz") == (200, {"status": "ok"})
-    until(lambda: ask(f"{jobmanager}/readyz")[0] == 200, "the job runs")
+    until(lambda: ask_url(f"{worker}/readyz")[0] == 200, "the taskmanager is registered")
+    assert ask_url(f"{worker}/healthz") == (200, {"status": "ok"})
+    until(lambda: ask_url(f"{jobmanager}/readyz")[0] == 200, "the job runs")
 
     assert cluster.ask("cancel", job).returncode == 0
-    until(lambda: ask(f"{jobmanager}/readyz")[0] == 200, "a job that has ended does not count")
+    until(lambda: ask_url(f"{jobmanager}/readyz")[0] == 200, "a job that has ended does not count")
     cluster.extra[0].kill()
-    until(lambda: ask(f"{worker}/readyz")[0] == 503, "the taskmanager has no jobmanager")
-    assert "not registered at a JobManager" in ask(f"{worker}/readyz")[1]["reasons"][0]
-    assert ask(f"{worker}/healthz")[0] == 200
+    until(lambda: ask_url(f"{worker}/readyz")[0] == 503, "the taskmanager has no jobmanager")
+    assert "not registered at a JobManager" in ask_url(f"{worker}/readyz")[1]["reasons"][0]
+    assert ask_url(f"{worker}/healthz")[0] == 200

@@ -1,0 +1,18 @@
+"""What several tests of clusters share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.clusters import Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster that is not started yet; its directory does not exist."""
+    made = Cluster(tmp_path / "cluster")
+    yield made
+    made.close()
