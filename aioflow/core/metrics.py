@@ -299,6 +299,10 @@ class MetricGroup:
     def _get(self, name: str, kind: type[M], make: Callable[[], M]) -> M:
         metric = self._metrics.get(name)
         if metric is None:
+            if not isinstance(name, str):
+                raise TypeError(
+                    f"a metric of group {self.name!r} has the name {name!r}, expected a text"
+                )
             if any(name in names for names in self._gauges):
                 raise ValueError(
                     f"metric {name!r} of group {self.name!r} is a gauge of the engine; choose "

@@ -26,6 +26,12 @@ def clock() -> Clock:
     return Clock()
 
 
+def test_a_name_that_is_no_text_is_refused(clock: Clock) -> None:
+    """It made the page of all metrics fail later."""
+    with pytest.raises(TypeError, match="has the name 5, expected a text"):
+        MetricGroup("task", clock).counter(5)  # type: ignore[arg-type]
+
+
 def test_a_counter_counts_up_and_down() -> None:
     counter = Counter()
     counter.inc()
