@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
@@ -159,7 +159,8 @@ def kafka(
 def _checked_start(start: Any, place: str) -> str | int:
     """Returns `start` with a time in ms since 1970, or raises GraphError."""
     if isinstance(start, datetime) and start.tzinfo is not None:
-        return int(start.timestamp() * 1000)
+        # Rounded up: records before `start` are not read.
+        return -((datetime.fromtimestamp(0, UTC) - start) // timedelta(milliseconds=1))
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return start
     if start in ("earliest", "latest"):

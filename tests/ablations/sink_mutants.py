@@ -543,6 +543,13 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_KAFKA}test_a_topic_that_is_not_there_and_is_not_made_is_refused",),
     ),
     Mutant(
+        "a consumer of Kafka that is cancelled while it stops leaves its connection open",
+        "aioflow/io/kafka_topics.py",
+        "    await undisturbed(consumer.stop())\n            await backoff.sleep()\n",
+        "    await consumer.stop()\n            await backoff.sleep()\n",
+        (f"{_KAFKA}test_malformed_records_count_once",),
+    ),
+    Mutant(
         "a batch that was committed to Kafka is produced again",
         "aioflow/io/kafka_sink.py",
         "            if prepared.batch not in self._committed:\n",

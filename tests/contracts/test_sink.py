@@ -42,7 +42,14 @@ from aioflow.operators.sink import Sink, SinkOperator
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from aioflow.state.snapshot import OperatorSnapshot
 from tests.io.driver import Runtime, SinkContext, read_all, system_context
-from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced, settled
+from tests.io.kafka.brokers import (
+    BROKERS_REMEDY,
+    Brokers,
+    MockCluster,
+    kafka_cluster,
+    produced,
+    settled,
+)
 from tests.io.postgres_server import PostgresServer, postgres_server
 from tests.io.servers import (
     Server,
@@ -50,6 +57,7 @@ from tests.io.servers import (
     published,
     redis_server,
 )
+from tests.needs import unreachable
 
 CONNECTED = (
     TableWriter,
@@ -576,11 +584,8 @@ async def test_dying_before_or_after_any_step_loses_and_repeats_nothing(
     """R22: before prepare, after it, before and after the commit (the reply is lost); then once
     more.
     """
-    if isinstance(database, MockCluster):
-        pytest.skip(
-            "the mock cluster drops the offset of a transaction, by which a commit that is "
-            "repeated is known"
-        )
+    if isinstance(database, MockCluster):  # It drops the offset that tells a repeated commit.
+        unreachable("brokers of Kafka", BROKERS_REMEDY)
     steps = await run_job(case, ctx, 0, [])
     assert steps > 8
     crashes = [[(at, after)] for at in range(1, steps + 1) for after in (False, True)]

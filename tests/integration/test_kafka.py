@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,14 @@ from aioflow.io.kafka_topics import PAGE_RECORDS, kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
 from tests.integration.processes import eventually
 from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
-from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced, settled
+from tests.io.kafka.brokers import (
+    BROKERS_REMEDY,
+    Brokers,
+    MockCluster,
+    kafka_cluster,
+    produced,
+    settled,
+)
 from tests.needs import unreachable
 
 SECRET = "s3cret-word"
@@ -49,7 +56,7 @@ def cluster() -> Iterator[KafkaCluster]:
 @pytest.fixture
 def brokers(cluster: KafkaCluster) -> Brokers:
     if isinstance(cluster, MockCluster):
-        unreachable("brokers of Kafka", "Maven fetches them from Maven Central")
+        unreachable("brokers of Kafka", BROKERS_REMEDY)
     return cluster
 
 
@@ -175,7 +182,8 @@ async def test_it_begins_at_a_time(brokers: Brokers, name: str, ctx: Context) ->
     for partition, time in ((0, 1_000), (0, 2_000), (0, 3_000), (1, 2_500), (2, 1_500)):
         await producer.send_and_wait(name, b"%d" % time, partition=partition, timestamp_ms=time)
     await producer.stop()
-    for start in (2_000, datetime.fromtimestamp(2, UTC)):
+    second = datetime.fromtimestamp(2, UTC)
+    for start in (2_000, second, second - timedelta(microseconds=999)):
         source = kafka(brokers.bootstrap, name, start=start, until="latest")
         assert [split.position for split in await source.discover()] == [1, 0, 1, 0]
         assert sorted(await read_all(source, ctx)) == [2_000, 2_500, 3_000]

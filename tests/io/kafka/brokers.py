@@ -28,6 +28,7 @@ from tests.needs import program, unreachable
 POM = Path(__file__).with_name("pom.xml")
 JARS = Path(__file__).parents[3] / "build" / "kafka"
 FETCH_TIMEOUT_S = 300.0
+BROKERS_REMEDY = "let Maven reach Maven Central, which has the jars"
 CLUSTER_ID = "aioflow-tests-kafka0A"
 """16 bytes in base64, as the storage of KRaft asks."""
 
@@ -74,7 +75,7 @@ def jars() -> Path:
             )
             if fetched.returncode:
                 print(fetched.stdout, fetched.stderr, file=sys.stderr)
-                unreachable("Kafka's jars", "Maven cannot fetch them from Maven Central")
+                unreachable("brokers of Kafka", BROKERS_REMEDY)
             made_from.write_bytes(POM.read_bytes())
     return JARS
 
