@@ -180,7 +180,7 @@ def _kill_once(directory: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a kernel's help")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 async def test_process_of_a_job_ends_with_its_killed_taskmanager(tmp_path: Path) -> None:
     """This includes a process whose interpreter is held by a function."""
     cluster = Cluster(tmp_path / "cluster")

@@ -46,7 +46,7 @@ def test_programs_give_it_over_worker_processes(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers of a program in /proc")
 @pytest.mark.parametrize("seed", range(400, 402))
 def test_programs_give_it_while_worker_processes_are_killed(seed: int) -> None:
     check(draw(seed), "killed")

@@ -138,7 +138,7 @@ TOOLS = (
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(java_max() is not None, reason="the wheel has Java 25")
+@pytest.mark.skipif(java_max() is not None, reason="the wheel's Java is too new for PySpark")
 def test_on_the_java_of_the_wheel_what_is_killed_loses_and_doubles_no_row(
     tmp_path: Path,
 ) -> None:
