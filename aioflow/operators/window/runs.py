@@ -374,25 +374,24 @@ class WindowRuns:
     ) -> Iterator[None]:
         """Fires `window` for `keys`. `are_last`: all other timers that were popped have fired."""
         out, state, windows = self._out, self._state, self._windows
-        last, step, in_steps = window.max_timestamp, self._trigger.step, False
+        last, step = window.max_timestamp, self._trigger.step
         over = time == last
         drops = over or self._trigger.purges
         decision = TriggerResult.FIRE_AND_PURGE if drops else TriggerResult.FIRE
         contents, gone, ended = self._contents.of(namespace, keys), list[Any](), list[Any]()
-        nexts: Any = {}
-        if step is not None:
-            in_steps, nexts = True, self._nexts.of(namespace, keys)
+        nexts: Any = {} if step is None else self._nexts.of(namespace, keys)
         for at, key in enumerate(keys, 1):
             held = contents.get(key, _ABSENT)
-            if in_steps and over:
+            if step is None:
+                pass
+            elif over:
                 if nexts.pop(key, None) is not None:
                     ended.append(key)
-            elif step is not None:
-                if nexts.get(key) == time:
-                    following = nexts[key] = min(time + step, last)
-                    self._register(key, namespace, following)
-                else:
-                    held = _ABSENT
+            elif nexts.get(key) == time:
+                following = nexts[key] = min(time + step, last)
+                self._register(key, namespace, following)
+            else:
+                held = _ABSENT
             if held is not _ABSENT:
                 state.set_current_key(key)
                 rest = windows.fire_window(
@@ -405,7 +404,7 @@ class WindowRuns:
                     gone.append(key)
                     if over:
                         windows.clear_process(window)
-            elif over and in_steps:  # A firing has purged it.
+            elif over and step is not None:  # A firing has purged it.
                 state.set_current_key(key)
                 windows.clear_process(window)
             out.tried()
@@ -417,7 +416,7 @@ class WindowRuns:
                     return
                 yield
                 contents, gone, ended = self._contents.of(namespace, keys[at:]), [], []
-                if in_steps:
+                if step is not None:
                     nexts = self._nexts.of(namespace, keys[at:])
         self._forget_keys(namespace, contents, gone, nexts, ended)
 
