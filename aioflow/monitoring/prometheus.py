@@ -11,7 +11,7 @@ numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
@@ -192,26 +192,29 @@ class Exposition:
             families.setdefault(line.family.name, {})[line.text] = line
         self._parts, end = [], ""
         for found in families.values():
-            head = end + self._head(next(iter(found.values())).family)
+            head = end + self._head(next(iter(found.values())).family, families)
             for line in found.values():
                 self._parts.append(
                     (f"{head}{line.text} ", line.place, line.family.convert, line.times)
                 )
                 head = end = "\n"
 
-    def _head(self, family: Family) -> str:
-        """Returns the lines before those of a family."""
+    def _head(self, family: Family, taken: Container[str]) -> str:
+        """Returns the lines before those of a family. `taken` has the names of all families."""
         if self._style is Style.FLINK:
             return f"# TYPE {family.name} gauge\n"
         name, kind = family.name, family.kind.value
         if self._style is Style.PROMETHEUS:
             return f"# HELP {name} {family.help}\n# TYPE {name} {kind}\n"
-        name = name.removesuffix("_total") if family.kind is Kind.COUNTER else name
+        if family.kind is Kind.COUNTER:
+            # OpenMetrics names a counter without its suffix. The program may have that name, too.
+            short = name.removesuffix("_total")
+            name, kind = (name, "unknown") if short in taken else (short, kind)
+        elif family.kind is Kind.UNKNOWN:
+            kind = "unknown"
         unit = name.rpartition("_")[2]
-        return (
-            f"# HELP {name} {family.help}\n"
-            f"# TYPE {name} {'unknown' if family.kind is Kind.UNKNOWN else kind}\n"
-            + (f"# UNIT {name} {unit}\n" if unit in UNITS else "")
+        return f"# HELP {name} {family.help}\n# TYPE {name} {kind}\n" + (
+            f"# UNIT {name} {unit}\n" if unit in UNITS else ""
         )
 
 

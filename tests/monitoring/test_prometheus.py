@@ -29,6 +29,9 @@ class Counting(af.KeyedProcessFunction[int, int, int]):
         self.sizes = ctx.metrics.histogram("rowSizes")
         self.rate = ctx.metrics.meter("rows")
         ctx.metrics.gauge("openFiles", lambda: 3)
+        # In OpenMetrics the second one would be called as the first.
+        ctx.metrics.gauge("asked", lambda: 5)
+        ctx.metrics.counter("asked_total").inc()
 
     def process_element(self, value: int, ctx: Any) -> Any:
         self.seen.inc()
@@ -129,6 +132,8 @@ async def test_openmetrics_is_strictly_well_formed_and_has_units(client: Client)
     assert found["aioflow_job_last_checkpoint_size_bytes"].unit == "bytes"
     assert found["aioflow_task_records_in"].unit == ""
     assert found["aioflow_user_open_files"].type == "unknown"
+    assert found["aioflow_user_asked"].type == found["aioflow_user_asked_total"].type == "unknown"
+    assert found["aioflow_user_rows_seen"].type == "counter"
 
 
 async def test_an_unknown_spelling_of_names_is_refused(client: Client) -> None:
@@ -146,6 +151,8 @@ async def test_no_metric_of_the_engine_passes_for_one_of_the_program(client: Cli
         "rows_total",
         "rows_per_second",
         "open_files",
+        "asked",
+        "asked_total",
     }
 
 
