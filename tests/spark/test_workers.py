@@ -25,6 +25,9 @@ WITHIN_S = 280.0
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
+    # A standalone cluster names the folder of an application by the second in which it began. Two
+    # that begin in one second share it, and refuse each other's files.
+    pytest.mark.xdist_group("spark-workers"),
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("java"),
 ]
