@@ -58,6 +58,7 @@ _HOMES = {
         "AggregatingState ListState MapState RawKeyedState ReducingState ValueState"
     ),
     "core.wire.types": "register_type",
+    "inspection.json_logs": "JsonFormatter",
     "monitoring.app": "monitor_app",
     "monitoring.options": "MonitorArguments",
     "network.security": "TlsFiles",

@@ -38,6 +38,7 @@ from aioflow.cli.cluster_access import (
 from aioflow.cli.jobs import print_jobs
 from aioflow.cli.options import (
     UsageError,
+    add_log_options,
     add_monitor_options,
     bind_address,
     count,
@@ -155,6 +156,7 @@ def add_commands(commands: Any) -> None:
     taskmanager.set_defaults(carry_out=_taskmanager)
 
     for process in (jobmanager, taskmanager):
+        add_log_options(process)
         process.add_argument(
             "--allow-plaintext",
             action="store_true",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
-import logging
 import os
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from aioflow.cluster.submission import ClusterClient, NoJobManager
 from aioflow.core.errors import AioflowError, GraphError, NotAuthenticated
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
+from aioflow.inspection.json_logs import configure_logging
 from aioflow.network.security import SecuredHost, Security, TlsFiles, read_secret
 
 __all__ = [
@@ -230,9 +230,7 @@ def run_on_host(
             await host.close()
 
     if arguments.command in ("jobmanager", "taskmanager"):
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        configure_logging(arguments.log_format)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(on_a_host())

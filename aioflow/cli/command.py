@@ -21,6 +21,7 @@ import aioflow
 from aioflow.cli.options import (
     UsageError,
     add_checkpoint_options,
+    add_log_options,
     add_monitor_options,
     checkpoint_options,
     count,
@@ -33,6 +34,7 @@ from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
 from aioflow.core.tracebacks import whole_traceback
+from aioflow.inspection.json_logs import JSON, LOG_FORMAT_ENV, configure_logging
 from aioflow.io.standard_output import ReaderGone
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "spark-defaults.conf, or local[*])",
     )
     add_checkpoint_options(run)
+    add_log_options(run)
     run.set_defaults(carry_out=_run)
 
     graph = commands.add_parser(
@@ -166,6 +169,10 @@ def _watcher(arguments: argparse.Namespace) -> Watcher:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.log_format == JSON:
+        configure_logging(JSON)
+    else:
+        os.environ.pop(LOG_FORMAT_ENV, None)  # Workers inherit it.
     options = {**checkpoint_options(arguments), **monitor_options(arguments)}
     if "checkpoints" in options:
         options["restart"] = once_running(

@@ -32,6 +32,7 @@ from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import NotAuthenticated, with_article
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
+from aioflow.inspection.json_logs import LOG_FORMAT_ENV, LOG_FORMATS, TEXT
 from aioflow.monitoring.options import parse_monitor_address, served_options
 from aioflow.network.local_pool import network_bytes
 
@@ -238,6 +239,23 @@ def key_in(path: str | None) -> bytes | None:
         return None if path is None else checkpoint_key(Path(path))
     except ValueError as error:
         raise UsageError(str(error).replace("checkpoint_key=", "--key-file")) from error
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the format of the log."""
+    parser.add_argument(
+        "--log-format",
+        type=_log_format,
+        default=os.environ.get(LOG_FORMAT_ENV) or TEXT,
+        metavar="|".join(LOG_FORMATS),
+        help=f"of the log on stderr; json: one object per line ({LOG_FORMAT_ENV}, or text)",
+    )
+
+
+def _log_format(text: str) -> str:
+    if text not in LOG_FORMATS:
+        raise argparse.ArgumentTypeError(f"expected {' or '.join(LOG_FORMATS)}, got {text!r}")
+    return text
 
 
 def add_monitor_options(parser: argparse.ArgumentParser) -> None:

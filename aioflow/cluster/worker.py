@@ -30,6 +30,7 @@ from aioflow.cluster.leadership import LeaderRetrieval, parse_address
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.core.errors import Broken, NotAuthenticated
 from aioflow.core.system_host import SystemHost, end_with_parent, prefer_when_memory_is_short
+from aioflow.inspection.json_logs import JSON, LOG_FORMAT_ENV, configure_logging
 from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
@@ -87,10 +88,9 @@ async def serve_job(
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the process and returns its exit code."""
+    if arguments[0] == JOB or os.environ.get(LOG_FORMAT_ENV) == JSON:
+        configure_logging()
     if arguments[0] == JOB:
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
         prefer_when_memory_is_short()
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_main(arguments))
