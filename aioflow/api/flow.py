@@ -92,7 +92,7 @@ class Flow:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Shows the tasks of the flow in a notebook, as `aioflow graph --svg` draws them."""
-        from aioflow.api.notebook import show_flow
+        from aioflow.api.drawing import show_flow
 
         return {"text/plain": repr(self), **show_flow(self._graph)}
 

@@ -103,7 +103,7 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Shows status and numbers of the job at this moment in a notebook."""
-        from aioflow.api.notebook import show_job
+        from aioflow.api.drawing import show_job
 
         return show_job(repr(self), self._job_graph, self.metrics(), self.monitor_url)
 

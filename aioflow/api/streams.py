@@ -197,7 +197,7 @@ class DataStream(Generic[T]):
         """Shows name, schema and first rows in a notebook, as far as they are known without a
         run.
         """
-        from aioflow.api.notebook import show_stream
+        from aioflow.api.drawing import show_stream
 
         return show_stream(repr(self), self._graph, self._upstreams)
 
