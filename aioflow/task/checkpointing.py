@@ -47,10 +47,14 @@ from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
 from aioflow.core.errors import CancellationTimeout
 from aioflow.operators.stateless import describe_place
 from aioflow.task.channel_state import ChannelStateCapture
-from aioflow.task.checkpoint import TaskCheckpoint, may_overtake_later
+from aioflow.task.checkpoint import (
+    CountedOutput,
+    SubtaskSnapshot,
+    TaskCheckpoint,
+    may_overtake_later,
+)
 from aioflow.task.closing import naming
 from aioflow.task.network_input import NetworkInput
-from aioflow.task.snapshot import CountedOutput, SubtaskSnapshot
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:

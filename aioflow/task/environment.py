@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from aioflow.network.local_pool import LocalBufferPool, NetworkBufferPool
     from aioflow.network.partition import ResultPartition
     from aioflow.state.backend import StateBackend
+    from aioflow.task.checkpoint import StateStore
     from aioflow.task.context import Resources
-    from aioflow.task.snapshot import StateStore
 
 __all__ = [
     "CheckpointResponder",
