@@ -42,7 +42,7 @@ from aioflow.operators.sink import commits
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
     from aioflow.api.streams import DataStream
-    from aioflow.cluster.running_job import RunningJob
+    from aioflow.cluster.gateways import RunningJob
     from aioflow.core.host import Host
     from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph, JobVertex

@@ -23,8 +23,8 @@ from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.instructions import CheckpointSettings
+    from aioflow.cluster.gateways import RunningJob
     from aioflow.cluster.heartbeat import HeartbeatOptions
-    from aioflow.cluster.running_job import RunningJob
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
 

@@ -23,8 +23,7 @@ from aioflow.state.backend import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
     from aioflow.cluster.execution_graph import JobStatus
-    from aioflow.cluster.gateways import TapGateway
-    from aioflow.cluster.running_job import RunningJob
+    from aioflow.cluster.gateways import RunningJob, TapGateway
     from aioflow.core.elements import RecordBatch
     from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph, JobVertex

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.cluster_job import ClusterJob
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.gateways import RunningJob
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.placed_tasks import PlacedTasks
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcServer
-from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.scheduler import slots_needed
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor

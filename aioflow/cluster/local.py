@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.gateways import RunningJob
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
-from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import RescaleError

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.gateways import RunningJob
 from aioflow.cluster.job_history import WorkerReport, decode_report, statistics_of
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.leadership import DATA, LeaderRetrieval, NoLeader, parse_addresses
 from aioflow.cluster.remote_home import RemoteHome, RemoteJobMaster
-from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import AioflowError, Broken, Closed, RescaleError, StaleLeader

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.execution_graph import JobStatus
-    from aioflow.cluster.gateways import TapGateway
+    from aioflow.cluster.gateways import JobMasterView, RunningJob, TapGateway
     from aioflow.cluster.job_history import FailureRecord
     from aioflow.cluster.jobmanager import JobManager
-    from aioflow.cluster.running_job import JobMasterView, RunningJob
     from aioflow.core.host import Host
     from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.graph.job_graph import JobGraph, JobVertex

@@ -27,10 +27,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Never
 
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.gateways import RunningJob
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote_home import RemoteJobMaster
 from aioflow.cluster.restart import no_restart
-from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
