@@ -23,7 +23,6 @@ from aioflow.cluster.adaptive import AdaptiveParallelism
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_history import WorkerReport, status_of
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
-from aioflow.cluster.job_peers import SUBMITTER, JobPeer, Submitter
 from aioflow.cluster.job_session import (
     AttemptKey,
     attempt_key,
@@ -31,7 +30,7 @@ from aioflow.cluster.job_session import (
     pack_error,
     unpack_error,
 )
-from aioflow.cluster.placed_tasks import PlacedTasks
+from aioflow.cluster.placed_tasks import SUBMITTER, JobPeer, PlacedTasks, Submitter
 from aioflow.cluster.scheduler import (
     DeclareRequirement,
     FreeSlot,

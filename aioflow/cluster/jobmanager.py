@@ -21,7 +21,6 @@ from aioflow.cluster.cluster_job import ClusterJob, needs_submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.job_history import encode_report
-from aioflow.cluster.job_peers import Submitter
 from aioflow.cluster.job_session import AttemptKey
 from aioflow.cluster.job_store import JobStore, PersistedJob
 from aioflow.cluster.leadership import (
@@ -31,6 +30,7 @@ from aioflow.cluster.leadership import (
     Leadership,
     NoLeader,
 )
+from aioflow.cluster.placed_tasks import Submitter
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer

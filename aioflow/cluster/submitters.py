@@ -16,7 +16,7 @@ from aioflow.core.wire.serializers import Codec
 
 if TYPE_CHECKING:
     from aioflow.cluster.dispatcher import Dispatcher
-    from aioflow.cluster.job_peers import Submitter
+    from aioflow.cluster.placed_tasks import Submitter
     from aioflow.cluster.rpc import RpcConnection
 
 __all__ = ["SUBMITTER_RETURNS_S", "Submitters"]

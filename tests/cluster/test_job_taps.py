@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from aioflow.cluster.job_peers import SUBMITTER, JobPeers, JobTaps
+from aioflow.cluster.placed_tasks import SUBMITTER, JobPeers, JobTaps
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.core.aio import wait_all
 from aioflow.core.wire.serializers import Codec

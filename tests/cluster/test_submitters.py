@@ -12,7 +12,7 @@ import pytest
 from aioflow.cluster import submitters as module
 from aioflow.cluster.dispatcher import JobView
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.job_peers import Submitter
+from aioflow.cluster.placed_tasks import Submitter
 from aioflow.cluster.submitters import Submitters
 from aioflow.core.errors import Closed
 from tests.task.running import until
