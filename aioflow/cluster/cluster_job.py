@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from aioflow.checkpoint.completed import CheckpointStats
 from aioflow.checkpoint.instructions import CheckpointSettings
 from aioflow.checkpoint.metadata import decode_subtask
-from aioflow.cluster.adaptive import AdaptiveParallelism
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_history import WorkerReport, status_of
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
@@ -31,6 +30,7 @@ from aioflow.cluster.job_session import (
     unpack_error,
 )
 from aioflow.cluster.placed_tasks import SUBMITTER, JobPeer, PlacedTasks, Submitter
+from aioflow.cluster.rescaling import AdaptiveParallelism
 from aioflow.cluster.scheduler import (
     DeclareRequirement,
     FreeSlot,
@@ -144,7 +144,8 @@ class ClusterJob:
         self.fenced_total = 0
         """Dropped reports that were meant for another JobMaster of the job."""
         self._adaptive = AdaptiveParallelism(
-            self.job_master,
+            self.job_master.executions,
+            self.job_master.rescale,
             self._group,
             lambda: self._scheduler.slots_held,
             partial(self.tasks.taps.notify, "warning"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aioflow.cluster.adaptive import fitting
+from aioflow.cluster.rescaling import fitting
 from aioflow.cluster.scheduler import slots_needed
 from aioflow.graph.job_graph import JobGraph
 from tests.cluster.test_scheduler import graph, vertex
