@@ -24,6 +24,7 @@ _HOMES = {
     "api.options": "RunArguments",
     "api.subscription": "Subscription",
     "api.runner": "run",
+    "api.settings": "configured",
     "checkpoint.savepoint": "Savepoint",
     "cluster.autoscaler": "Autoscaler",
     "cluster.collector": "tune_gc",

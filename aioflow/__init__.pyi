@@ -9,6 +9,7 @@ from aioflow.api.job import Job as Job
 from aioflow.api.job import JobResult as JobResult
 from aioflow.api.options import RunArguments as RunArguments
 from aioflow.api.runner import run as run
+from aioflow.api.settings import configured as configured
 from aioflow.api.streams import BroadcastStream as BroadcastStream
 from aioflow.api.streams import ConnectedStreams as ConnectedStreams
 from aioflow.api.streams import DataStream as DataStream

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aioflow.api.settings import without_settings
 from aioflow.cli.cluster_access import (
     DATA,
     FAILED,
@@ -38,6 +39,7 @@ from aioflow.cli.cluster_access import (
 from aioflow.cli.jobs import print_jobs
 from aioflow.cli.options import (
     UsageError,
+    add_configuration,
     add_log_options,
     add_monitor_options,
     bind_address,
@@ -58,18 +60,16 @@ from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.contexts import contextmanager
-from aioflow.core.errors import AioflowError, did_you_mean
+from aioflow.core.errors import AioflowError
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
+from aioflow.inspection.json_logs import LOG_FORMAT_ENV
 from aioflow.network.local_pool import NETWORK_MEMORY_BYTES
 from aioflow.network.security import create_secret
 
 __all__ = ["add_commands"]
 
 T = TypeVar("T")
-
-CONFIGURATION = ("rocksdb.path", "rocksdb.cache_entries", "rocksdb.cache_bytes")
-"""Names that `--conf` takes."""
 
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
@@ -159,7 +159,8 @@ def add_commands(commands: Any) -> None:
         add_log_options(process)
         process.add_argument(
             "--allow-plaintext",
-            action="store_true",
+            action=argparse.BooleanOptionalAction,
+            default=False,
             help="listen off loopback without TLS: others may read along",
         )
 
@@ -183,6 +184,7 @@ def add_commands(commands: Any) -> None:
         "--port", type=port, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port"
     )
     add_monitor_options(start)
+    add_log_options(start)
     start.set_defaults(carry_out=partial(_in_directory, _start))
     status = actions.add_parser("status", help="show its processes, slots and jobs")
     status.set_defaults(carry_out=partial(_in_directory, _status))
@@ -204,14 +206,7 @@ def add_commands(commands: Any) -> None:
             metavar="SIZE",
             help=short,
         )
-        command.add_argument(
-            "--conf",
-            type=_setting,
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help=f"a setting for what jobs leave open: {', '.join(CONFIGURATION)}",
-        )
+        add_configuration(command)
     for action in (start, status, stop):
         action.add_argument(
             "--data",
@@ -286,16 +281,6 @@ PRELOADED = (
     "encodings.idna",
 )
 """Modules that most jobs import when they are loaded."""
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or name not in CONFIGURATION:
-        raise argparse.ArgumentTypeError(
-            f"expected NAME=VALUE with one of the names {', '.join(CONFIGURATION)}, got {text!r}"
-            f"{'' if name in CONFIGURATION else did_you_mean(name, CONFIGURATION)}"
-        )
-    return name, value
 
 
 def _conf_arguments(arguments: argparse.Namespace) -> list[str]:
@@ -404,6 +389,7 @@ def _start(arguments: argparse.Namespace) -> int:
             "it first"
         )
     monitoring = monitor_arguments(arguments)
+    os.environ[LOG_FORMAT_ENV] = arguments.log_format  # The processes inherit it.
     arguments.workers, arguments.slots = shape_of(arguments.workers, arguments.slots)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data / "address").unlink(missing_ok=True)
@@ -540,7 +526,12 @@ def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
     try:
         command = [sys.executable, "-m", "aioflow", *argv]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=without_settings(os.environ, LOG_FORMAT_ENV),
         )
     finally:
         os.close(log)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aioflow.api.runner import new_event_loop
+from aioflow.api.settings import read_settings
 from aioflow.cli.options import UsageError, in_flags
 from aioflow.cli.terminal import reader_is_gone
 from aioflow.cluster.leadership import DATA, LeaderRetrieval, parse_address, parse_addresses
@@ -133,10 +134,12 @@ def _found(data: Path) -> Iterator[tuple[int, str]]:
     whole = os.path.realpath(data)
     for pid, argv in _from_proc() if PROC.exists() else _from_ps():
         command = _command(argv)
-        directory = _data(argv, command) if command else None
+        if not command:
+            continue
         try:
             # Without /proc, a relative directory is taken to be below the present one.
             base = (PROC / str(pid) / "cwd").readlink() if PROC.exists() else Path()
+            directory = _data(argv, command, _environment(pid), base)
             if directory is not None and os.path.realpath(base / directory) == whole:
                 yield pid, command
         except OSError:  # The process has ended, or belongs to another user.
@@ -176,18 +179,36 @@ def _command(argv: list[str]) -> str:
     return ""
 
 
-def _data(argv: list[str], command: str) -> str | None:
-    """Returns the value of `--data` in `argv`, or its default.
+def _environment(pid: int) -> dict[str, str]:
+    """Returns the environment with which a process was started; empty if it cannot be read."""
+    try:
+        text = (PROC / str(pid) / "environ").read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        return {}
+    pairs = (one.partition("=") for one in text.split("\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _data(argv: list[str], command: str, environ: dict[str, str], base: Path) -> str | None:
+    """Returns the value of `--data` in `argv`, or that of its settings, or its default.
 
     Returns None for a TaskManager without `--data`: its JobManager ends it.
     """
-    given = None if command == TASKMANAGER else str(DATA)
+    given = None
     for option, value in zip(argv, [*argv[1:], ""], strict=True):
         if option == "--data":
             given = value
         elif option.startswith("--data="):
             given = option.removeprefix("--data=")
-    return given
+    if given is not None:
+        return given
+    try:
+        found = read_settings(environ, base).get("data", command)
+    except ValueError:  # The file has changed, because the process has started with one.
+        found = None
+    if found is not None:
+        return found.text
+    return None if command == TASKMANAGER else str(DATA)
 
 
 FINISHED, FAILED, USAGE = 0, 1, 2

@@ -23,6 +23,7 @@ from aioflow.cli.options import (
     add_checkpoint_options,
     add_log_options,
     add_monitor_options,
+    add_run_options,
     checkpoint_options,
     count,
     in_flags,
@@ -30,6 +31,13 @@ from aioflow.cli.options import (
     monitor_options,
 )
 from aioflow.cli.progress import Watcher, run_flow, watcher_for
+from aioflow.cli.settings import (
+    all_optional,
+    defer_defaults,
+    fill_in,
+    settings_here,
+    shown_settings,
+)
 from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
@@ -50,10 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv`, by default that of this process. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        arguments = _parser(argv[0] if argv else "").parse_args(argv)
+        parser = _parser(argv[0] if argv else "")
+        defer_defaults(parser)
+        arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed the error or the help.
         return stop.code if isinstance(stop.code, int) else FINISHED
     try:
+        fill_in(arguments, settings_here())
         code = int(arguments.carry_out(arguments))
         print(
             end="", flush=True
@@ -96,6 +107,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "spark-defaults.conf, or local[*])",
     )
     add_checkpoint_options(run)
+    add_run_options(run)
     add_log_options(run)
     run.set_defaults(carry_out=_run)
 
@@ -126,7 +138,21 @@ def _parser(command: str) -> argparse.ArgumentParser:
     _add_run_options(demo)
     demo.set_defaults(carry_out=_demo)
 
-    if command not in commands.choices:
+    config = commands.add_parser(
+        "config",
+        help="show the settings of a command, each with its origin",
+        description="Show the settings of a command as arguments, environment and file have them: "
+        "aioflow config run --every 5s.",
+    )
+    config.add_argument(
+        "of",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="a command with arguments (run, jobmanager and taskmanager)",
+    )
+    config.set_defaults(carry_out=_config)
+
+    if command == "config" or command not in commands.choices:
         from aioflow.cli import cluster, jobs, state
         from aioflow.cli.top import add_top
 
@@ -174,7 +200,7 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         os.environ.pop(LOG_FORMAT_ENV, None)  # Workers inherit it.
     options = {**checkpoint_options(arguments), **monitor_options(arguments)}
-    if "checkpoints" in options:
+    if "checkpoints" in options and "restart" not in options:
         options["restart"] = once_running(
             fatal=(ReaderGone,)
         )  # As without `restart=`; but what was piped away ends it.
@@ -223,6 +249,29 @@ def _plan(graph: JobGraph) -> str:
     from aioflow.monitoring.rest_jobs import plan_of_graph  # Imported late: it imports aiohttp.
 
     return json.dumps(plan_of_graph(graph), indent=2)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    settings = settings_here()
+    print(
+        f"file: {settings.file}"
+        if settings.file
+        else "no file: aioflow.toml is not here, nor tool.aioflow in pyproject.toml"
+    )
+    for line in [arguments.of] if arguments.of else (["run"], ["jobmanager"], ["taskmanager"]):
+        parser = _parser("config")
+        defer_defaults(parser)
+        all_optional(parser)
+        try:
+            asked = parser.parse_args(line)
+        except SystemExit:  # argparse has printed the error.
+            return USAGE
+        fill_in(asked, settings)
+        shown = shown_settings(asked, parser)
+        if not shown:
+            raise UsageError(f"aioflow {' '.join(line)} has no settings")
+        print(f"\naioflow {' '.join(line)}", *shown, sep="\n")
+    return FINISHED
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -191,6 +191,8 @@ def _submit(arguments: argparse.Namespace) -> int:
     find_started(arguments)
     given = checkpoint_options(arguments)
     if arguments.restarts is not None:
+        if "restart" in given:
+            raise UsageError("--restarts N is a --restart fixed_delay(attempts=N): give one")
         given["restart"] = (
             fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
         )

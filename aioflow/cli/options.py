@@ -27,19 +27,24 @@ from typing import Any
 from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.api.flow import Flow
 from aioflow.api.options import parse_options
+from aioflow.api.settings import CONFIGURATION, RUN_SETTINGS, TOKEN_VARIABLE, parse_flag
 from aioflow.cli.terminal import describe
 from aioflow.core.contexts import asynccontextmanager
-from aioflow.core.errors import NotAuthenticated, with_article
+from aioflow.core.errors import NotAuthenticated, did_you_mean, with_article
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
-from aioflow.inspection.json_logs import LOG_FORMAT_ENV, LOG_FORMATS, TEXT
+from aioflow.inspection.json_logs import LOG_FORMATS, TEXT
 from aioflow.monitoring.options import parse_monitor_address, served_options
 from aioflow.network.local_pool import network_bytes
+from aioflow.task.environment import TaskOptions
 
 __all__ = [
     "UsageError",
     "add_checkpoint_options",
+    "add_configuration",
+    "add_log_options",
     "add_monitor_options",
+    "add_run_options",
     "bind_address",
     "checkpoint_options",
     "count",
@@ -59,6 +64,11 @@ __all__ = [
 ]
 
 FLAGS = {
+    **{
+        setting.option: f"--{name}"
+        for name, setting in RUN_SETTINGS.items()
+        if name not in ("restart", "state", "timeout", "strict")  # Other calls have these too.
+    },
     "allow_non_restored": "--allow-non-restored",
     "allow_plaintext": "--allow-plaintext",
     "checkpoint_key": "--checkpoint-key-file",
@@ -210,6 +220,65 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
         help="drop state of operators that the flow has no more",
     )
 
+    _add_settings(parser, of_cluster=True)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a run that jobs of a cluster do not have."""
+    _add_settings(parser, of_cluster=False)
+    add_configuration(parser)
+
+
+def _add_settings(parser: argparse.ArgumentParser, *, of_cluster: bool) -> None:
+    for name, setting in RUN_SETTINGS.items():
+        if setting.of_cluster is not of_cluster:
+            continue
+        if setting.parse is parse_flag:
+            parser.add_argument(
+                f"--{name}", action=argparse.BooleanOptionalAction, help=setting.help
+            )
+        else:
+            parser.add_argument(
+                f"--{name}",
+                type=_argument(setting.parse),
+                metavar=setting.metavar,
+                help=setting.help,
+            )
+
+
+def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns `parse` for argparse, which shows only the text of its own error."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Adds `--conf` to a command."""
+    parser.add_argument(
+        "--conf",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"a setting for what jobs leave open: {', '.join(CONFIGURATION)}",
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in CONFIGURATION:
+        raise argparse.ArgumentTypeError(
+            f"expected NAME=VALUE with one of the names {', '.join(CONFIGURATION)}, got {text!r}"
+            f"{'' if name in CONFIGURATION else did_you_mean(name, CONFIGURATION)}"
+        )
+    return name, value
+
 
 def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the given options as options of `flow.run`. Raises UsageError for invalid ones."""
@@ -226,6 +295,12 @@ def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
         given |= {"restore": None, "fresh": True}
     if arguments.allow_non_restored:
         given["allow_non_restored"] = True
+    for name, setting in RUN_SETTINGS.items():
+        value = getattr(arguments, name.replace("-", "_"), None)
+        if value is not None:
+            given[setting.option] = value
+    if arguments.command == "run" and arguments.conf:
+        given["tasks"] = TaskOptions(configuration=dict(arguments.conf))
     try:
         parse_options(given)
     except (ValueError, TypeError) as error:
@@ -246,9 +321,9 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-format",
         type=_log_format,
-        default=os.environ.get(LOG_FORMAT_ENV) or TEXT,
+        default=TEXT,
         metavar="|".join(LOG_FORMATS),
-        help=f"of the log on stderr; json: one object per line ({LOG_FORMAT_ENV}, or text)",
+        help="of the log on stderr; json: one object per line (text)",
     )
 
 
@@ -274,11 +349,13 @@ def add_monitor_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--enable-control",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="let who knows the token stop, cancel, save and rescale jobs",
     )
     parser.add_argument(
-        "--show-data", action="store_true", help="show state and records to all readers"
+        "--show-data",
+        action=argparse.BooleanOptionalAction,
+        help="show state and records to all readers",
     )
 
 
@@ -308,8 +385,8 @@ def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
             )
         return {}
     given: dict[str, Any] = {
-        "enable_control": arguments.enable_control,
-        "show_data": arguments.show_data,
+        "enable_control": bool(arguments.enable_control),
+        "show_data": bool(arguments.show_data),
     }
     if arguments.monitor_token_file is not None:
         try:
@@ -317,6 +394,8 @@ def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the token cannot be read: {error}") from error
         given["token"] = text.partition("\n")[0].strip()
+    elif token := os.environ.get(TOKEN_VARIABLE):
+        given["token"] = token
     try:
         served_options(arguments.monitor, given)
     except NotAuthenticated as error:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from aioflow.api.runner import new_event_loop
+from aioflow.api.settings import TOKEN_VARIABLE
 from aioflow.cli.options import duration
 from aioflow.cli.progress import clipped
 from aioflow.cli.terminal import LiveBlock, is_live, uses_color
@@ -369,7 +370,6 @@ class _Paint:
 FINISHED, FAILED = 0, 1
 PORT = 8081
 TIMEOUT_S = 10.0
-TOKEN_VARIABLE = "AIOFLOW_MONITOR_TOKEN"
 JOBS_MAX = 20
 """Maximum number of jobs that are shown. More do not fit on a screen."""
 

@@ -1,0 +1,185 @@
+"""Fills options that the command line leaves out from the environment and the file.
+
+`defer_defaults` replaces the default of each option that is a setting. So after parsing it is known
+which options the user gave. `fill_in` then takes the rest from the settings, with the parser of the
+option, and records the origin of each value for `aioflow config`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aioflow.api.settings import (
+    CONFIGURATION,
+    NAMES,
+    TOKEN_VARIABLE,
+    Found,
+    Settings,
+    parse_flag,
+    read_settings,
+)
+from aioflow.cli.options import UsageError
+from aioflow.core.errors import did_you_mean
+from aioflow.inspection.redaction import HIDDEN, redacted
+
+__all__ = ["all_optional", "defer_defaults", "fill_in", "settings_here", "shown_settings"]
+
+ARGUMENT, DEFAULT = "argument", "default"
+
+
+@dataclass(slots=True)
+class _Unset:
+    """The default of an option that is a setting, until the settings are known."""
+
+    default: Any
+    actions: list[argparse.Action] = field(default_factory=list)
+    """The options for one attribute: `--secret-file` and `--data` name the same file."""
+
+
+def defer_defaults(parser: argparse.ArgumentParser) -> None:
+    """Marks the options of all commands of `parser` that are settings as not given."""
+    for command in _leaves(parser):
+        marks: dict[str, _Unset] = {}
+        for action in command._actions:
+            if _name(action) in NAMES:
+                mark = marks.setdefault(action.dest, _Unset(action.default))
+                mark.actions.append(action)
+                if action.default is not argparse.SUPPRESS:
+                    action.default = mark
+
+
+def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    inner = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    for action in inner:
+        for command in dict.fromkeys(action.choices.values()):
+            yield from _leaves(command)
+    if not inner:
+        yield parser
+
+
+def all_optional(parser: argparse.ArgumentParser) -> None:
+    """Lets all commands of `parser` be parsed without their positional arguments."""
+    for command in _leaves(parser):
+        for action in command._actions:
+            if not action.option_strings:
+                action.nargs, action.required = "?", False
+
+
+def _name(action: argparse.Action) -> str:
+    """Returns the long name of an option without its dashes, or "" without one."""
+    return next((one[2:] for one in action.option_strings if one.startswith("--")), "")
+
+
+def settings_here() -> Settings:
+    """Returns the settings of this process. Raises UsageError."""
+    try:
+        return read_settings(os.environ, Path.cwd())
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def fill_in(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Sets the options that were not given, and `arguments.origins`.
+
+    Raises UsageError for a value that the option does not take, and for a setting in the table of a
+    command that has no such option.
+    """
+    command = arguments.command
+    _check_table(settings, arguments)
+    origins: dict[str, tuple[str, str]] = {}
+    for dest, value in list(vars(arguments).items()):
+        if isinstance(value, _Unset):
+            chosen, origin = _resolved(value, settings, command)
+            setattr(arguments, dest, chosen)
+            origins[dest] = (_shown(chosen), origin)
+        else:
+            origins[dest] = (_shown(value), ARGUMENT)
+    if "conf" in arguments:
+        given = dict(arguments.conf)
+        found = {name: settings.get(name, command) for name in CONFIGURATION}
+        taken = {name: one for name, one in found.items() if one is not None}
+        arguments.conf = [*((name, one.text) for name, one in taken.items()), *arguments.conf]
+        for name in CONFIGURATION:
+            text, origin = taken.get(name, Found("", DEFAULT))
+            origins[name] = (given[name], ARGUMENT) if name in given else (text, origin)
+    arguments.origins = origins
+
+
+def _check_table(settings: Settings, arguments: argparse.Namespace) -> None:
+    marked = [value for value in vars(arguments).values() if isinstance(value, _Unset)]
+    known = {_name(action) for mark in marked for action in mark.actions}
+    if "conf" in arguments:
+        known |= {*CONFIGURATION}
+    for name, found in settings.tables.get(arguments.command, {}).items():
+        given = name.replace("-", "_") in arguments  # As an argument, which counts.
+        if name not in known and not given and arguments.command != "cluster":
+            raise UsageError(
+                f"{found.origin}: aioflow {arguments.command} has no --{name}"
+                f"{did_you_mean(name, known, '{}')}"
+            )
+
+
+def _resolved(mark: _Unset, settings: Settings, command: str) -> tuple[Any, str]:
+    for action in mark.actions:
+        found = settings.get(_name(action), command)
+        if found is not None:
+            return _parsed(action, found), found.origin
+    default = mark.default
+    if isinstance(default, str) and callable(mark.actions[0].type):
+        default = mark.actions[0].type(default)
+    return default, DEFAULT
+
+
+def _parsed(action: argparse.Action, found: Found) -> Any:
+    """Returns the value of an option from a text. Raises UsageError, with the origin."""
+    try:
+        if action.nargs == 0:
+            return parse_flag(found.text)
+        value = found.text if action.type is None else action.type(found.text)  # type: ignore[operator]
+    except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
+        raise UsageError(f"{_name(action)} of {found.origin}: {error}") from error
+    if action.choices is not None and value not in action.choices:
+        known = ", ".join(map(str, action.choices))
+        hint = did_you_mean(value, map(str, action.choices))
+        raise UsageError(
+            f"{_name(action)} of {found.origin} is {value!r}, expected one of {known}{hint}"
+        )
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def shown_settings(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Returns a line for each setting of a command: its name, value and origin."""
+    rows: list[tuple[str, str, str]] = []
+    for action in _chosen(parser, arguments)._actions:
+        name = _name(action)
+        if name in NAMES and (name != "data" or action.dest == "data"):
+            text, origin = arguments.origins[action.dest]
+            rows.append((name, redacted(text), origin))
+        if name == "monitor-token-file" and os.environ.get(TOKEN_VARIABLE):
+            rows.append(("monitor-token", HIDDEN, TOKEN_VARIABLE))
+    if "conf" in arguments:
+        rows += [(name, *arguments.origins[name]) for name in CONFIGURATION]
+    names, values = (max(len(row[place]) for row in rows) for place in (0, 1))
+    return [f"  {name:{names}}  {value or '-':{values}}  {origin}" for name, value, origin in rows]
+
+
+def _chosen(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> argparse.ArgumentParser:
+    """Returns the parser of the command that was given."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = action.choices[getattr(arguments, action.dest)]
+            return _chosen(chosen, arguments)
+    return parser
