@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
+import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +223,52 @@ def test_the_image_is_not_root_and_is_checked_by_the_probe() -> None:
     last = lines[lines.index(stages[-1]) :]
     assert "USER 10001:10001" in last
     (check,) = [line for line in last if line.startswith("HEALTHCHECK ")]
-    command = json.loads(check[check.index("[") :])
-    compile(command[2], "HEALTHCHECK", "exec")
-    assert "/healthz" in command[2]
+    assert json.loads(check[check.index("[") :]) == ["python", "/opt/aioflow/health.py"]
+    assert "COPY deploy/health.py /opt/aioflow/health.py" in last
+    (environment,) = [line for line in last if line.startswith("ENV ")]
+    assert "AIOFLOW_MONITOR=127.0.0.1:8081 AIOFLOW_HEALTH=127.0.0.1:8081" in environment
     copied = [line.split()[1] for line in lines if line.startswith("COPY aioflow")]
     assert copied == ["aioflow"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "argv", [["run", "-q", "program.py:flow"], ["jobmanager", "--port", "0"], ["taskmanager"]]
+)
+def test_the_health_check_finds_each_command_without_an_option(
+    argv: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(
+        "import asyncio\nimport aioflow as af\nflow = af.Flow('f')\n"
+        "async def ticks(position):\n    while True:\n        yield 1, 1\n"
+        "        await asyncio.sleep(1)\nflow.source(ticks).sink(print)\n"
+    )
+    (tmp_path / ".aioflow").mkdir(mode=0o700)
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("s" * 40)
+    address = f"127.0.0.1:{free_port()}"
+    environment = {**os.environ, "AIOFLOW_MONITOR": address, "AIOFLOW_HEALTH": address}
+    if argv[0] != "run":
+        argv = [*argv, "--secret-file", str(secret)]
+    check = [sys.executable, str(DEPLOY / "health.py")]
+    assert b"port" in subprocess.run(check, env=environment, capture_output=True).stderr
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aioflow", *argv], cwd=tmp_path, env=environment
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while subprocess.run(check, env=environment, capture_output=True).returncode:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
