@@ -32,7 +32,7 @@ from aioflow.core.errors import (
 )
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
-from aioflow.core.tracebacks import fold_traceback
+from aioflow.core.user_code import fold_traceback
 from aioflow.graph.deployment import ExecutionState
 from aioflow.graph.optimize import fields_seen, is_taken_apart
 from aioflow.io.memory import FunctionSource

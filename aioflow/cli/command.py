@@ -41,7 +41,7 @@ from aioflow.cli.settings import (
 from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
-from aioflow.core.tracebacks import whole_traceback
+from aioflow.core.user_code import whole_traceback
 from aioflow.inspection.json_logs import JSON, LOG_FORMAT_ENV, configure_logging
 from aioflow.io.standard_output import ReaderGone
 

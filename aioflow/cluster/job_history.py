@@ -26,7 +26,7 @@ from aioflow.checkpoint.statistics import (
     LatestCheckpoints,
 )
 from aioflow.core.errors import RemoteError, RemoteProtocolError, message_of
-from aioflow.core.tracebacks import format_folded
+from aioflow.core.user_code import format_folded
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.redaction import redacted
 

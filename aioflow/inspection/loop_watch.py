@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from aioflow.core.scope import current_scope, scope_in
-from aioflow.core.tracebacks import spell_stack, user_frames
+from aioflow.core.user_code import spell_stack, user_frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflow.core.host import Frame, Host, ThreadTimes
     from aioflow.core.scope import ScopeOperator
-    from aioflow.core.tracebacks import Stack
+    from aioflow.core.user_code import Stack
 
 __all__ = ["Hold", "LoopWatch", "release_watch", "watch_loop"]
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import switch_interval, wait_all
 from aioflow.core.errors import Closed, JobNotRunning
-from aioflow.core.tracebacks import place_of, spell_place
+from aioflow.core.user_code import place_of, spell_place
 from aioflow.inspection.loop_watch import release_watch, watch_loop
 from aioflow.inspection.redaction import redacted
 

@@ -25,7 +25,7 @@ from aioflow.core.errors import (
     add_note,
     message_of,
 )
-from aioflow.core.tracebacks import format_folded
+from aioflow.core.user_code import format_folded
 from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.aio import wait_all
-from aioflow.core.tracebacks import place_of
+from aioflow.core.user_code import place_of
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

@@ -34,8 +34,7 @@ from aioflow.core.contexts import contextmanager
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, has_place
 from aioflow.core.scope import enter_scope, leave_scope
-from aioflow.core.tracebacks import spell_stack
-from aioflow.core.user_code import take_back_cancellation, user_error
+from aioflow.core.user_code import spell_stack, take_back_cancellation, user_error
 from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.mailbox.timers import ProcessingTimeService

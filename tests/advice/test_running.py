@@ -17,7 +17,7 @@ from aioflow.advice import runtime
 from aioflow.advice.runtime import CallsSeen, InputSeen, TaskAdvice
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import note_once
-from aioflow.core.tracebacks import fold_traceback, format_folded, user_frames, whole_traceback
+from aioflow.core.user_code import fold_traceback, format_folded, user_frames, whole_traceback
 from aioflow.inspection import loop_watch
 
 
