@@ -17,6 +17,7 @@ from aioflow.cluster.cluster_job import ClusterJob
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.gateways import RunningJob
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
+from aioflow.cluster.jobmanager_peers import TaskManagerCalls
 from aioflow.cluster.placed_tasks import PlacedTasks
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
@@ -24,7 +25,6 @@ from aioflow.cluster.rpc import RpcServer
 from aioflow.cluster.scheduler import slots_needed
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
-from aioflow.cluster.taskmanager_calls import TaskManagerCalls
 from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.contexts import asynccontextmanager

@@ -23,6 +23,7 @@ from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.job_history import encode_report
 from aioflow.cluster.job_session import AttemptKey
 from aioflow.cluster.job_store import JobStore, PersistedJob
+from aioflow.cluster.jobmanager_peers import Submitters, TaskManagerCalls
 from aioflow.cluster.leadership import (
     LEASE_DIRECTORY,
     DirectoryLeases,
@@ -34,8 +35,6 @@ from aioflow.cluster.placed_tasks import Submitter
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
-from aioflow.cluster.submitters import Submitters
-from aioflow.cluster.taskmanager_calls import TaskManagerCalls
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import JobNotRunning, NotAuthenticated
 from aioflow.core.wire.serializers import Codec

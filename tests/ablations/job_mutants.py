@@ -106,7 +106,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a slot on its way to a job that has ended is kept",
-        "aioflow/cluster/taskmanager_calls.py",
+        "aioflow/cluster/jobmanager_peers.py",
         "        if job_id not in self._jobs and job_id in self._ended:\n",
         "        if False:\n",
         (TASKMANAGER + "test_slot_on_its_way_to_a_job_that_has_ended_is_not_kept_for_it",),

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from aioflow.cluster.dispatcher import UnknownJob
+from aioflow.cluster.jobmanager_peers import TaskManagerCalls
 from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
-from aioflow.cluster.taskmanager_calls import TaskManagerCalls
 from aioflow.core.errors import Broken, Closed, JobNotRunning
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec

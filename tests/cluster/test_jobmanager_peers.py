@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from aioflow.cluster import submitters as module
+from aioflow.cluster import jobmanager_peers as module
 from aioflow.cluster.dispatcher import JobView
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.jobmanager_peers import Submitters
 from aioflow.cluster.placed_tasks import Submitter
-from aioflow.cluster.submitters import Submitters
 from aioflow.core.errors import Closed
 from tests.task.running import until
 
