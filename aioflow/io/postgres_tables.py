@@ -1,5 +1,5 @@
 """Reads and writes tables of PostgreSQL: `postgres(dsn, table)` reads a table to its end, and
-writes rows exactly once under checkpoints.
+writes rows exactly once under checkpoints: appended, or as changes of the rows with their key.
 
 Needs the extra `aioflow[postgres]` (asyncpg). Its documentation lists the Python type for each
 column type; for json and jsonb columns these are the values themselves. Each writer, committer and
@@ -15,23 +15,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aioflow.advice.hints import explained
-from aioflow.core.errors import GraphError, describe_record, note_once
+from aioflow.core.errors import GraphError, note_once
 from aioflow.io.arguments import T, check_host_and_port, checked_columns
 from aioflow.io.conversion import json_encoder, value_maker
 from aioflow.io.readers import BufferedReader
 from aioflow.io.tables import (
     SCHEMA,
     TableCommitter,
+    TableLayout,
     TableWriter,
+    checked_mode,
     decode_piece,
+    key_names,
     quoted,
+    resolved_key,
     was_committed,
 )
 from aioflow.operators.sink import BaseSink
 from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
-    from aioflow.io.tables import Batch, Piece, Prepared, Row
+    from aioflow.io.tables import Batch, Mode, Piece, Prepared
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
@@ -40,6 +44,12 @@ __all__ = ["PostgresTable", "postgres"]
 
 PAGE_ROWS = 1_024
 """Number of rows of one read."""
+
+CONNECT_TIMEOUT_S = 8.0
+"""Maximum time for connecting: a wrong address must not look like a job that runs."""
+
+DEADLOCK_TRIES = 5
+"""Number of trials of one piece while other writers change the same rows."""
 
 CLOSE_TIMEOUT_S = 5.0
 """Maximum time for closing a connection."""
@@ -57,8 +67,9 @@ def postgres(
     type: type[T] | None = None,
     *,
     columns: Sequence[str] | None = None,
-    key: str | None = None,
+    key: str | Sequence[str] | None = None,
     query: str | None = None,
+    mode: Mode = "append",
 ) -> PostgresTable[T]:
     """Returns a connector that reads the rows of `table` ("name" or "schema.name") in the order of
     `key`, or writes rows to it.
@@ -71,6 +82,11 @@ def postgres(
     index. They are written to `columns`, by default the fields of the first record; the table must
     exist. Delivery is exactly once with checkpoints, at least once without. The sink keeps two
     small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
+
+    With `mode="upsert"` a record replaces the row with the same `key`, or is inserted; with
+    "delete" it removes that row. A function as `mode` returns "upsert" or "delete" for a record.
+    `key` is then one column or several, with a unique constraint on them. The latest record of a
+    key wins. Records of one key must come from one subtask, so key the stream by it.
     """
     place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
     if not isinstance(table, str):
@@ -88,12 +104,15 @@ def postgres(
             "ordered"
         )
     try:
-        for name in (*table.split(".", 1), *(columns or ()), *(() if key is None else (key,))):
+        for name in (*table.split(".", 1), *(columns or ()), *key_names(key)):
             quoted(name, f"{place}: a name")
         make = value_maker(type)
     except (ValueError, TypeError) as error:
         raise GraphError(str(error)) from None
-    return PostgresTable(dsn, table, make, None if columns is None else list(columns), key, query)
+    checked_mode(mode, columns, key_names(key), place)
+    return PostgresTable(
+        dsn, table, make, None if columns is None else list(columns), key, query, mode
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -110,8 +129,9 @@ class PostgresTable(BaseSource[T], BaseSink[Any]):
     table: str
     make: Callable[[dict[str, Any]], T] | None
     columns: list[str] | None
-    key: str | None
+    key: str | Sequence[str] | None
     query: str | None
+    mode: Mode
 
     def __repr__(self) -> str:
         return f"postgres(..., {self.table!r})"
@@ -129,6 +149,10 @@ class PostgresTable(BaseSource[T], BaseSink[Any]):
         """Returns one split. Its payload is the name of the key, and the largest key that exists
         now.
         """
+        if self.key is not None and not isinstance(self.key, str):
+            raise GraphError(
+                f"{self!r} stands as a source, and key= is {self.key!r}, expected one unique column"
+            )
         connection = await connect(self)
         try:
             key = self.key or await self._primary_key(connection)
@@ -169,7 +193,7 @@ class PostgresTable(BaseSource[T], BaseSink[Any]):
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
         return TableWriter(
-            ctx, f"table {self.table!r}", PostgresStore(self), self.columns, _as_it_is
+            ctx, f"table {self.table!r}", PostgresStore(self), self.columns, _as_it_is, self.mode
         )
 
     def committer(self) -> TableCommitter:
@@ -189,7 +213,15 @@ async def connect(config: PostgresTable[Any]) -> Any:
             "af.io.postgres needs asyncpg: pip install 'aioflow[postgres]'"
         ) from None
     try:
-        connection = await asyncpg.connect(config.dsn)
+        connection = await asyncpg.connect(config.dsn, timeout=CONNECT_TIMEOUT_S)
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"{config!r}: the server {_place(config.dsn)} did not answer within "
+            f"{CONNECT_TIMEOUT_S:g} s: check host and port of the dsn, and the network"
+        ) from error
+    except asyncpg.PostgresError as error:
+        note_once(error, f"{config!r}: the server {_place(config.dsn)} refused the connection")
+        raise
     except OSError as error:
         told = (
             f"{config!r}: the server {_place(config.dsn)} cannot be reached: "
@@ -251,6 +283,16 @@ async def table_columns(connection: Any, config: PostgresTable[Any]) -> list[str
     return [row[0] for row in rows]
 
 
+_UNIQUE = """
+    SELECT bool_or(i.indisprimary), array_agg(a.attname::text ORDER BY k.place)
+    FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indimmediate
+    AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
+    GROUP BY i.indexrelid"""
+"""The sets of columns that ON CONFLICT can name: unique indexes without a condition."""
+
+
 class PostgresStore:
     """The `TableStore` for a PostgreSQL database."""
 
@@ -259,8 +301,19 @@ class PostgresStore:
         self._place = f"table {config.table!r}"
         self._connection: Any = None
 
-    async def open(self) -> list[str]:
-        return await table_columns(await self._connected(), self._config)
+    async def open(self) -> TableLayout:
+        config, connection = self._config, await self._connected()
+        columns = await table_columns(connection, config)
+        primary: list[str] = []
+        unique: list[list[str]] = []
+        if config.mode != "append":
+            for is_primary, names in await connection.fetch(_UNIQUE, config.quoted_table):
+                unique.append(names)
+                primary = names if is_primary else primary
+        key = resolved_key(
+            self._place, config.mode, key_names(config.key), columns, primary, unique
+        )
+        return TableLayout(columns, key)
 
     async def _connected(self) -> Any:
         """Returns the connection, which is replaced if it was lost, because a retried commit needs
@@ -293,12 +346,23 @@ class PostgresStore:
         return int(generation)
 
     async def stage(self, batch: Batch, piece: Piece) -> None:
+        import asyncpg
+
         content = piece.content(self._place)
+        for left in reversed(range(DEADLOCK_TRIES)):
+            try:
+                return await self._stage(batch, piece, content)
+            except asyncpg.DeadlockDetectedError:
+                # Another writer changed the same rows in another order, and goes on.
+                if not left:
+                    raise
+
+    async def _stage(self, batch: Batch, piece: Piece, content: bytes) -> None:
         connection = await self._connected()
         async with connection.transaction():
             tried = connection.transaction()  # A transaction within another one is a savepoint.
             await tried.start()
-            await self._insert(connection, piece.columns, piece.rows)
+            await self._apply(connection, piece)
             await tried.rollback()
             await connection.execute(
                 "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, "
@@ -312,21 +376,66 @@ class PostgresStore:
                 content,
             )
 
-    async def insert(self, columns: list[str], rows: list[Row]) -> None:
-        await self._insert(await self._connected(), columns, rows)
+    async def write(self, piece: Piece) -> None:
+        connection = await self._connected()
+        async with connection.transaction():
+            await self._apply(connection, piece)
 
-    async def _insert(self, connection: Any, columns: list[str], rows: list[Row]) -> None:
+    async def _apply(self, connection: Any, piece: Piece) -> None:
+        """Writes the rows of `piece` to the table, within a transaction."""
         schema, _, table = self._config.table.rpartition(".")
         try:
-            await connection.copy_records_to_table(
-                table, schema_name=schema or None, columns=columns, records=rows
-            )
+            if piece.key:
+                await self._change(connection, piece)
+            else:
+                await connection.copy_records_to_table(
+                    table, schema_name=schema or None, columns=piece.columns, records=piece.rows
+                )
         except Exception as error:
-            first = describe_record(dict(zip(columns, rows[0], strict=True)))
             note_once(
-                error, f"in {self._place}, at one of {len(rows)} rows that begin with {first}"
+                error,
+                f"in {self._place}, at one of {len(piece.rows)} rows that begin with {piece.first}",
             )
             raise
+
+    async def _change(self, connection: Any, piece: Piece) -> None:
+        """Replaces or deletes the rows with the keys of `piece`.
+
+        The changes are copied into a temporary table first. The database compares the keys, because
+        its equality may differ from Python's.
+        """
+        table = self._config.quoted_table
+        names = {name: quoted(name, "a column") for name in piece.columns}
+        columns, key = ", ".join(names.values()), ", ".join(names[name] for name in piece.key)
+        await connection.execute(
+            f"CREATE TEMP TABLE aioflow_changes ON COMMIT DROP AS SELECT {columns}, "
+            f"false AS aioflow_deletes, 0 AS aioflow_order FROM {table} WITH NO DATA"
+        )
+        await connection.copy_records_to_table(
+            "aioflow_changes",
+            schema_name="pg_temp",
+            columns=[*piece.columns, "aioflow_deletes", "aioflow_order"],
+            records=[(*row, number) for number, row in enumerate(piece.rows)],
+        )
+        latest = (
+            f"(SELECT DISTINCT ON ({key}) * FROM pg_temp.aioflow_changes "
+            f"ORDER BY {key}, aioflow_order DESC) AS change"
+        )
+        if any(row[-1] for row in piece.rows):
+            same = " AND ".join(f"kept.{names[name]} = change.{names[name]}" for name in piece.key)
+            await connection.execute(
+                f"DELETE FROM {table} AS kept USING {latest} WHERE aioflow_deletes AND {same}"
+            )
+        if not all(row[-1] for row in piece.rows):
+            others = [names[name] for name in piece.columns if name not in piece.key]
+            update = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
+            await connection.execute(
+                # A key may be an identity column, which COPY fills without a word.
+                f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM "
+                f"{latest} WHERE NOT aioflow_deletes ON CONFLICT ({key}) DO "
+                + (f"UPDATE SET {update}" if update else "NOTHING")
+            )
+        await connection.execute("DROP TABLE pg_temp.aioflow_changes")
 
     async def commit(self, prepared: Prepared) -> None:
         connection = await self._connected()
@@ -356,8 +465,7 @@ class PostgresStore:
                     prepared.batch,
                     number,
                 )
-                piece = decode_piece(number, content)
-                await self._insert(connection, piece.columns, piece.rows)
+                await self._apply(connection, decode_piece(number, content))
             await connection.execute("DELETE FROM aioflow_staged WHERE batch = $1", prepared.batch)
             await connection.execute(
                 "UPDATE aioflow_sinks SET checkpoint = GREATEST(checkpoint, $3) WHERE sink = $1 "

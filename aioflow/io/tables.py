@@ -22,35 +22,41 @@ earlier writers began after the checkpoint that it was restored from. So an earl
 change rows that a later one has staged, not even with calls that are still running.
 
 Without checkpoints rows are inserted into the table at once (at-least-once).
+
+With a mode other than "append", a row is a change: it replaces or deletes the row with its key. The
+pieces of a batch are applied in order, so the latest change of a key wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from aioflow.core.errors import StateError, describe_record
+from aioflow.core.errors import GraphError, StateError, describe_record
 from aioflow.core.wire.serializers import Codec
 from aioflow.io.conversion import fields_of_value
 from aioflow.operators.sink import BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflow.operators.operator import OperatorContext
 
 __all__ = [
     "SCHEMA",
     "Batch",
+    "Mode",
     "Piece",
     "Prepared",
     "Row",
     "RowShape",
     "TableCommitter",
+    "TableLayout",
     "TableStore",
     "TableWriter",
+    "checked_mode",
     "decode_piece",
+    "key_names",
     "quoted",
+    "resolved_key",
     "was_committed",
 ]
 
@@ -76,6 +82,9 @@ The other rows hold the last checkpoint that a writer has committed.
 """
 
 Row = tuple[Any, ...]
+
+Mode = Literal["append", "upsert", "delete"] | Callable[[Any], Literal["upsert", "delete"]]
+"""How a sink changes its table. A function of a record returns the kind of this one change."""
 
 _CODEC = Codec()
 
@@ -117,23 +126,107 @@ class Piece(NamedTuple):
     number: int
     columns: list[str]
     rows: list[Row]
+    """With a key, each row has one cell more at its end: whether it deletes the row of its key."""
+    key: list[str]
+    """The columns that identify the row to replace or delete; empty if rows are appended."""
 
     def content(self, owner: str) -> bytes:
-        return _CODEC.encode_batch([self.columns, *self.rows], owner=owner)
+        head = [self.columns, self.key] if self.key else self.columns
+        return _CODEC.encode_batch([head, *self.rows], owner=owner)
+
+    @property
+    def first(self) -> str:
+        """The first row, for messages."""
+        return self.described(0)
+
+    def described(self, number: int) -> str:
+        """Returns row `number` with its columns, for messages."""
+        return describe_record(dict(zip(self.columns, self.rows[number], strict=False)))
 
 
 def decode_piece(number: int, content: bytes) -> Piece:
     """Returns piece `number`, decoded from the bytes that `Piece.content` returned."""
-    columns, *rows = _CODEC.decode_batch(content)
-    return Piece(number, columns, rows)
+    head, *rows = _CODEC.decode_batch(content)
+    # Earlier releases, and sinks that append, have only the columns at the beginning.
+    columns, key = head if isinstance(head[0], list) else (head, [])
+    return Piece(number, columns, rows, key)
+
+
+class TableLayout(NamedTuple):
+    """The columns of a table, and those that identify a row; without the latter rows are
+    appended.
+    """
+
+    columns: list[str]
+    key: list[str]
+
+
+def key_names(key: str | Sequence[str] | None) -> list[str]:
+    """Returns the columns that `key=` names."""
+    return [] if key is None else [key] if isinstance(key, str) else list(key)
+
+
+def checked_mode(mode: Mode, columns: Sequence[str] | None, key: Sequence[str], place: str) -> None:
+    """Raises GraphError if `mode` is no mode, or does not fit the columns and the key."""
+    if not callable(mode) and mode not in ("append", "upsert", "delete"):
+        raise GraphError(
+            f"{place}: mode is {mode!r}, expected 'append', 'upsert', 'delete', or a function that "
+            "returns 'upsert' or 'delete' for a record"
+        )
+    if callable(mode) and columns is None:
+        raise GraphError(
+            f"{place}: mode= is a function, and a record that deletes may lack fields: name the "
+            "columns to write by columns="
+        )
+    missing = [name for name in key if columns is not None and name not in columns]
+    if mode != "append" and missing:
+        raise GraphError(
+            f"{place}: the key {missing[0]!r} is not among columns=, expected it there: a change "
+            "must say which row it changes"
+        )
+
+
+def resolved_key(
+    place: str,
+    mode: Mode,
+    given: Sequence[str],
+    columns: Sequence[str],
+    primary: Sequence[str],
+    unique: Sequence[Sequence[str]],
+) -> list[str]:
+    """Returns the columns that identify a row: those `given`, or the `primary` key.
+
+    `unique` are the sets of columns with a unique constraint. Raises GraphError if there is none on
+    these columns.
+    """
+    if mode == "append":
+        return []
+    key = list(given or primary)
+    if not key:
+        raise GraphError(
+            f"{place} has no primary key: name by key= the columns that identify a row"
+        )
+    for name in key:
+        if name not in columns:
+            raise GraphError(
+                f"{place} has no column {name!r} for key=, expected some of "
+                f"{', '.join(map(repr, columns))}"
+            )
+    if mode != "delete" and set(key) not in [set(names) for names in unique]:
+        raise GraphError(
+            f"{place} has no unique constraint on {', '.join(map(repr, key))}, which an upsert "
+            "needs: add a primary key or a unique index on exactly these columns, without a "
+            "condition, or name others by key="
+        )
+    return key
 
 
 class TableStore(Protocol):
     """The interface of a sink's connection to its database. Calls are made one after the other."""
 
-    async def open(self) -> list[str]:
-        """Connects, and returns the names of the table's columns. Raises GraphError if there is no
-        such table.
+    async def open(self) -> TableLayout:
+        """Connects, and returns the layout of the table. Raises GraphError if there is no such
+        table, or no unique constraint on the key of an upsert.
         """
 
     async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
@@ -145,8 +238,8 @@ class TableStore(Protocol):
     async def stage(self, batch: Batch, piece: Piece) -> None:
         """Stages the rows of `piece`, after a trial insert into the table that is rolled back."""
 
-    async def insert(self, columns: list[str], rows: list[Row]) -> None:
-        """Inserts rows directly into the table; used without checkpoints."""
+    async def write(self, piece: Piece) -> None:
+        """Writes rows directly to the table; used without checkpoints."""
 
     async def commit(self, prepared: Prepared) -> None:
         """Moves the rows of a staged batch into the table.
@@ -205,6 +298,8 @@ class RowShape:
         if columns is not None:
             self._choose(list(columns))
 
+    key: Sequence[str] = ()
+
     def rows(self, values: Sequence[Any]) -> list[Row]:
         """Returns one row for each record. Raises ValueError or TypeError naming the record and the
         columns.
@@ -245,6 +340,79 @@ class RowShape:
         return tuple([adapt(cell, name) for cell, name in zip(cells, columns, strict=True)])
 
 
+class ChangeShape(RowShape):
+    """A converter of records to changes: rows that end with whether they delete."""
+
+    def __init__(
+        self,
+        place: str,
+        layout: TableLayout,
+        columns: Sequence[str] | None,
+        adapt: Callable[[Any, str], Any],
+        mode: Mode,
+    ) -> None:
+        """Makes a converter. A sink that only deletes needs the key of a record alone."""
+        if mode == "delete" and columns is None:
+            columns = layout.key
+        super().__init__(place, layout.columns, columns, adapt)
+        self.key = layout.key
+        self._mode = mode
+
+    def rows(self, values: Sequence[Any]) -> list[Row]:
+        mode = self._mode
+        if callable(mode):
+            return [self._change(value, mode(value)) for value in values]
+        deletes = mode == "delete"
+        rows = super().rows(values)
+        self._check_key()
+        return [
+            (*self._keyed(row, value), deletes) for row, value in zip(rows, values, strict=True)
+        ]
+
+    def _change(self, value: Any, kind: str) -> Row:
+        if kind == "upsert":
+            return (*self._keyed(self._row(value), value), False)
+        if kind != "delete":
+            raise ValueError(
+                f"mode= of the sink into {self._place} returned {kind!r} for "
+                f"{describe_record(value)}, expected 'upsert' or 'delete'"
+            )
+        if type(value) in (list, tuple):
+            return (*self._keyed(self._row(value), value), True)
+        try:
+            cells = {
+                name: self._adapt(
+                    value[name] if isinstance(value, dict) else getattr(value, name), name
+                )
+                for name in self.key
+            }
+        except (KeyError, AttributeError):
+            raise ValueError(
+                f"sink into {self._place} is to delete the row of {describe_record(value)}, which "
+                f"lacks the key, expected {', '.join(map(repr, self.key))}"
+            ) from None
+        return (*self._keyed(tuple([cells.get(name) for name in self.columns]), value), True)
+
+    def _check_key(self) -> None:
+        for name in self.key:
+            if name not in self.columns:
+                raise ValueError(
+                    f"the records for {self._place} have the columns {', '.join(self.columns)}, "
+                    f"without the key {name!r}, expected it in each of them"
+                )
+
+    def _keyed(self, row: Row, value: Any) -> Row:
+        """Returns `row`. Raises ValueError if its key is null: no later row would replace it."""
+        for name in self.key:
+            cell = row[self.columns.index(name)]
+            if cell is None or cell != cell:  # NaN, which SQLite stores as NULL.
+                raise ValueError(
+                    f"the key {name!r} is {cell!r} in {describe_record(value)} for "
+                    f"{self._place}, expected a value in each record"
+                )
+        return row
+
+
 class TableWriter(BaseWriter[Any]):
     """A writer of the rows of one subtask."""
 
@@ -255,8 +423,10 @@ class TableWriter(BaseWriter[Any]):
         store: TableStore,
         columns: Sequence[str] | None,
         adapt: Callable[[Any, str], Any],
+        mode: Mode = "append",
     ) -> None:
         self._ctx = ctx
+        self._mode = mode
         self._place = place
         self._store = store
         self._columns = columns
@@ -279,7 +449,11 @@ class TableWriter(BaseWriter[Any]):
 
     async def open(self) -> None:
         runtime = self._ctx.runtime
-        self._shape = RowShape(self._place, await self._store.open(), self._columns, self._adapt)
+        layout = await self._store.open()
+        if self._mode == "append":
+            self._shape = RowShape(self._place, layout.columns, self._columns, self._adapt)
+        else:
+            self._shape = ChangeShape(self._place, layout, self._columns, self._adapt, self._mode)
         if self._ctx.checkpointing:
             self._generation = await self._store.register(
                 self._sink, runtime.subtask_index, runtime.parallelism, self._restored
@@ -293,18 +467,18 @@ class TableWriter(BaseWriter[Any]):
     async def flush(self) -> None:
         self.full = False
         rows, self._rows = self._rows, []
-        columns = self._shape.columns
+        columns, key = self._shape.columns, list(self._shape.key)
         for start in range(0, len(rows), PIECE_ROWS):
-            some = rows[start : start + PIECE_ROWS]
+            piece = Piece(self._pieces, columns, rows[start : start + PIECE_ROWS], key)
             if not self._ctx.checkpointing:
-                await self._store.insert(columns, some)
+                await self._store.write(piece)
                 continue
             if self._batch is None:
                 name = self._ctx.host.ids.new("batch")
                 self._batch = Batch(
                     self._sink, self._ctx.runtime.subtask_index, name, self._since, self._generation
                 )
-            await self._store.stage(self._batch, Piece(self._pieces, columns, some))
+            await self._store.stage(self._batch, piece)
             self._pieces += 1
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:

@@ -15,11 +15,41 @@ _RESTORED = (
     "test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore"
 )
 
+_UPSERTS = "tests/integration/test_upserts.py::"
+
 _REDIS, _NATS, _KAFKA = (
     f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka")
 )
 
 SINK_MUTANTS: list[Mutant] = [
+    Mutant(
+        "the first change of a key in a batch wins",
+        "aioflow/io/postgres_tables.py",
+        "aioflow_order DESC) AS change",
+        "aioflow_order) AS change",
+        (f"{_UPSERTS}test_the_latest_row_of_a_key_wins_as_the_database_compares_keys",),
+    ),
+    Mutant(
+        "a trial of changes that deadlocks is not repeated",
+        "aioflow/io/postgres_tables.py",
+        "DEADLOCK_TRIES = 5\n",
+        "DEADLOCK_TRIES = 1\n",
+        (f"{_UPSERTS}test_trials_that_lock_the_same_rows_in_another_order_are_repeated",),
+    ),
+    Mutant(
+        "a change without a key is written",
+        "aioflow/io/tables.py",
+        "            if cell is None or cell != cell:",
+        "            if False:",
+        ("tests/io/test_upserts.py::test_a_key_that_identifies_no_row_is_refused",),
+    ),
+    Mutant(
+        "the unique constraint of an upsert is not looked for",
+        "aioflow/io/tables.py",
+        '    if mode != "delete" and set(key) not in [set(names) for names in unique]:\n',
+        "    if False:\n",
+        ("tests/io/test_upserts.py::test_a_key_that_identifies_no_row_is_refused",),
+    ),
     Mutant(
         "a write of the journal that no put has begun is not waited for",
         "aioflow/io/journal.py",
@@ -450,7 +480,7 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a row is not tried on its table before the checkpoint",
         "aioflow/io/sqlite_tables.py",
-        "            self._insert(connection, piece.columns, piece.rows)\n            "
+        "            self._apply(connection, piece)\n            "
         'connection.execute("ROLLBACK TO tried")\n',
         '            connection.execute("ROLLBACK TO tried")\n',
         ("tests/io/test_sqlite.py::test_a_row_that_the_table_refuses_fails_before_the_checkpoint",),

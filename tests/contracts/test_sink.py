@@ -127,10 +127,11 @@ def files(
     return Case(make(target), lambda i: i, seen, hidden, ctx)
 
 
-def sqlite_table(target: Path, ctx: SinkContext) -> Case:
+def sqlite_table(target: Path, ctx: SinkContext, mode: Any = "append") -> Case:
     path = f"{target}.db"
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE numbers (n INTEGER NOT NULL)")
+        unique = " UNIQUE" if mode == "upsert" else ""
+        connection.execute(f"CREATE TABLE numbers (n INTEGER NOT NULL{unique})")
 
     async def seen() -> list[int]:
         return sorted(row["n"] for row in await read_all(sqlite(path, "numbers"), ctx))
@@ -139,12 +140,17 @@ def sqlite_table(target: Path, ctx: SinkContext) -> Case:
         with closing(sqlite3.connect(path)) as connection:
             return [row[0] for row in connection.execute("SELECT batch FROM aioflow_staged")]
 
-    return Case(sqlite(path, "numbers"), lambda i: {"n": i}, seen, staged, ctx, many=5_000)
+    key = "n" if mode == "upsert" else "rowid"
+    sink = sqlite(path, "numbers", key=key, mode=mode)
+    return Case(sink, lambda i: {"n": i}, seen, staged, ctx, many=5_000)
 
 
-def postgres_table(server: PostgresServer, name: str, ctx: SinkContext) -> Case:
+def postgres_table(
+    server: PostgresServer, name: str, ctx: SinkContext, mode: Any = "append"
+) -> Case:
     dsn = server.create(name)
-    server.query(name, "CREATE TABLE numbers (n BIGINT NOT NULL)")
+    key = " PRIMARY KEY" if mode == "upsert" else ""
+    server.query(name, f"CREATE TABLE numbers (n BIGINT NOT NULL{key})")
 
     async def seen() -> list[int]:
         connection = await asyncpg.connect(dsn)
@@ -156,7 +162,8 @@ def postgres_table(server: PostgresServer, name: str, ctx: SinkContext) -> Case:
     def staged() -> list[str]:
         return server.query(name, "SELECT batch FROM aioflow_staged")
 
-    return Case(postgres(dsn, "numbers"), lambda i: {"n": i}, seen, staged, ctx, many=5_000)
+    sink = postgres(dsn, "numbers", mode=mode)
+    return Case(sink, lambda i: {"n": i}, seen, staged, ctx, many=5_000)
 
 
 def redis_stream(server: Server, name: str, ctx: SinkContext) -> Case:
@@ -227,6 +234,7 @@ def kafka_running() -> Iterator[Brokers | MockCluster]:
 
 SERVERS = {
     "postgres": "postgres_running",
+    "postgres upsert": "postgres_running",
     "redis": "redis_running",
     "nats": "nats_running",
     "kafka": "kafka_running",
@@ -238,6 +246,7 @@ SINKS = [
     "jsonl",
     "csv",
     "sqlite",
+    "sqlite upsert",
     *(pytest.param(name, marks=pytest.mark.integration) for name in SERVERS),
 ]
 
@@ -273,6 +282,8 @@ async def make_case(kind: str, tmp_path: Path, database: Any, ctx: SinkContext) 
             return files(lambda path: csv(path, header=False), lambda row: int(row[0]), target, ctx)
         case "sqlite":
             return sqlite_table(target, ctx)
+        case "sqlite upsert":
+            return sqlite_table(target, ctx, "upsert")
         case "nats":
             return await nats_stream(database, f"test{zlib.crc32(str(tmp_path).encode())}", ctx)
         case "kafka":
@@ -280,7 +291,9 @@ async def make_case(kind: str, tmp_path: Path, database: Any, ctx: SinkContext) 
         case "redis":
             return redis_stream(database, f"test{zlib.crc32(str(tmp_path).encode())}", ctx)
         case _:
-            return postgres_table(database, f"test{zlib.crc32(str(tmp_path).encode())}", ctx)
+            name = f"test{zlib.crc32(str(tmp_path).encode())}"
+            mode = "upsert" if kind == "postgres upsert" else "append"
+            return postgres_table(database, name, ctx, mode)
 
 
 def go_on(writer: Any) -> None:

@@ -73,6 +73,10 @@ class PostgresServer:
         """End all of its processes at once; the next start recovers from the log."""
         self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
 
+    def reload(self) -> None:
+        """Read the files of the configuration again."""
+        self._run("pg_ctl", "-D", str(self._data), "reload")
+
     def create(self, name: str) -> str:
         self.query("public", f'CREATE SCHEMA "{name}"')
         return f"{self.dsn}&search_path={name}"
