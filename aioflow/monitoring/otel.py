@@ -25,12 +25,13 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, g
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.contexts import asynccontextmanager
+from aioflow.core.system_host import SystemHost
 from aioflow.monitoring.metrics import job_metrics, labels_of
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions
 from aioflow.monitoring.view import monitored
 
-__all__ = ["OpenTelemetryExport"]
+__all__ = ["OpenTelemetryExport", "flush"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +87,7 @@ class OpenTelemetryExport:
             try:
                 monitor.expire()
                 self._read(key, monitor)
-                flush = getattr(self._provider, "force_flush", None)
-                if flush is not None:
-                    await monitor.host.blocking(flush)
+                await flush(self._provider)
             finally:
                 del self._readings[key]
                 await monitor.close()
@@ -126,6 +125,18 @@ class OpenTelemetryExport:
             for reading in self._readings.values()
             for observation in reading.get(name, ())
         ]
+
+
+async def flush(provider: Any) -> None:
+    """Flushes a provider of the SDK. The host of a job that has ended is closed already."""
+    force_flush = getattr(provider, "force_flush", None)
+    if force_flush is None:
+        return
+    host = SystemHost()
+    try:
+        await host.blocking(force_flush)
+    finally:
+        await host.close()
 
 
 def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:

@@ -119,6 +119,16 @@ async def test_one_export_serves_several_jobs_one_after_the_other_and_at_once() 
     await asyncio.to_thread(provider.shutdown)
 
 
+async def test_a_job_may_end_inside_the_block() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader])
+    flow = af.Flow("short")
+    flow.source(range(3), name="numbers").sink(af.io.blackhole(), name="nowhere")
+    async with flow.run() as job, OpenTelemetryExport(provider).watching(job):
+        await job.wait()
+    await asyncio.to_thread(provider.shutdown)
+
+
 @asynccontextmanager
 async def receiver() -> AsyncIterator[tuple[str, list[ExportMetricsServiceRequest]]]:
     """A server that receives OTLP over HTTP, like a collector."""
