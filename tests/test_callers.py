@@ -44,6 +44,8 @@ EXCEPTIONS = {
     "core.states.MapState.put_all": "for users",
     "monitoring.app.monitor_app": "for users: `af.monitor_app()`",
     "monitoring.otel.OpenTelemetryExport": "for users: an exporter of `docs/rest.md`",
+    "inspection.tracing.traced": "for users: spans of calls, in `docs/operations.md`",
+    "monitoring.otel_traces.OpenTelemetryTraces": "for users: traces of `docs/operations.md`",
     "operators.watermarks.WatermarkStrategy.custom": "for users",
     "operators.watermarks.WatermarkStrategy.no_watermarks": "for users",
     "operators.watermarks.WatermarkStrategy.punctuated": "for users",

@@ -390,7 +390,7 @@ class CheckpointCoordinator:
             and now.s - pending.begun_s < self.options.interval_ms / 1000
         ):
             self._late_ms = self._late_at_first_ms
-        self.statistics.completed(checkpoint_id, location)
+        self.statistics.completed(checkpoint_id, location, now.ms)
         instructions: list[Instruction] = []
         discard = self._retention.ended(checkpoint_id)
         if checkpoint.kind is not CheckpointKind.SAVEPOINT:

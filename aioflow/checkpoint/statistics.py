@@ -76,6 +76,8 @@ class CheckpointRecord:
     unaligned: bool = False
     """Whether the checkpoint was unaligned in at least one subtask."""
     latest_ack_timestamp: int = -1
+    completed_timestamp: int = -1
+    """When the checkpoint was durable as a whole."""
     external_path: str = ""
     """Location of the completed checkpoint."""
     discarded: bool = False
@@ -277,8 +279,9 @@ class CheckpointStatistics:
         record.latest_ack_timestamp = max(record.latest_ack_timestamp, now_ms)
         record.unaligned = record.unaligned or stats.unaligned
 
-    def completed(self, checkpoint_id: int, external_path: str) -> None:
+    def completed(self, checkpoint_id: int, external_path: str, now_ms: int) -> None:
         record = self._records[checkpoint_id]
+        record.completed_timestamp = now_ms
         record.status = CheckpointStatus.COMPLETED
         record.external_path = external_path
         self.counts.in_progress -= 1

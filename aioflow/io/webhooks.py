@@ -23,6 +23,7 @@ import msgspec
 from aioflow.advice.hints import explained
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning, did_you_mean
 from aioflow.core.timeunits import LogBackoff
+from aioflow.inspection.tracing import RequestSpans
 from aioflow.io.arguments import MALFORMED, PORT_MAX, checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import DECODINGS
 from aioflow.io.pushing import InletReader, InletSource, PushInlet, checked_journal
@@ -185,6 +186,8 @@ class WebhookReader(InletReader):
         self._door = Door(CONNECTIONS_MAX, repr(source))
         self._server = AsyncExitStack()
         self._log_backoff = LogBackoff()
+        self._spans: RequestSpans | None = None
+        """Spans of the requests, if the program traces."""
 
     async def open(self, splits: Sequence[Split]) -> None:
         """Starts the server. Returns once it listens, so the program may post right after the
@@ -202,6 +205,7 @@ class WebhookReader(InletReader):
         from aiohttp import web
 
         source = self._source
+        self._spans = RequestSpans.of_program()
         application = web.Application(client_max_size=source.max_bytes)
         application.router.add_post(source.path, self._answer)
         runner = web.AppRunner(
@@ -222,7 +226,12 @@ class WebhookReader(InletReader):
 
     async def _answer(self, request: web.Request) -> web.Response:
         with self._door.answering(request.protocol):
-            return await self._receive(request)
+            if self._spans is None:
+                return await self._receive(request)
+            with self._spans.request(f"POST {self._source.path}", request.headers) as span:
+                answer = await self._receive(request)
+                span.set_attribute("http.response.status_code", answer.status)
+                return answer
 
     async def _receive(self, request: web.Request) -> web.Response:
         from aiohttp import web
