@@ -35,7 +35,7 @@ def test_process_that_would_end_again_is_not_replaced(code: int) -> None:
     assert Replacements().ended(code, 1.0) is None
 
 
-class Played:
+class EndedProcess:
     """A process that has ended."""
 
     def __init__(self, code: int) -> None:
@@ -52,7 +52,7 @@ async def test_each_process_is_replaced_until_it_ends_as_it_was_told(
     codes = {1: [-9, 0], 2: [1, -11, 0]}
 
     def start(number: int) -> subprocess.Popen[bytes]:
-        return cast("subprocess.Popen[bytes]", Played(codes[number].pop(0)))
+        return cast("subprocess.Popen[bytes]", EndedProcess(codes[number].pop(0)))
 
     async with asyncio.timeout(60):
         await keep_running(start, 2, lambda: False, lambda: 0.0)
@@ -71,7 +71,7 @@ async def test_nothing_is_replaced_while_the_cluster_stops(
         nonlocal stopping
         started.append(number)
         stopping = True
-        return cast("subprocess.Popen[bytes]", Played(-9))
+        return cast("subprocess.Popen[bytes]", EndedProcess(-9))
 
     async with asyncio.timeout(60):
         await keep_running(start, 1, lambda: stopping, lambda: 0.0)
@@ -89,7 +89,7 @@ async def test_process_that_cannot_be_started_is_tried_again(
         tries.append(number)
         if len(tries) == 1:
             raise OSError("no memory")
-        return cast("subprocess.Popen[bytes]", Played(0))
+        return cast("subprocess.Popen[bytes]", EndedProcess(0))
 
     async with asyncio.timeout(60):
         await keep_running(start, 1, lambda: False, lambda: 0.0)

@@ -19,7 +19,7 @@ from aioflow.inspection.process import LogTail, merged
 from tests.cluster.test_workers import Child
 
 
-class Played:
+class ProcessesInLoop:
     """Processes that run in this loop. `argv` are the arguments of each."""
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ class Owner:
 
 
 @pytest.fixture
-async def played() -> AsyncIterator[tuple[JobProcesses, Played, Owner]]:
-    host, played, owner = SystemHost(), Played(), Owner()
+async def played() -> AsyncIterator[tuple[JobProcesses, ProcessesInLoop, Owner]]:
+    host, played, owner = SystemHost(), ProcessesInLoop(), Owner()
     host.procs = played  # type: ignore[assignment]
     processes = JobProcesses(host, b"s" * 32, owner, LogTail())
     await processes.listen()
@@ -87,7 +87,9 @@ async def played() -> AsyncIterator[tuple[JobProcesses, Played, Owner]]:
     await host.close()
 
 
-async def test_spare_process_is_taken_first(played: tuple[JobProcesses, Played, Owner]) -> None:
+async def test_spare_process_is_taken_first(
+    played: tuple[JobProcesses, ProcessesInLoop, Owner],
+) -> None:
     processes, started, owner = played
     processes.keep_spare()
     processes.keep_spare()
@@ -103,7 +105,7 @@ async def test_spare_process_is_taken_first(played: tuple[JobProcesses, Played, 
 
 
 async def test_rows_for_a_slow_jobmanager_are_counted_and_told_later(
-    played: tuple[JobProcesses, Played, Owner],
+    played: tuple[JobProcesses, ProcessesInLoop, Owner],
 ) -> None:
     processes, _, owner = played
     process = JobProcess(1)

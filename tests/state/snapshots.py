@@ -5,13 +5,17 @@ one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, TypeVar
 
+from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.core.states import ValueStateDescriptor
 from aioflow.core.system_host import SystemHost
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
+from aioflow.state.heap import HeapKeyedStateBackend
+from aioflow.state.rocksdb_cache import TimerSpace
 from aioflow.state.snapshot import InlineState, KeyedStateHandle
 from aioflow.state.timers import InternalTimerService
 
@@ -149,3 +153,77 @@ class Passing:
         """All are gone but those that stay."""
         self.watermark += 100
         self.timers.advance_watermark(self.watermark)
+
+
+LIVE = 50
+"""Number of keys of a `PassingJob` that live at a time."""
+ALL = KeyGroupRange(0, 15)
+
+
+class PassingJob:
+    """Keys that live until `LIVE` others have come, in values, tables and timers.
+
+    `make` returns an empty backend of some of the 16 key groups.
+    """
+
+    def __init__(
+        self, make: Callable[[KeyGroupRange], Any], state: Any = None, *, count: int = 0
+    ) -> None:
+        self.make = make
+        self.state = make(ALL) if state is None else state
+        self.passing = Passing(self.state)
+        self.passing.watermark = self.count = self.number = count
+
+    def come(self, keys: int) -> None:
+        for _ in range(keys):
+            self.passing.come(self.count, self.passing.watermark + LIVE)
+            self.passing.watermark += 1
+            self.passing.timers.advance_watermark(self.passing.watermark)
+            self.count += 1
+
+    async def checkpoint(self, keys: int, *, completes: bool = True) -> KeyedStateHandle:
+        """Writes a checkpoint, while `keys` keys come between any two of its slices."""
+        self.number += 1
+        snapshot = self.state.begin_snapshot(self.number)
+        expected = seen(self.state)
+        writing = asyncio.ensure_future(snapshot.write(InlineState()))
+        while not writing.done():
+            self.come(keys)
+            await asyncio.sleep(0)
+        handle: KeyedStateHandle = await writing
+        if completes:
+            self.state.checkpoint_completed(self.number)
+        else:
+            self.state.checkpoint_aborted(self.number)
+        for parallelism in (1, 2):
+            groups = [range_for_subtask(index, parallelism, 16) for index in range(parallelism)]
+            assert await self.read(handle, groups) == expected
+        return handle
+
+    async def read(self, handle: KeyedStateHandle, groups: Iterable[KeyGroupRange] = (ALL,)) -> Any:
+        """Returns the content of `handle`, restored by a backend for each range of `groups`."""
+        states = [self.make(some) for some in groups]
+        for state in states:
+            await state.restore_from([handle], InlineState())
+        return seen(*states)
+
+
+def seen(*states: Any) -> Any:
+    """Returns a copy of all values and timers of backends."""
+    values: dict[Any, Any] = {}
+    timers: list[Any] = []
+    for state in states:
+        for name, table in state._tables.items():
+            for namespace in table.namespaces():
+                values.update(
+                    ((name, namespace, key), value) for key, value in table.peek(namespace).items()
+                )
+        for space in timer_spaces(state):
+            timers += space.queue.items()
+    return deepcopy(values), sorted(timers, key=repr)
+
+
+def timer_spaces(state: Any) -> Iterable[Any]:
+    if isinstance(state, HeapKeyedStateBackend):
+        return state._log.timers
+    return [space for space in state._cache.spaces.values() if isinstance(space, TimerSpace)]

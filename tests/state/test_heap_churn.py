@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from copy import deepcopy
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from aioflow.core.errors import RestoreError
-from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
+from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.wire.serializers import Codec
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_header, read_frames
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.heap_churn import UNNOTED_BYTES_MAX, UNNOTED_MIN, UNNOTED_ROWS_MAX, Churn
 from aioflow.state.named import RAW
-from aioflow.state.snapshot import InlineState, KeyedStateHandle, TableMeta
-from tests.state.snapshots import Passing
+from aioflow.state.snapshot import InlineState, TableMeta
+from tests.state.snapshots import ALL, LIVE, PassingJob, seen
 
-LIVE = 50
 ROWS_MIN, ROWS_MAX = 100, 2_000
-ALL = KeyGroupRange(0, 15)
 
 
 @pytest.fixture(autouse=True)
@@ -45,67 +41,8 @@ def backend(groups: KeyGroupRange = ALL) -> HeapKeyedStateBackend:
     return HeapKeyedStateBackend(max_parallelism=16, key_group_range=groups, now_ms=lambda: 0)
 
 
-class Job:
-    """Keys that live until `LIVE` others have come, in values, tables and timers."""
-
-    def __init__(self, state: HeapKeyedStateBackend | None = None) -> None:
-        self.state = backend() if state is None else state
-        self.passing = Passing(self.state)
-        self.count = 0
-        self.number = 0
-
-    def come(self, keys: int) -> None:
-        for _ in range(keys):
-            self.passing.come(self.count, self.passing.watermark + LIVE)
-            self.passing.watermark += 1
-            self.passing.timers.advance_watermark(self.passing.watermark)
-            self.count += 1
-
-    async def checkpoint(self, keys: int, *, completes: bool = True) -> KeyedStateHandle | None:
-        """Writes a checkpoint, while `keys` keys come between any two of its slices."""
-        self.number += 1
-        snapshot = self.state.begin_snapshot(self.number)
-        expected = seen(self.state)
-        writing = asyncio.ensure_future(snapshot.write(InlineState()))
-        while not writing.done():
-            self.come(keys)
-            await asyncio.sleep(0)
-        handle = await writing
-        if not completes:
-            self.state.checkpoint_aborted(self.number)
-            return None
-        self.state.checkpoint_completed(self.number)
-        assert handle is not None
-        for parallelism in (1, 2):
-            groups = [range_for_subtask(index, parallelism, 16) for index in range(parallelism)]
-            assert await read([handle], groups) == expected
-        return handle
-
-    @property
-    def is_noted(self) -> bool:
-        return self.state._log.current.is_noted
-
-
-def seen(*states: HeapKeyedStateBackend) -> Any:
-    values: dict[Any, Any] = {}
-    timers: list[Any] = []
-    for state in states:
-        for name, table in state._tables.items():
-            for namespace in table.namespaces():
-                values.update(
-                    ((name, namespace, key), value) for key, value in table.peek(namespace).items()
-                )
-        for queue in state._log.timers:
-            timers += queue.queue.items()
-    return deepcopy(values), sorted(timers, key=repr)
-
-
-async def read(handles: list[KeyedStateHandle], groups: list[KeyGroupRange]) -> Any:
-    states = []
-    for some in groups:
-        states.append(backend(some))
-        await states[-1].restore_from(handles, InlineState())
-    return seen(*states)
+def is_noted(job: PassingJob) -> bool:
+    return bool(job.state._log.current.is_noted)
 
 
 def notes(state: HeapKeyedStateBackend) -> int:
@@ -115,15 +52,15 @@ def notes(state: HeapKeyedStateBackend) -> int:
     )
 
 
-async def churning() -> Job:
+async def churning() -> PassingJob:
     """A job whose changes are not noted any more."""
-    job = Job()
+    job = PassingJob(backend)
     job.come(2 * LIVE)
     await job.checkpoint(0)
-    assert job.is_noted
+    assert is_noted(job)
     job.come(2 * LIVE)
     await job.checkpoint(0)
-    assert not job.is_noted
+    assert not is_noted(job)
     return job
 
 
@@ -132,7 +69,7 @@ async def test_state_that_comes_and_goes_is_written_as_a_whole_without_notes() -
     for _ in range(UNNOTED_MIN - 1):
         job.come(2 * LIVE)
         await job.checkpoint(keys=2)
-        assert not job.is_noted
+        assert not is_noted(job)
         before = notes(job.state)
         job.come(2 * LIVE)
         assert notes(job.state) == before
@@ -142,7 +79,7 @@ async def test_state_that_comes_and_goes_is_written_as_a_whole_without_notes() -
 async def test_changes_are_noted_again_and_an_increment_follows_when_keys_stay() -> None:
     job = await churning()
     handles = [await job.checkpoint(keys=0) for _ in range(UNNOTED_MIN)]
-    assert job.is_noted
+    assert is_noted(job)
     job.come(3)
     handle = await job.checkpoint(0)
     assert handle is not None and handles[-1] is not None
@@ -159,7 +96,7 @@ async def test_nothing_is_noted_as_long_as_a_sample_of_the_keys_is_gone() -> Non
             assert job.state._archive.is_plain
         for _ in range(UNNOTED_MIN):
             await job.checkpoint(keys=0)
-    assert job.is_noted
+    assert is_noted(job)
 
 
 async def test_a_checkpoint_that_fails_without_notes_is_made_up_for_by_the_next() -> None:
@@ -178,10 +115,10 @@ async def test_an_increment_never_follows_a_plain_file() -> None:
         job.come(3)
         await job.checkpoint(keys=0)
         assert job.state._archive.is_plain
-        assert job.is_noted
+        assert is_noted(job)
     handle = await savepoint.write(InlineState())
     assert handle is not None
-    assert await read([handle], [ALL]) == expected
+    assert await job.read(handle) == expected
 
 
 def test_a_dropped_window_that_is_no_key_is_refused_by_name() -> None:
@@ -208,7 +145,7 @@ async def test_snapshots_that_overlap_hold_each_its_own_moment() -> None:
         job.come(10)
         job.state.checkpoint_completed(number)
         assert handle is not None
-        assert await read([handle], [ALL]) == expected
+        assert await job.read(handle) == expected
     job.number = 20
     for _ in range(3):
         job.come(LIVE // 3)
@@ -223,8 +160,7 @@ async def test_a_job_restored_from_a_plain_file_goes_on_with_it() -> None:
     assert job.state._archive.is_plain
     state = backend()
     await state.restore_from([handle], InlineState())
-    restored = Job(state)
-    restored.passing.watermark, restored.count = job.passing.watermark, job.count
+    restored = PassingJob(backend, state, count=job.count)
     restored.come(1)
     second = await restored.checkpoint(0)
     assert second is not None and second.files[0] is handle.files[0]
@@ -235,7 +171,7 @@ async def test_state_that_has_grown_without_notes_is_written_by_key_groups() -> 
     job.state.table("big").of().update(dict.fromkeys(range(ROWS_MAX + 1), 0))
     await job.checkpoint(0)
     assert not job.state._archive.is_plain
-    assert job.is_noted
+    assert is_noted(job)
 
 
 @pytest.mark.parametrize(

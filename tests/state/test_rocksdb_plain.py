@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
+from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.states import ValueStateDescriptor
 from aioflow.state.heap_churn import UNNOTED_MIN
 from aioflow.state.rocksdb import RocksDB
-from aioflow.state.rocksdb_cache import Cache, TimerSpace
+from aioflow.state.rocksdb_cache import Cache
 from aioflow.state.rocksdb_snapshot import ROCKSDB_FORMAT
-from aioflow.state.snapshot import CANONICAL, InlineState, KeyedStateHandle
-from tests.state.snapshots import Passing, closing_backends, made
-
-LIVE = 50
-ALL = KeyGroupRange(0, 15)
+from aioflow.state.snapshot import CANONICAL, InlineState
+from tests.state.snapshots import ALL, LIVE, PassingJob, closing_backends, made, seen
 
 
 @pytest.fixture(autouse=True)
@@ -47,68 +42,9 @@ def backend(groups: KeyGroupRange = ALL, entries: int = 10_000) -> Any:
     )
 
 
-class Job:
-    """Keys that live until `LIVE` others have come, in values, tables and timers."""
-
-    def __init__(self, state: Any = None, *, count: int = 0) -> None:
-        self.state: Any = backend() if state is None else state
-        self.passing = Passing(self.state)
-        self.passing.watermark = self.count = count
-        self.number = count
-
-    def come(self, keys: int) -> None:
-        for _ in range(keys):
-            self.passing.come(self.count, self.passing.watermark + LIVE)
-            self.passing.watermark += 1
-            self.passing.timers.advance_watermark(self.passing.watermark)
-            self.count += 1
-
-    async def checkpoint(self, keys: int, *, completes: bool = True) -> KeyedStateHandle:
-        """Writes a checkpoint, while `keys` keys come between any two of its slices."""
-        self.number += 1
-        snapshot = self.state.begin_snapshot(self.number)
-        expected = seen(self.state)
-        writing = asyncio.ensure_future(snapshot.write(InlineState()))
-        while not writing.done():
-            self.come(keys)
-            await asyncio.sleep(0)
-        handle: KeyedStateHandle = await writing
-        if completes:
-            self.state.checkpoint_completed(self.number)
-        else:
-            self.state.checkpoint_aborted(self.number)
-        for parallelism in (1, 2):
-            groups = [range_for_subtask(index, parallelism, 16) for index in range(parallelism)]
-            assert await read(handle, groups) == expected
-        return handle
-
-
-def seen(*states: Any) -> Any:
-    values: dict[Any, Any] = {}
-    timers: list[Any] = []
-    for state in states:
-        for name, table in state._tables.items():
-            for namespace in table.namespaces():
-                values.update(
-                    ((name, namespace, key), value) for key, value in table.peek(namespace).items()
-                )
-        for space in state._cache.spaces.values():
-            if isinstance(space, TimerSpace):
-                timers += space.queue.items()
-    return deepcopy(values), sorted(timers, key=repr)
-
-
-async def read(handle: KeyedStateHandle, groups: list[KeyGroupRange]) -> Any:
-    states = []
-    for some in groups:
-        states.append(backend(some))
-        await states[-1].restore_from([handle], InlineState())
-    return seen(*states)
-
-
-async def churning() -> Job:
+async def churning() -> PassingJob:
     """A job whose next checkpoint is plain."""
-    job = Job()
+    job = PassingJob(backend)
     for _ in range(2):
         job.come(2 * LIVE)
         assert (await job.checkpoint(0)).format == ROCKSDB_FORMAT
@@ -181,9 +117,9 @@ async def test_a_savepoint_beside_a_plain_checkpoint_holds_its_own_moment() -> N
     savepoint = job.state.begin_snapshot(101, canonical=True)
     then = seen(job.state)
     job.come(LIVE)
-    assert await read(await savepoint.write(InlineState()), [ALL]) == then
+    assert await job.read(await savepoint.write(InlineState())) == then
     job.come(LIVE)
-    assert await read(await plain.write(InlineState()), [ALL]) == expected
+    assert await job.read(await plain.write(InlineState())) == expected
     job.state.checkpoint_completed(100)
     await job.checkpoint(1)
 
@@ -198,7 +134,7 @@ async def test_a_value_that_is_read_and_changed_is_written_as_it_was() -> None:
     job.state.table("table").of(None, ["other"])["other"] = ["late"]
     handle = await snapshot.write(InlineState())
     assert handle.format == CANONICAL
-    values, _ = await read(handle, [ALL])
+    values, _ = await job.read(handle)
     assert values["list", None, "mine"] == [1]
     assert ("table", None, "other") not in values
 
@@ -211,7 +147,7 @@ async def test_no_entry_leaves_memory_while_a_plain_file_is_written() -> None:
     job.state._cache.ask_at = 0
     job.come(LIVE)
     assert job.state._cache.is_whole
-    assert await read(await snapshot.write(InlineState()), [ALL]) == expected
+    assert await job.read(await snapshot.write(InlineState())) == expected
     job.state._cache.ask_at = 0
     with patch("aioflow.state.rocksdb_cache.NAMED_LATELY", 2):
         job.come(3 * LIVE)
@@ -229,7 +165,7 @@ async def test_a_restored_job_writes_plain_files_once_memory_holds_its_state() -
     assert handle.format == ROCKSDB_FORMAT
     state = backend()
     await state.restore_from([handle], InlineState())
-    job = Job(state, count=former.count)
+    job = PassingJob(backend, state, count=former.count)
     formats = []
     for _ in range(5):
         job.come(2 * LIVE)
