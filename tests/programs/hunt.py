@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.programs import model
-from tests.programs.draw import Program, Step, draw
+from tests.programs.draw import draw
+from tests.programs.program import Program, Step
 from tests.programs.run import WAYS, check, ways_of
 from tests.simulation.sweep import commit
 

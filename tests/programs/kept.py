@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.programs.draw import Program, Step
+from tests.programs.program import Program, Step
 
 __all__ = ["KEPT"]
 

@@ -28,8 +28,9 @@ from aioflow.checkpoint.objects import _STORES
 from aioflow.task.environment import TaskOptions
 from aioflow.testing import Faults, run_simulated
 from tests.programs import model, pieces
-from tests.programs.draw import Program
-from tests.programs.pieces import GATHERED, Gather, plain
+from tests.programs.pieces import plain
+from tests.programs.program import Program
+from tests.programs.sinks import GATHERED, Gather
 
 __all__ = ["WAYS", "Difference", "build_of", "check", "ways_of"]
 

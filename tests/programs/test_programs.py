@@ -10,11 +10,12 @@ from collections import Counter
 
 import pytest
 
-from tests.programs.draw import Program, draw
+from tests.programs.draw import draw
 from tests.programs.hunt import shrunk
 from tests.programs.kept import KEPT
 from tests.programs.model import STEPS
 from tests.programs.pieces import plain
+from tests.programs.program import Program
 from tests.programs.run import Difference, build_of, check
 
 GROUP = 10
