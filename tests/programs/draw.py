@@ -17,7 +17,7 @@ from uuid import UUID
 
 import aioflow as af
 from tests.programs import model, pieces
-from tests.programs.program import AWAITED, GUARDED, KIND_FORMS, PLAIN, Program, Step
+from tests.programs.program import AWAITED, BATCHED, GUARDED, KIND_FORMS, PLAIN, Program, Step
 
 __all__ = ["draw"]
 
@@ -67,8 +67,8 @@ def draw_times(rng: Random, count: int) -> list[int]:
 def draw_source(rng: Random, base: int | None) -> Step:
     count = rng.choice((0, 1, 2, 5, 20, 40, 40, 60, 100, 200))
     kind = rng.choice(("N", "D", "S", "dict", "dict", "dict"))
-    keys = rng.choice(("int", "int", "str", "str", "odd", "moving"))
-    columnar = kind == "dict" and keys in ("int", "str") and rng.random() < 0.8
+    keys = rng.choice(("int", "int", "str", "str", "odd", "moving", "passing"))
+    columnar = kind == "dict" and keys in ("int", "str", "passing") and rng.random() < 0.8
     times = draw_times(Random(base) if base is not None else rng, count)
     few = rng.choice((1, 2, 5, 20, 1_000))
     xs = rng.choice(((None,), (1.5, None, -2.0), ("a", None, ""))) if columnar else ODD
@@ -80,6 +80,7 @@ def draw_source(rng: Random, base: int | None) -> Step:
             "str": f"k{k}",
             "odd": ODD_KEYS[k % len(ODD_KEYS)],
             "moving": i // 7 + k % 3,
+            "passing": f"p{i // 2}",
         }[keys]
         rows.append(
             (
@@ -184,14 +185,14 @@ def draw_spec(
             else rng.choice(("even", "third", "none_of"))
         )
 
-    kinds = ("count", "sum", "min", "max", "mean", "distinct")
+    kinds = ("count", "sum", "min", "max", "mean", "distinct", "own")
     if stream.ordered:
         kinds += ("collect", "first", "last", "top", "min_by", "max_by")
     if alone or rng.random() < 0.5:
         kind = rng.choice(kinds)
-        return [("", kind, fn(kind), condition())]
+        return [("", kind, fn(kind), None if kind == "own" else condition())]
     return [
-        (name, kind, fn(kind), condition())
+        (name, kind, fn(kind), None if kind == "own" else condition())
         for name in "abc"[: rng.randint(1, 3)]
         for kind in [rng.choice(kinds)]
     ]
@@ -229,6 +230,8 @@ def draw_window(rng: Random, stream: model.Stream, *, join: bool = False) -> dic
     elif rng.random() < 0.3:
         how["offset"] = rng.choice((-1, 1)) * rng.randrange(how.get("slide", how["size"]))
     if join:
+        if rng.random() < 0.2:
+            how["lateness"] = rng.choice((1, 100))
         return how
     if stream.ordered and rng.random() < 0.4:
         how["lateness"] = rng.choice((1, 20, 100, 1_000))
@@ -263,8 +266,9 @@ def draw_result(rng: Random, stream: model.Stream) -> dict[str, Any]:
 
 WEIGHTS = {
     "map": 8, "filter": 4, "flat_map": 5, "guarded": 3, "select": 5, "where": 4, "process": 4,
-    "numbered": 4, "batches": 2, "union": 5, "route": 3, "timestamps": 3, "running": 9,
-    "keyed_process": 12, "window": 22, "connect": 4, "broadcast": 3, "join": 5, "co_group": 4,
+    "numbered": 4, "batches": 2, "throttle": 1, "forward": 2, "multiplied": 1, "union": 5,
+    "route": 3, "timestamps": 3, "running": 9, "keyed_rows": 4, "keyed_process": 14, "window": 22,
+    "connect": 4, "connect_rows": 3, "ruled": 3, "broadcast": 3, "join": 5, "co_group": 4,
     "interval_join": 4,
 }  # fmt: skip
 
@@ -291,12 +295,14 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
         args |= {"fn": rng.choice(functions), "form": rng.choice(KIND_FORMS[kind])}
         if args["form"] in AWAITED and rng.random() < 0.4:
             args["ordered"] = False
+        if rng.random() < 0.12:
+            args |= {"key": draw_key(rng, stream), "key_form": rng.choice(PLAIN)}
         if rng.random() < 0.15:
             args["chain"] = rng.choice(
                 (".start_new_chain()", ".disable_chaining()", '.slot_sharing_group("other")')
             )
     elif kind == "guarded":
-        args["name"] = f"guarded {count}"
+        args |= {"name": f"guarded {count}", "op": rng.choice(("map", "map", "filter", "flat_map"))}
     elif kind == "select":
         if not stream.fields:
             raise model.Undetermined("no fields")
@@ -310,8 +316,22 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
         args["condition"] = draw_condition(rng)
     elif kind == "process":
         args["fn"] = rng.choice(("Spread", "LatePart"))
+        if rng.random() < 0.2:
+            args |= {"key": draw_key(rng, stream), "key_form": rng.choice(PLAIN)}
     elif kind == "batches":
         args["size"] = rng.choice((1, 2, 7, 256))
+    elif kind == "throttle":
+        args |= {"n": rng.choice((1, 5, 50)), "per": rng.choice((1, 2))}
+    elif kind == "forward":
+        pass
+    elif kind == "multiplied":
+        args["parallelism"] = rng.choice((1, 2, 3)) if spread else 1
+    elif kind == "keyed_rows":
+        args |= {
+            "cls": rng.choice(("Counting", "EveryOther", "Repeating")),
+            "key": draw_key(rng, stream),
+            "key_form": rng.choice(PLAIN),
+        }
     elif kind == "union":
         inputs = (
             tuple(rng.sample(range(count), rng.randint(2, min(3, count)))) if count > 1 else (0, 0)
@@ -338,7 +358,9 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
         if agg == "aggregate":
             args["spec"] = draw_spec(rng, stream)
         elif agg in ("sum", "min", "max"):
-            args["spec"] = [("", agg, rng.choice(("n_of", "maybe_n", "float_of")), None)]
+            given = ("n_of", "maybe_n", "float_of")
+            numbers = all(type(value) is int for value in stream.values)
+            args["spec"] = [("", agg, None if numbers else rng.choice(given), None)]
     elif kind == "keyed_process":
         cls = rng.choice(
             (
@@ -350,14 +372,23 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
                 "Sums",
                 "Buckets",
                 "Buckets",
+                "AwaitedBuckets",
                 "Silence",
+                "AwaitedSilence",
+                "Passing",
+                "Passing",
+                "Sided",
+                "Forgetful",
                 "AtEnd",
+                "AtEndAgain",
             )
         )
-        init: dict[str, Any] = (
-            {"ms": rng.choice((1, 10, 50, 300))} if cls in ("Buckets", "Silence") else {}
-        )
-        if rng.random() < 0.2:
+        init: dict[str, Any] = {}
+        if cls in ("Buckets", "AwaitedBuckets", "Silence", "AwaitedSilence", "Passing"):
+            init["ms"] = rng.choice((1, 10, 50, 300))
+        if cls == "Forgetful":
+            init["ttl"] = rng.choice(BRIEF)
+        elif rng.random() < 0.2:
             init["ttl"] = "10d"
         args |= {
             "cls": cls,
@@ -372,19 +403,34 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
             "window": draw_window(rng, stream),
         }
         args["result"] = draw_result(rng, stream)
+        if args["result"]["kind"] == "process" and args["window"]["kind"] in (
+            "tumbling",
+            "sliding",
+        ):
+            args["result"]["fn"] = rng.choice(("window_rows", "WindowRows"))
     else:
         other = one()
         inputs = (i, other)
+        if kind == "connect_rows":
+            return Step(kind, inputs, {**args, "how": rng.choice(("map", "flat_map", "process"))})
+        if kind == "ruled":
+            return Step(kind, inputs, args)
         args |= {"key": draw_key(rng, stream), "right_key": draw_key(rng, streams[other])}
         if kind in ("join", "co_group"):
             args["window"] = draw_window(rng, stream, join=True)
-            args["how"] = rng.choice(("apply", "pairs")) if kind == "join" else "group"
+            args["how"] = rng.choice(("apply", "pairs", "select")) if kind == "join" else "group"
         elif kind == "interval_join":
             lower = rng.choice((-100, -10, 0, 0, 5))
             args["bounds"] = (lower, lower + rng.choice((0, 10, 100)))
     return Step(kind, inputs, args)
 
 
+BRIEF = (
+    "1ms",
+    af.StateTtl("1ms"),
+    af.StateTtl("3ms", refresh_on_read=True),
+    af.StateTtl("2ms", return_expired=True),
+)
 TTLS = (
     af.StateTtl("10d"),
     af.StateTtl("10d", refresh_on_read=True),
@@ -406,16 +452,37 @@ def varied(rng: Random, step: Step, steps: Sequence[Step]) -> Step:
             args["aligned"] = rng.choice((0, 10, 1_000))
     elif step.kind == "guarded":
         args["form"] = rng.choice(tuple(GUARDED))
+    elif step.kind == "batches":
+        args["form"] = rng.choice(tuple(BATCHED))
+    elif step.kind == "numbered" and chance < 0.4:
+        args["cls"] = "UnionNumbered"
+    elif step.kind == "window":
+        args["window"], args["result"] = own_window(rng, args["window"], args["result"])
     elif step.kind == "keyed_process":
         if args["cls"] == "Totals" and not args["init"] and chance < 0.4:
             args["cls"] = "RawTotals"
-        elif "ttl" in args["init"]:
+        elif args["init"].get("ttl") == "10d":
             args["init"] = {**args["init"], "ttl": rng.choice(TTLS)}
     elif step.kind == "connect" and chance < 0.5:
         left, right = (sources_of(i, steps) for i in step.inputs)
         if not left & right:
             args["read_first"] = rng.choice(("left", "right"))
     return Step(step.kind, step.inputs, args)
+
+
+def own_window(
+    rng: Random, how: dict[str, Any], result: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draws triggers, evictors and window functions that are classes of the program."""
+    how, result = dict(how), dict(result)
+    for name, kinds in (("trigger", ("count", "purging_count")), ("evictor", ("last",))):
+        if name in how and how[name][0] in kinds and rng.random() < 0.5:
+            how[name] = (*how[name], "own")
+    if how["kind"] == "clock" and rng.random() < 0.5:
+        how["trigger"] = ("clock", 0)
+    if result.get("window_fn") and rng.random() < 0.5:
+        result["window_fn"] = "class"
+    return how, result
 
 
 def sources_of(i: int, steps: Sequence[Step]) -> set[int]:
@@ -442,6 +509,10 @@ def draw(seed: int) -> Program:
             break
         try:
             step = draw_step(rng, streams, spread)
+            if step.kind == "ruled":
+                left, right = (sources_of(i, steps) for i in step.inputs)
+                if left & right:
+                    continue
             stream = model.compute(program, step, streams)
         except model.Undetermined:
             continue

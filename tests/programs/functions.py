@@ -50,6 +50,48 @@ class Numbered(af.MapFunction[Any, Any], af.CheckpointedFunction):
         self.kept.update([self.count])
 
 
+class UnionNumbered(Numbered):
+    """Does the same, with union state."""
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.kept = ctx.operator_state.get_union_list_state("count")
+        self.count = sum(self.kept.get())
+
+
+# Functions with state of a key that are no process functions.
+
+
+class Counting(af.MapFunction[Any, Any]):
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.count = ctx.get_state(af.ValueStateDescriptor("count", default=0))
+
+    def map(self, value: Any) -> Any:
+        self.count.update(self.count.value() + 1)
+        return (self.count.value(), value)
+
+
+class EveryOther(af.FilterFunction[Any]):
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.seen = ctx.get_state(af.ValueStateDescriptor("seen"))
+
+    def filter(self, value: Any) -> bool:
+        first = self.seen.value() is None
+        self.seen.update(True if first else None)
+        return first
+
+
+class Repeating(af.FlatMapFunction[Any, Any]):
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.held = ctx.get_list_state(af.ListStateDescriptor("held"))
+
+    def flat_map(self, value: Any) -> list[Any]:
+        self.held.add(value)
+        held = list(self.held.get())
+        if len(held) == 3:
+            self.held.clear()
+        return held
+
+
 # Keyed process functions. `free`: the answers do not depend on the order of elements, if none is
 # late.
 
@@ -280,11 +322,123 @@ class Silence(af.KeyedProcessFunction[Any, Any, Any]):
         return [("silent", timestamp, count)]
 
 
+class AwaitedBuckets(Buckets):
+    async def process_element(self, value: Any, ctx: af.ProcessContext) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().process_element(value, ctx)
+        await asyncio.sleep(0)
+
+    async def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[Any]:  # type: ignore[override]
+        rows = list(super().on_timer(timestamp, ctx))
+        await asyncio.sleep(0)
+        return rows
+
+
+class AwaitedSilence(Silence):
+    async def process_element(self, value: Any, ctx: af.ProcessContext) -> None:  # type: ignore[override]
+        super().process_element(value, ctx)
+        await asyncio.sleep(0)
+
+    async def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[Any]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().on_timer(timestamp, ctx)
+
+
+class Passing(af.KeyedProcessFunction[Any, Any, Any]):
+    """Keys that come and go: all state of a key lives from its first element to a timer."""
+
+    free = False
+    timed = True
+
+    def __init__(self, ms: int, ttl: str | None = None) -> None:
+        self.ms = ms
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.first = ctx.get_state(af.ValueStateDescriptor("first", ttl=self.ttl))
+        self.count = ctx.get_reducing_state(
+            af.ReducingStateDescriptor("count", lambda a, b: a + b, ttl=self.ttl)
+        )
+        self.by_n = ctx.get_map_state(af.MapStateDescriptor("by_n", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> None:
+        timers = ctx.timer_service
+        if self.first.value() is None:
+            self.first.update(ctx.timestamp)
+            timers.register_event_time_timer(ctx.timestamp + self.ms)
+        timers.register_event_time_timer(ctx.timestamp + 3 * self.ms + 1)
+        timers.delete_event_time_timer(ctx.timestamp + 3 * self.ms + 1)
+        self.count.add(1)
+        self.by_n.put(n_of(value), ctx.timestamp)
+
+    def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[Any]:
+        found = (
+            ctx.current_key,
+            timestamp,
+            self.first.value(),
+            self.count.get(),
+            sorted(self.by_n.items()),
+        )
+        for state in (self.first, self.count, self.by_n):
+            state.clear()
+        return [found]
+
+
+class Sided(af.KeyedProcessFunction[Any, Any, Any]):
+    """Elements of a key go aside in turn."""
+
+    free = False
+    timed = False
+
+    def __init__(self, ttl: str | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.turn = ctx.get_state(af.ValueStateDescriptor("turn", default=0, ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        turn = self.turn.value()
+        self.turn.update((turn + 1) % 3)
+        if turn == 1:
+            ctx.output(TAG, (ctx.current_key, value))
+        else:
+            yield turn, value
+
+
+class Forgetful(af.KeyedProcessFunction[Any, Any, Any]):
+    """State that expires at once, or has not yet: the answers do not depend on which."""
+
+    free = True
+    timed = False
+
+    def __init__(self, ttl: Any = "1ms") -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.last = ctx.get_state(af.ValueStateDescriptor("last", ttl=self.ttl))
+        self.held = ctx.get_list_state(af.ListStateDescriptor("held", ttl=self.ttl))
+        self.by_n = ctx.get_map_state(af.MapStateDescriptor("by_n", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        key, n = ctx.current_key, n_of(value)
+        of = [self.last.value(), *self.held.get(), *self.by_n.values()]
+        wrong = [one for one in of if one is not None and one != [key]]
+        self.last.update([key])
+        self.held.add([key])
+        self.by_n.put(n, [key])
+        if n % 3 == 0:
+            self.by_n.remove(n)
+        if n % 5 == 0:
+            self.held.clear()
+        yield key, n, wrong
+
+
 class AtEnd(af.KeyedProcessFunction[Any, Any, Any]):
     """A timer of the clock, long after the end: it fires when the input ends."""
 
     free = True
     timed = False
+    at_end = True
 
     def __init__(self, ttl: str | None = None) -> None:
         self.ttl = ttl
@@ -302,6 +456,53 @@ class AtEnd(af.KeyedProcessFunction[Any, Any, Any]):
     def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[Any]:
         yield "end", sorted(self.held.get())
         self.held.clear()
+
+
+class AtEndAgain(AtEnd):
+    """Each element deletes the timer of the clock and sets another."""
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        super().open(ctx)
+        self.due = ctx.get_state(af.ValueStateDescriptor("due", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> None:
+        timers, due = ctx.timer_service, self.due.value()
+        if due is not None:
+            timers.delete_processing_time_timer(due)
+        due = (due or timers.current_processing_time) + 86_400_000
+        timers.register_processing_time_timer(due)
+        self.due.update(due)
+        self.held.add_all([n_of(value)])
+
+    def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[Any]:
+        self.due.clear()
+        yield from super().on_timer(timestamp, ctx)
+
+
+class Merging(af.CoProcessFunction[Any, Any, Any]):
+    """Two streams without keys."""
+
+    def process_element1(self, value: Any, ctx: af.ProcessContext) -> list[Any]:
+        return [("left", value)]
+
+    def process_element2(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        yield "right", value
+
+
+def on_left(value: Any) -> Any:
+    return ("left", value)
+
+
+def on_right(value: Any) -> Any:
+    return ("right", value)
+
+
+def rows_left(value: Any) -> list[Any]:
+    return [on_left(value)]
+
+
+def rows_right(value: Any) -> Iterator[Any]:
+    yield on_right(value)
 
 
 class PairUp(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
@@ -323,6 +524,17 @@ class PairUp(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
 
 
 RULES: af.MapStateDescriptor[Any, Any] = af.MapStateDescriptor("rules")
+
+
+class Ruling(af.BroadcastProcessFunction[Any, Any, Any]):
+    """Each element with all rules, which are read first."""
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield n_of(value), sorted(ctx.get_broadcast_state(RULES).items())
+
+    def process_broadcast_element(self, value: Any, ctx: Any) -> None:
+        rules = ctx.get_broadcast_state(RULES)
+        rules.put(n_of(value) % 5, max(n_of(value), rules.get(n_of(value) % 5, 0)))
 
 
 class KeepingTotals(af.KeyedBroadcastProcessFunction[Any, Any, Any, Any]):

@@ -26,12 +26,14 @@ from tests.programs import pieces
 from tests.programs.pieces import n_of
 from tests.programs.plain_functions import broadcast, connect, keyed_process
 from tests.programs.plain_windows import any_window, co_group, interval_join, join
+from tests.programs.program import FRAGILE
 from tests.programs.streams import (
     FIRST,
     Item,
     Stream,
     Undetermined,
     aggregate,
+    by_key,
     called,
     keyed_order,
     made,
@@ -107,6 +109,8 @@ def stateless(program: Program, step: Step, stream: Stream) -> Stream:
         for item in stream.items
         for v in rows_of(step.kind, function, item.value)
     ]
+    if "key" in step.args:
+        by_key(step, stream)
     ordered = keeps_order(program, step, stream) and step.args.get("ordered", True)
     fields = (
         stream.fields and (step.kind == "filter" or step.args["fn"] in ("identity", "twice"))
@@ -116,9 +120,11 @@ def stateless(program: Program, step: Step, stream: Stream) -> Stream:
 
 def guarded(program: Program, step: Step, stream: Stream) -> Stream:
     good, bad = [], []
+    op = step.args.get("op", "map")
+    function = getattr(pieces, FRAGILE[op])
     for item in stream.items:
         try:
-            good.append(item._replace(value=pieces.fragile(item.value)))
+            good += [item._replace(value=v) for v in rows_of(op, function, item.value)]
         except ValueError as error:
             failed = af.Failed(
                 item.value,
@@ -154,6 +160,8 @@ def where(program: Program, step: Step, stream: Stream) -> Stream:
 
 def process(program: Program, step: Step, stream: Stream) -> Stream:
     ordered = keeps_order(program, step, stream)
+    if "key" in step.args:
+        by_key(step, stream)
     good, bad = [], []
     if step.args["fn"] == "Spread":
         if not stream.known:
@@ -183,6 +191,61 @@ def numbered(program: Program, step: Step, stream: Stream) -> Stream:
 def batches(program: Program, step: Step, stream: Stream) -> Stream:
     items = [item._replace(value=("b", item.value)) for item in stream.items]
     return made(items, stream, ordered=keeps_order(program, step, stream))
+
+
+def throttle(program: Program, step: Step, stream: Stream) -> Stream:
+    return made(
+        stream.items, stream, ordered=keeps_order(program, step, stream), fields=stream.fields
+    )
+
+
+def multiplied(program: Program, step: Step, stream: Stream) -> Stream:
+    """Each of a known number of subtasks gets all elements."""
+    items = [item for item in stream.items for _ in range(step.args["parallelism"])]
+    ordered = stream.ordered and step.args["parallelism"] == 1
+    return made(items, stream, ordered=ordered, fields=stream.fields)
+
+
+def keyed_rows(program: Program, step: Step, stream: Stream) -> Stream:
+    """A function of one element with state of a key."""
+    if not stream.ordered:
+        raise Undetermined("the order of a key's elements")
+    found: dict[Any, list[Any]] = {}
+    items = []
+    for item in stream.items:
+        key = called(step.args["key"], item.value)
+        if key is None:
+            raise Undetermined("None is no key")
+        held = found.setdefault(key, [])
+        held.append(item.value)
+        if step.args["cls"] == "Counting":
+            items.append(item._replace(value=(len(held), item.value)))
+        elif step.args["cls"] == "EveryOther":
+            items += [item] if len(held) % 2 else []
+        else:
+            items += [item._replace(value=value) for value in held]
+            if len(held) == 3:
+                held.clear()
+    fields = stream.fields and step.args["cls"] != "Counting"
+    return made(items, stream, ordered=keyed_order(program, stream), fields=fields)
+
+
+def connect_rows(program: Program, step: Step, left: Stream, right: Stream) -> Stream:
+    if left.timed != right.timed:
+        raise Undetermined("whether there is event time")
+    items = [item._replace(value=("left", item.value), mark=FIRST) for item in left.items]
+    items += [item._replace(value=("right", item.value), mark=FIRST) for item in right.items]
+    on_time, known = left.on_time and right.on_time, left.known and right.known
+    return Stream(tuple(items), False, on_time, left.timed, known)
+
+
+def ruled(program: Program, step: Step, left: Stream, right: Stream) -> Stream:
+    """`Ruling`: all rules are read before the first element."""
+    rules: dict[int, int] = {}
+    for value in right.values:
+        rules[n_of(value) % 5] = max(n_of(value), rules.get(n_of(value) % 5, 0))
+    items = [Item((n_of(value), sorted(rules.items())), None, FIRST) for value in left.values]
+    return Stream(tuple(items), False, True, False, known=False)
 
 
 def union(program: Program, step: Step, *streams: Stream) -> Stream:
@@ -232,6 +295,10 @@ def running(program: Program, step: Step, stream: Stream) -> Stream:
     kind = step.args["agg"]
     if not stream.ordered and kind != "count":
         raise Undetermined("running answers")
+    spec = step.args.get("spec")
+    itself = spec and spec[0][2] is None and kind != "aggregate"
+    if itself and not all(type(value) is int for value in stream.values):
+        raise Undetermined("what is no number")
     seen: dict[Any, tuple[Any, list[Any]]] = {}
     items = []
     for item in stream.items:
@@ -268,6 +335,12 @@ STEPS: dict[str, Callable[..., Stream]] = {
     "process": process,
     "numbered": numbered,
     "batches": batches,
+    "throttle": throttle,
+    "forward": throttle,
+    "multiplied": multiplied,
+    "keyed_rows": keyed_rows,
+    "connect_rows": connect_rows,
+    "ruled": ruled,
     "union": union,
     "route": route,
     "timestamps": timestamps,

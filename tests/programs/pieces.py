@@ -206,6 +206,14 @@ def fragile(value: Any) -> Any:
     return ("whole", n_of(value))
 
 
+def fragile_test(value: Any) -> Any:
+    return n_of(value) % 3 if fragile(value) else None
+
+
+def fragile_rows(value: Any) -> list[Any]:
+    return [fragile(value), n_of(value)]
+
+
 def even(value: Any) -> bool:
     return n_of(value) % 2 == 0
 
@@ -305,6 +313,11 @@ def as_list(values: Sequence[Any]) -> list[Any]:
     return [("b", value) for value in values]
 
 
+async def as_list_later(values: Sequence[Any]) -> list[Any]:
+    await asyncio.sleep(0.001 * (len(values) % 3))
+    return as_list(values)
+
+
 def paired(left: Any, right: Any, ctx: Any = None) -> Any:
     return (n_of(left), n_of(right)) if ctx is None else [(n_of(left), n_of(right), ctx.timestamp)]
 
@@ -323,6 +336,78 @@ def gap_of(value: Any) -> int:
 
 def part_of(value: Any, n: int) -> int:
     return n_of(value) % n
+
+
+class WindowRows(af.ProcessWindowFunction[Any, Any, Any]):
+    """Shows how often its window has fired, which state of the window keeps."""
+
+    def process(self, key: Any, ctx: Any, elements: Sequence[Any]) -> Iterator[Any]:
+        firings = ctx.window_state.get_state(FIRINGS)
+        firings.update(firings.value() + 1)
+        yield key, ctx.window.start, firings.value(), sorted(map(n_of, elements))
+
+    def clear(self, ctx: Any) -> None:
+        ctx.window_state.get_state(FIRINGS).clear()
+
+
+FIRINGS: af.ValueStateDescriptor[int] = af.ValueStateDescriptor("firings", default=0)
+
+
+class WindowValue(af.ProcessWindowFunction[Any, Any, Any]):
+    """Does the same as `window_fn`."""
+
+    def process(self, key: Any, ctx: Any, elements: Sequence[Any]) -> list[Any]:
+        (value,) = elements
+        return [window_fn(key, ctx.window, value)]
+
+
+class Extent(af.AggregateFunction[Any, Any, Any]):
+    """An aggregate of one's own: the least, the largest and the number."""
+
+    def create_accumulator(self) -> list[int]:
+        return []
+
+    def add(self, value: Any, accumulator: list[int]) -> list[int]:
+        n = n_of(value)
+        return self.merge(accumulator, [n, n, 1])
+
+    def merge(self, a: list[int], b: list[int]) -> list[int]:
+        if not a or not b:
+            return [*a, *b]
+        return [min(a[0], b[0]), max(a[1], b[1]), a[2] + b[2]]
+
+    def get_result(self, accumulator: list[int]) -> tuple[int, ...]:
+        return tuple(accumulator)
+
+
+class OwnCount(af.Trigger[Any]):
+    """Does the same as `af.on_count(n)`."""
+
+    SEEN: af.ValueStateDescriptor[int] = af.ValueStateDescriptor("seen", default=0)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def on_element(self, value: Any, timestamp: Any, window: Any, ctx: Any) -> af.TriggerResult:
+        seen = ctx.get_partitioned_state(self.SEEN)
+        if seen.value() + 1 < self.n:
+            seen.update(seen.value() + 1)
+            return af.TriggerResult.CONTINUE
+        seen.clear()
+        return af.TriggerResult.FIRE
+
+    def clear(self, window: Any, ctx: Any) -> None:
+        ctx.get_partitioned_state(self.SEEN).clear()
+
+
+class OwnLast(af.Evictor[Any]):
+    """Does the same as `af.keep_last(n)`."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def evict_before(self, elements: list[Any], window: Any, ctx: Any) -> list[Any]:
+        return elements[-self.n :]
 
 
 def window_rows(key: Any, ctx: Any, elements: Sequence[Any]) -> Iterator[Any]:
@@ -413,6 +498,46 @@ def async_iterating(
             yield one
 
     return generate
+
+
+def overdue(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Every third call never ends."""
+
+    async def call(value: Any) -> Any:
+        if n_of(value) % 3 == 0:
+            await asyncio.get_running_loop().create_future()
+        return function(value)
+
+    return call
+
+
+@af.resource
+async def lent() -> AsyncIterator[list[str]]:
+    is_open = ["open"]
+    await asyncio.sleep(0)
+    yield is_open
+    is_open.clear()
+
+
+def resourced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def call(value: Any, given: list[str] = af.use(lent)) -> Any:
+        assert given == ["open"]
+        return function(value)
+
+    return call
+
+
+def flaky_inline(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Does the same as `flaky`, in a thread."""
+    tried: set[str] = set()
+
+    def call(value: Any) -> Any:
+        if n_of(value) % 3 == 0 and (text := plain(value)) not in tried:
+            tried.add(text)
+            raise ConnectionError("once more")
+        return function(value)
+
+    return call
 
 
 def flaky(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -40,6 +40,7 @@ class Plain:
         self.current_watermark: int | None = None
         self.current_processing_time = 0
         self.rules: dict[Any, Any] = {}
+        self.aside: list[Any] = []
         self._registered = 0
 
     @property
@@ -59,6 +60,13 @@ class Plain:
     def register_processing_time_timer(self, timestamp: int) -> None:
         if self.current_key not in self.clock_timers:
             self.clock_timers.append(self.current_key)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        if self.current_key in self.clock_timers:
+            self.clock_timers.remove(self.current_key)
+
+    def output(self, tag: Any, value: Any) -> None:
+        self.aside.append(value)
 
     def get_state(self, descriptor: Any) -> Any:
         return PlainState(self, descriptor)
@@ -226,7 +234,7 @@ def keyed_process(program: Program, step: Step, stream: Stream) -> Stream:
         raise Undetermined("the order of a key's elements")
     if cls.timed and (not stream.timed or far_away(stream)):
         raise Undetermined("event time")
-    context, out = Plain(), []
+    context, out, aside = Plain(), [], []
     function = cls(**step.args["init"])
     if hasattr(function, "initialize_state"):
         function.initialize_state(context)
@@ -245,14 +253,17 @@ def keyed_process(program: Program, step: Step, stream: Stream) -> Stream:
             item._replace(value=row)
             for row in run_now(function.process_element(item.value, context))
         )
+        aside += [item._replace(value=value) for value in context.aside]
+        context.aside.clear()
         timers.fire(mark)
     timers.fire(LAST)
     timers.fire_clock()
-    by_timer = cls.timed or cls is functions.AtEnd
-    ordered = keyed_order(program, stream) and not by_timer
-    if cls is functions.AtEnd:
+    at_end = getattr(cls, "at_end", False)
+    ordered = keyed_order(program, stream) and not cls.timed and not at_end
+    if at_end:
         return made(out, stream, ordered=ordered, timed=False, known=False)
-    return made(out, stream, ordered=ordered)
+    sides = {"aside": made(aside, stream, ordered=ordered)} if aside else {}
+    return made(out, stream, ordered=ordered, sides=sides)
 
 
 def connect(program: Program, step: Step, left: Stream, right: Stream) -> Stream:

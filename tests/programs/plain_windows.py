@@ -58,6 +58,7 @@ class Held:
 
     elements: list[tuple[Any, int]] = field(default_factory=list)
     count: int = 0
+    firings: int = 0
     next_fire: int | None = None
 
 
@@ -185,9 +186,9 @@ class OneKey:
         if not held.elements:
             return
         evict(self.how.get("evictor"), held)
-        for row in results(
-            self.result, self.key, window.start, window.end, [value for value, _ in held.elements]
-        ):
+        held.firings += 1
+        values = [value for value, _ in held.elements]
+        for row in results(self.result, self.key, window.start, window.end, values, held.firings):
             self.out.append(Item(row, time, max(mark, self.mark)))
         if self.trigger and self.trigger[0].startswith("purging"):
             held.elements.clear()
@@ -196,7 +197,7 @@ class OneKey:
 def evict(evictor: Any, held: Held) -> None:
     if evictor is None:
         return
-    kind, n = evictor
+    kind, n = evictor[:2]
     if kind == "last":
         held.elements[:-n] = []
     else:
@@ -205,9 +206,16 @@ def evict(evictor: Any, held: Held) -> None:
 
 
 def results(
-    how: dict[str, Any], key: Any, start: int | None, end: int | None, values: list[Any]
+    how: dict[str, Any],
+    key: Any,
+    start: int | None,
+    end: int | None,
+    values: list[Any],
+    firings: int = 1,
 ) -> list[Any]:
-    """Returns the results of one firing."""
+    """Returns the results of one firing of a window, which has fired `firings` times."""
+    if how.get("fn") == "WindowRows":
+        return [(key, start, firings, sorted(map(n_of, values)))]
     if how["kind"] == "process":
         window = type("W", (), {"start": start, "end": end})
         return list(pieces.window_rows(key, type("C", (), {"window": window}), values))
@@ -384,7 +392,12 @@ def join(program: Program, step: Step, left: Stream, right: Stream) -> Stream:
     for _, one, lefts, rights in sides_by_window(step, left, right):
         for a in lefts:
             for b in rights:
-                value = af.Pair(a, b) if step.args["how"] == "pairs" else pieces.paired(a, b)
+                if step.args["how"] == "select":
+                    if not left.fields or not right.fields:
+                        raise Undetermined("no fields")
+                    value = {"a": pieces.field_of(a, "n"), "b": pieces.field_of(b, "n")}
+                else:
+                    value = af.Pair(a, b) if step.args["how"] == "pairs" else pieces.paired(a, b)
                 items.append(Item(value, one.end - 1, FIRST))
     return Stream(tuple(items), False, True, True)
 

@@ -198,14 +198,38 @@ FORMS = {
     "flaky": 'flaky({0}), retry=af.Retry(3, backoff="1ms")',
     "iterating": "async_iterating({0})",
     "blocking": "{0}, blocking=True, concurrency=2",
+    "blocking_patient": '{0}, blocking=True, timeout="60s"',
+    "blocking_flaky": 'flaky_inline({0}), blocking=True, retry=af.Retry(3, backoff="1ms")',
+    "overdue": 'overdue({0}), timeout="3ms", concurrency=5, on_timeout={0}',
+    "resourced": "resourced({0})",
     "patient": 'asynchronous({0}), timeout="60s", on_timeout=identity',
 }
 PLAIN = ("name", "lambda", "partial", "object", "method")
-AWAITED = ("async", "slow", "flaky", "patient", "blocking")
+AWAITED = (
+    "async",
+    "slow",
+    "flaky",
+    "patient",
+    "blocking",
+    "blocking_patient",
+    "blocking_flaky",
+    "overdue",
+)
 KIND_FORMS = {
-    "map": (*PLAIN, "Mapping", *AWAITED),
-    "filter": (*PLAIN, "Filtering", "async", "slow", "blocking"),
-    "flat_map": (*PLAIN, "FlatMapping", "generator", "generator", "iterating", "async"),
+    "map": (*PLAIN, "Mapping", "resourced", *AWAITED),
+    "filter": (*PLAIN, "Filtering", "resourced", "async", "slow", "blocking", "overdue"),
+    "flat_map": (
+        *PLAIN,
+        "FlatMapping",
+        "resourced",
+        "generator",
+        "generator",
+        "iterating",
+        "async",
+        "blocking",
+        "blocking_flaky",
+        "overdue",
+    ),
 }
 
 
@@ -252,6 +276,9 @@ def stateless_text(i: int, step: Step) -> str:
 def aggregate_text(spec: Sequence[Sequence[Any]]) -> str:
     parts = []
     for name, kind, fn, condition in spec:
+        if kind == "own":
+            parts.append((name, "Extent()"))
+            continue
         given = [] if kind == "count" else [function(fn)]
         given = ["2", *given] if kind == "top" else given
         given += [] if condition is None else [f"where={function(condition)}"]
@@ -272,6 +299,8 @@ def running_text(i: int, step: Step) -> str:
     if agg == "aggregate":
         return f"{stream}.aggregate({aggregate_text(step.args['spec'])}{options(i, step)})"
     ((_, _, fn, _),) = step.args["spec"]
+    if fn is None:
+        return f"{stream}.{agg}({options(i, step)[2:]})"
     return f"{stream}.{agg}({function(fn)}{options(i, step)})"
 
 
@@ -297,18 +326,20 @@ def window_text(how: dict[str, Any]) -> str:
         more += f", trigger=af.on_count({how['size']})"
     if trigger := how.get("trigger"):
         kind = trigger[0]
+        counting = "OwnCount" if "own" in trigger[2:] else "af.on_count"
         text = {
-            "count": f"af.on_count({trigger[1]})",
-            "purging_count": f"af.purging(af.on_count({trigger[1]}))",
+            "count": f"{counting}({trigger[1]})",
+            "purging_count": f"af.purging({counting}({trigger[1]}))",
             "purging_watermark": "af.purging(af.on_watermark())",
             "continuous": f'af.continuous("{trigger[1]}ms")',
             "early": 'af.early("1d")',
             "watermark": "af.on_watermark()",
+            "clock": "af.on_processing_time()",
         }[kind]
         more += f", trigger={text}"
     if evictor := how.get("evictor"):
         more += ", evictor=" + (
-            f"af.keep_last({evictor[1]})"
+            f"{'OwnLast' if 'own' in evictor[2:] else 'af.keep_last'}({evictor[1]})"
             if evictor[0] == "last"
             else f'af.keep_within("{evictor[1]}ms")'
         )
@@ -320,8 +351,8 @@ def window_text(how: dict[str, Any]) -> str:
 def result_text(i: int, step: Step) -> str:
     how = step.args["result"]
     if how["kind"] == "process":
-        return f"process(window_rows{options(i, step)})"
-    second = ", window_fn" if how.get("window_fn") else ""
+        return f"process({how.get('fn', 'window_rows')}{options(i, step)})"
+    second = {True: ", window_fn", "class": ", WindowValue"}.get(how.get("window_fn", False), "")
     given = "bigger" if how["kind"] == "reduce" else aggregate_text(how["spec"])
     return f"{how['kind']}({given}{second}{options(i, step)})"
 
@@ -346,6 +377,8 @@ def join_text(i: int, step: Step) -> str:
     end = (
         f"pairs({options(i, step)[2:]})"
         if step.args["how"] == "pairs"
+        else f"select(a=af.left.n, b=af.right.n{options(i, step)})"
+        if step.args["how"] == "select"
         else f"apply(paired{options(i, step)})"
     )
     return f"s{left}.join(s{right}).{where}.{end}"
@@ -367,6 +400,32 @@ def connect_text(i: int, step: Step) -> str:
     first = step.args.get("read_first")
     given = "" if first is None else f", read_first={first!r}"
     return f"s{left}.connect(s{right}{given}).key_by({keys}).process(PairUp{options(i, step)})"
+
+
+def connect_rows_text(i: int, step: Step) -> str:
+    left, right = step.inputs
+    given = {"map": "on_left, on_right", "flat_map": "rows_left, rows_right"}
+    how = step.args["how"]
+    called = f"{how}({given.get(how, 'Merging')}{options(i, step)})"
+    return f"s{left}.connect(s{right}).{called}"
+
+
+def ruled_text(i: int, step: Step) -> str:
+    left, right = step.inputs
+    rules = f's{right}.broadcast(RULES), read_first="right"'
+    return f"s{left}.connect({rules}).process(Ruling{options(i, step)})"
+
+
+def keyed_rows_text(i: int, step: Step) -> str:
+    method = {"Counting": "map", "EveryOther": "filter", "Repeating": "flat_map"}[step.args["cls"]]
+    stream = keyed(step, f"s{step.inputs[0]}")
+    return f"{stream}.{method}({step.args['cls']}{options(i, step)})"
+
+
+def forward_text(i: int, step: Step) -> str:
+    parallelism = options(i, step).replace(f', uid="s{i}"', "")
+    before = f's{step.inputs[0]}.map(identity, uid="s{i}a"{parallelism})'
+    return f"{before}.forward().map(identity{options(i, step)})"
 
 
 def broadcast_text(i: int, step: Step) -> str:
@@ -392,22 +451,35 @@ def timestamps_text(i: int, step: Step) -> str:
 
 
 GUARDED = {
-    "name": "fragile",
-    "async": "asynchronous(fragile), concurrency=3",
-    "retried": 'asynchronous(fragile), retry=af.Retry(2, backoff="1ms")',
-    "timed": 'asynchronous(fragile, 1), retry=af.Retry(2, backoff="1ms"), timeout="60s"',
-    "blocking": "fragile, blocking=True",
+    "name": "{0}",
+    "async": "asynchronous({0}), concurrency=3",
+    "retried": 'asynchronous({0}), retry=af.Retry(2, backoff="1ms")',
+    "timed": 'asynchronous({0}, 1), retry=af.Retry(2, backoff="1ms"), timeout="60s"',
+    "blocking": "{0}, blocking=True",
+    "blocking_retried": '{0}, blocking=True, retry=af.Retry(2, backoff="1ms"), timeout="60s"',
 }
+FRAGILE = {"map": "fragile", "filter": "fragile_test", "flat_map": "fragile_rows"}
+BATCHED = {
+    "name": "as_list",
+    "async": "as_list_later",
+    "blocking": "as_list, blocking=True",
+    "quick": 'as_list, max_wait="1ms"',
+}
+
+
+def guarded_text(i: int, step: Step) -> str:
+    op = step.args.get("op", "map")
+    given = GUARDED[step.args.get("form", "name")].format(FRAGILE[op])
+    own = f'on_error=TAG, name="{step.args["name"]}"{options(i, step)}'
+    return f"s{step.inputs[0]}.{op}({given}, {own})"
+
 
 TEXTS: dict[str, Callable[[int, Step], str]] = {
     "source": source_text,
     "map": stateless_text,
     "filter": stateless_text,
     "flat_map": stateless_text,
-    "guarded": lambda i, s: (
-        f"s{s.inputs[0]}.map({GUARDED[s.args.get('form', 'name')]}, on_error=TAG, "
-        f'name="{s.args["name"]}"{options(i, s)})'
-    ),
+    "guarded": guarded_text,
     "side": lambda i, s: (
         f"s{s.inputs[0]}.late" if s.args["tag"] == "late" else f"s{s.inputs[0]}.side(TAG)"
     ),
@@ -415,11 +487,23 @@ TEXTS: dict[str, Callable[[int, Step], str]] = {
     "where": lambda i, s: (
         f"s{s.inputs[0]}.filter({expression(s.args['condition'])}{options(i, s)})"
     ),
-    "process": lambda i, s: f"s{s.inputs[0]}.process({s.args['fn']}{options(i, s)})",
-    "numbered": lambda i, s: f"s{s.inputs[0]}.map(Numbered{options(i, s)})",
-    "batches": lambda i, s: (
-        f"s{s.inputs[0]}.map_batches(as_list, max_size={s.args['size']}{options(i, s)})"
+    "process": lambda i, s: (
+        f"s{s.inputs[0]}{keyed(s, '') if 'key' in s.args else ''}.process({s.args['fn']}"
+        f"{options(i, s)})"
     ),
+    "numbered": lambda i, s: f"s{s.inputs[0]}.map({s.args.get('cls', 'Numbered')}{options(i, s)})",
+    "batches": lambda i, s: (
+        f"s{s.inputs[0]}.map_batches({BATCHED[s.args.get('form', 'name')]}, "
+        f"max_size={s.args['size']}{options(i, s)})"
+    ),
+    "throttle": lambda i, s: (
+        f's{s.inputs[0]}.throttle({s.args["n"]}, "{s.args["per"]}ms"{options(i, s)})'
+    ),
+    "forward": forward_text,
+    "multiplied": lambda i, s: f"s{s.inputs[0]}.broadcast().map(identity{options(i, s)})",
+    "keyed_rows": keyed_rows_text,
+    "connect_rows": connect_rows_text,
+    "ruled": ruled_text,
     "union": lambda i, s: (
         f"s{s.inputs[0]}.union({', '.join(f's{other}' for other in s.inputs[1:])})"
     ),

@@ -12,16 +12,23 @@ import asyncio
 import importlib.util
 import logging
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 import types
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import aioflow as af
 from aioflow.checkpoint.objects import _STORES
@@ -30,7 +37,7 @@ from aioflow.testing import Faults, run_simulated
 from tests.programs import model, pieces
 from tests.programs.pieces import plain
 from tests.programs.program import Program
-from tests.programs.sinks import GATHERED, Gather
+from tests.programs.sinks import GATHERED, WRITTEN, Gather, Text, Written
 
 __all__ = ["WAYS", "Difference", "build_of", "check", "ways_of"]
 
@@ -83,7 +90,8 @@ def check(program: Program, way: str, bridge: Any = None) -> list[str]:
     run = Run(program, Random(f"{program.seed} {way}"), build_of(program), way, bridge)
     logging.disable(logging.WARNING)
     try:
-        found = WAYS[way](run)
+        with small_slices(run):
+            found = WAYS[way](run)
         compare(run, expected, found)
     except Exception as error:
         error.add_note(f"program {program.seed}, way {way}: {' '.join(run.log)}")
@@ -103,14 +111,17 @@ def compare(run: Run, expected: list[model.Stream], found: tuple[list[Any], ...]
     loose = run.program.loose
     for output, stream, rows in zip(run.program.outputs, expected, found, strict=True):
         want = [plain(value, loose=loose) for value in stream.values]
-        have = [plain(value, loose=loose) for value in rows]
+        have = [
+            str(value) if isinstance(value, Text) else plain(value, loose=loose) for value in rows
+        ]
         missing, extra = Counter(want) - Counter(have), Counter(have) - Counter(want)
         if missing or extra:
             raise Difference(
                 f"s{output} has {len(have)} elements, expected {len(want)};\n  missing "
                 f"{shown(missing)}\n  not expected {shown(extra)}"
             )
-        if stream.ordered and run.way not in UNORDERED and want != have:
+        in_files = any(isinstance(value, Text) for value in rows)
+        if stream.ordered and not in_files and run.way not in UNORDERED and want != have:
             at = next(i for i, (a, b) in enumerate(zip(want, have, strict=True)) if a != b)
             raise Difference(
                 f"s{output} has another order: element {at} is {have[at]}, expected {want[at]}"
@@ -187,7 +198,7 @@ class Pace:
     burst: int = 7
     pause_s: float = 0.002
     limits: dict[int, int] = field(default_factory=dict)
-    """Source -> number of rows, after which no row follows."""
+    """Source -> number of rows, after which no row follows, and no end."""
     fails: set[tuple[int, int]] = field(default_factory=set)
     """(source, row) before which reading fails, once."""
 
@@ -237,10 +248,16 @@ def otherwise(run: Run) -> Any:
         slice_ns=run.draw("slice", 1, 100_000, 2_000_000),
     )
     state = run.draw("state", "heap", "heap", "rocksdb") if has_rocksdb() else "heap"
-    return finished(
-        flow.collect(*streams, tasks=tasks, state=state, **more),
-        debug=run.draw("debug", False, False, True),
-    )
+    options: dict[str, Any] = {"tasks": tasks, "state": state, **more}
+    if len(streams) == 1 and rng.random() < 0.3:
+        run.log.append("read as it comes")
+        return [finished(iterated(streams[0], options))]
+    return finished(flow.collect(*streams, **options), debug=run.draw("debug", False, False, True))
+
+
+async def iterated(stream: af.DataStream[Any], options: dict[str, Any]) -> list[Any]:
+    async with stream.execute_and_collect(**options) as rows:
+        return [row async for row in rows]
 
 
 def simulated(run: Run) -> Any:
@@ -275,6 +292,7 @@ def restarted(run: Run) -> Any:
         batch_records_max=run.draw("batch", 1, 3, 2048),
         local_state_bytes=run.draw("local", 0, 1 << 20),
     )
+    options |= checkpoint_options(run, options["unaligned"])
     store = f"memory://{run.program.name}"
     found = run_simulated(
         flow,
@@ -297,20 +315,16 @@ def restored(run: Run) -> Any:
     phases = run.draw("phases", 1, 2, 3)
     reached = dict.fromkeys(counts, 0)
     unaligned = run.draw("unaligned", False, True, "2ms")
-    parallelism = run.parallelism
-    how_before, on_machine = "", False
+    more = checkpoint_options(run, unaligned)
+    how_before, on_machine, former = "", False, 0
     for phase in range(phases + 1):
-        if not unaligned or phase == 0:
-            parallelism = run.parallelism
+        parallelism = run.parallelism
         pace = Pace(run.draw("burst", 1, 3, 10, 50))
         if phase < phases:
             reached = pace.limits = {
                 i: run.rng.randint(reached[i], count) for i, count in counts.items()
             }
             run.log.append(f"limits={reached}")
-        flow, streams = run.build(parallelism, pace)
-        for i, stream in zip(program.outputs, streams, strict=True):
-            stream.sink(Gather(f"{program.name}/{i}"), uid=f"out{i}")
         how = (
             run.draw("how", "stop", "savepoint", "checkpoint", "cancel")
             if phase < phases
@@ -326,6 +340,7 @@ def restored(run: Run) -> Any:
             "every": every,
             "unaligned": unaligned,
             "tasks": tasks,
+            **more,
         }
         if how_before in (
             "",
@@ -334,20 +349,75 @@ def restored(run: Run) -> Any:
         ):  # A checkpoint is of one backend, a savepoint of both.
             on_machine = has_rocksdb() and run.draw("state", "heap", "heap", "rocksdb") == "rocksdb"
         how_before = how
-        drive = Interrupt(how, after_s)
-        if on_machine:
-            finished(run_here(flow, drive, {**options, "state": "rocksdb"}))
-        else:
-            # Timers of the clock, and times to live, go on from one phase to the next.
-            run_simulated(
-                flow,
-                seed=f"{program.seed} {phase}",
-                drive=drive,
-                clock=time.time_ns() // 1_000_000,
-                **options,
-            )
+        phase_run = partial(
+            run_phase, Interrupt(how, after_s), options, on_machine, f"{program.seed} {phase}"
+        )
+        try:
+            phase_run(gathering(run, parallelism, pace))
+        except af.RestoreError as error:
+            # Operators of one parallelism are chained, and data in flight between them has no
+            # place once they are not.
+            if parallelism == former or "data in flight between operators" not in str(error):
+                raise
+            run.log.append("refused")
+            parallelism = former
+            phase_run(gathering(run, parallelism, pace))
+        former = parallelism
     gathered = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
     return [[row for key in sorted(rows) for row in rows[key]] for rows in gathered]
+
+
+def gathering(run: Run, parallelism: int, pace: Pace) -> af.Flow:
+    """Returns the flow of a run whose outputs go to sinks that gather them."""
+    flow, streams = run.build(parallelism, pace)
+    for i, stream in zip(run.program.outputs, streams, strict=True):
+        stream.sink(Gather(f"{run.program.name}/{i}"), uid=f"out{i}")
+    return flow
+
+
+def run_phase(
+    drive: Any, options: dict[str, Any], on_machine: bool, seed: str, flow: af.Flow
+) -> None:
+    if on_machine:
+        finished(run_here(flow, drive, {**options, "state": "rocksdb"}))
+    else:
+        # Timers of the clock, and times to live, go on from one phase to the next.
+        clock = time.time_ns() // 1_000_000
+        run_simulated(flow, seed=seed, drive=drive, clock=clock, **options)
+
+
+def checkpoint_options(run: Run, unaligned: Any) -> dict[str, Any]:
+    """Draws options of checkpoints that change no answer."""
+    rng = Random(f"{run.program.seed} checkpoints")
+    some: list[dict[str, Any]] = [
+        {},
+        {},
+        {"min_pause": "2ms"},
+        {"retain": 3},
+        {"checkpoint_key": bytes(range(32))},
+        {"tolerable_failures": 0},
+    ]
+    if unaligned is False:
+        some.append({"max_concurrent": 3})
+    chosen = rng.choice(some)
+    run.log.append(str(chosen))
+    return chosen
+
+
+def small_slices(run: Run) -> Any:
+    """Sizes of files and slices in proportion to the few keys of a program, or those that there
+    are.
+    """
+    if not run.draw("small slices", False, True):
+        return nullcontext()
+    stack = ExitStack()
+    frames = {"ROWS_A_FRAME": 3, "FIRST_FRAME_ROWS": 2, "KEYS_A_SLICE": 4}
+    limits = {"UNNOTED_ROWS_MIN": 4, "UNNOTED_ROWS_MAX": 2_000, "SAMPLE_MIN": 2}
+    stack.enter_context(patch.multiple("aioflow.state.heap_churn", **frames, **limits))
+    stack.enter_context(patch.multiple("aioflow.state.heap_keys", KEYS_A_SLICE=4))
+    if has_rocksdb():
+        stack.enter_context(patch("aioflow.state.rocksdb_snapshot.ROWS_A_SLICE", 4))
+    return stack
 
 
 async def run_here(flow: af.Flow, drive: Any, options: dict[str, Any]) -> None:
@@ -383,9 +453,7 @@ def rescaled(run: Run) -> Any:
     program = run.program
     rows = [(i, row) for i, count in lengths(program).items() for row in range(count)]
     fails = set(run.rng.sample(rows, min(len(rows), run.draw("failures", 0, 0, 1))))
-    flow, streams = run.build(run.parallelism, Pace(run.draw("burst", 1, 3, 10), fails=fails))
-    for i, stream in zip(program.outputs, streams, strict=True):
-        stream.sink(Gather(f"{program.name}/{i}"), uid=f"out{i}")
+    flow = gathering(run, run.parallelism, Pace(run.draw("burst", 1, 3, 10), fails=fails))
     steps = [(run.rng.choice((0.0, 0.005, 0.02)), run.parallelism) for _ in range(3)]
     run.log.append(f"steps={steps}")
 
@@ -441,30 +509,127 @@ def over_workers(run: Run) -> Any:
 def killed(run: Run) -> Any:
     """Runs the program in two worker processes, and kills one of them in the midst, once or more.
 
-    Restarts read copies of the state on the machine, or the store.
+    Restarts read copies of the state on the machine, or the store. The rows are collected, or
+    committed to files.
     """
     flow, streams = run.build(run.parallelism, Pace(run.draw("burst", 1, 3, 10), pause_s=0.02))
     delays = [run.draw("delay", 0.1, 0.3, 1.0) for _ in range(run.draw("kills", 1, 2))]
     state = run.draw("state", "heap", "rocksdb") if has_rocksdb() else "heap"
 
-    async def collected(store: str, local: str) -> Any:
+    kind = run.draw("sink", "collect", *WRITTEN)
+
+    async def ran(place: str) -> Any:
+        options: dict[str, Any] = {
+            "workers": 2,
+            "state": state,
+            "checkpoints": f"{place}/store",
+            "every": run.draw("every", "20ms", "100ms"),
+            "unaligned": run.draw("unaligned", False, True, "2ms"),
+            "local_recovery": f"{place}/local" if run.draw("local", False, True) else False,
+            "restart": af.fixed_delay(attempts=20, delay="10ms"),
+        }
         kills = asyncio.create_task(kill_workers(delays, run))
         try:
-            return await flow.collect(
-                *streams,
-                workers=2,
-                state=state,
-                checkpoints=store,
-                every=run.draw("every", "20ms", "100ms"),
-                unaligned=run.draw("unaligned", False, True, "2ms"),
-                local_recovery=local if run.draw("local", False, True) else False,
-                restart=af.fixed_delay(attempts=20, delay="10ms"),
-            )
+            if kind == "collect":
+                return await flow.collect(*streams, **options)
+            written = Written(place, kind, run.program.loose)
+            written.add(run.program.outputs, streams)
+            await flow.execute(**options)
+            return written.read(run.program.outputs)
         finally:
             kills.cancel()
 
     with tempfile.TemporaryDirectory() as place:
-        return finished(collected(f"{place}/store", f"{place}/local"))
+        return finished(ran(place))
+
+
+def rescaled_workers(run: Run) -> Any:
+    """Changes the parallelism, or the number of worker processes, in the midst. Sometimes a worker
+    is killed beside it.
+    """
+    program = run.program
+    flow, streams = run.build(run.parallelism, Pace(run.draw("burst", 1, 3, 10), pause_s=0.02))
+    kind = run.draw("sink", *WRITTEN)
+    steps = [(run.rng.choice((0.05, 0.2, 0.5)), run.draw("to", 1, 2, 3)) for _ in range(2)]
+    kills = [0.3] if run.draw("kill", False, False, True) else []
+    over = run.draw("over", "workers", "parallelism") if program.spread else "workers"
+
+    async def ran(place: str) -> Any:
+        written = Written(place, kind, program.loose)
+        written.add(program.outputs, streams)
+        options: dict[str, Any] = {
+            "workers": run.draw("workers", 1, 2),
+            "checkpoints": f"{place}/store",
+            "every": run.draw("every", "50ms", "200ms"),
+            "unaligned": run.draw("unaligned", False, True, "2ms"),
+            "restart": af.fixed_delay(attempts=20, delay="10ms"),
+        }
+        async with flow.run(**options) as job:
+            killing = asyncio.create_task(kill_workers(kills, run))
+            for after_s, to in steps:
+                await asyncio.sleep(after_s)
+                wanted = {over: to} if program.spread else {"workers": to, "parallelism": 1}
+                try:
+                    await job.rescale(**wanted)
+                except (af.JobNotRunning, af.RescaleError) as error:
+                    run.log.append(f"{type(error).__name__}: {error}")
+                    break  # It has ended, or is about to.
+                run.log.append(f"{over}={to}")
+            await job.wait()
+            killing.cancel()
+        return written.read(program.outputs)
+
+    with tempfile.TemporaryDirectory() as place:
+        return finished(ran(place))
+
+
+def died(run: Run) -> Any:
+    """Kills the whole program, once or more, and starts it again over its store.
+
+    Its sources do not end before the last start: the store would have nothing to go on from.
+    """
+    program = run.program
+    kind = run.draw("sink", *WRITTEN)
+    workers = run.draw("workers", 0, 0, 0, 2)
+    unaligned = run.draw("unaligned", False, True, "2ms")
+    state = run.draw("state", "heap", "rocksdb") if has_rocksdb() else "heap"
+    deaths = [run.draw("death", 0.0, 0.05, 0.2, 0.4, 0.8) for _ in range(run.draw("deaths", 1, 2))]
+    with tempfile.TemporaryDirectory() as place:
+        for death_s in [*deaths, None]:
+            pace = Pace(run.draw("burst", 1, 3, 10), pause_s=0.01)
+            if death_s is not None:
+                pace.limits = lengths(program)
+            options: dict[str, Any] = {
+                "workers": workers,
+                "checkpoints": f"{place}/store",
+                "every": run.draw("every", "10ms", "50ms"),
+                "unaligned": unaligned,
+                "state": state,
+                "restart": af.fixed_delay(attempts=3, delay="10ms"),
+            }
+            given = (program, run.parallelism, pace, Written(place, kind, program.loose), options)
+            Path(place, "program").write_bytes(pickle.dumps(given))
+            one_life(f"{place}/program", death_s)
+        return Written(place, kind, program.loose).read(program.outputs)
+
+
+def one_life(path: str, death_s: float | None) -> None:
+    """Runs the program of `path` in a process, which is killed `death_s` after its job runs."""
+    argv = [sys.executable, "-m", "tests.programs.child", path]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        timer = threading.Timer(RUN_S, process.kill)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            if death_s is not None and process.stdout.readline():
+                time.sleep(death_s)
+                process.kill()
+            _, errors = process.communicate()
+        finally:
+            process.kill()
+            timer.cancel()
+    if process.returncode != (0 if death_s is None else -signal.SIGKILL):
+        raise Difference(f"the process ended with {process.returncode}: {errors.decode()[-1500:]}")
 
 
 async def kill_workers(delays: list[float], run: Run) -> None:
@@ -502,6 +667,8 @@ WAYS: dict[str, Callable[[Run], Any]] = {
     "on_columns": on_columns,
     "over_workers": over_workers,
     "killed": killed,
+    "rescaled_workers": rescaled_workers,
+    "died": died,
     "on_spark": on_spark,
 }
 UNORDERED = frozenset({"restored", "rescaled"})
@@ -509,6 +676,8 @@ UNORDERED = frozenset({"restored", "rescaled"})
 
 WORKERS_EVERY = 50
 KILLED_EVERY = 200
+PROCESS_WAYS = {0: "killed", 1: "rescaled_workers", 2: "died"}
+"""Ways with processes that end or change, by the remainder of a seed by `KILLED_EVERY`."""
 
 
 def ways_of(program: Program, *, processes: bool = True) -> list[str]:
@@ -521,6 +690,7 @@ def ways_of(program: Program, *, processes: bool = True) -> list[str]:
         ways.append("rescaled")
     if processes and program.seed % WORKERS_EVERY == 0:
         ways.append("over_workers")
-    if processes and program.seed % KILLED_EVERY == 1:
-        ways.append("killed")
+    more = PROCESS_WAYS.get(program.seed % KILLED_EVERY - 1)
+    if processes and more is not None:
+        ways.append(more)
     return ways

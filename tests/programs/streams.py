@@ -34,7 +34,7 @@ __all__ = [
 FIRST, LAST = -(2**63), 2**63 - 1
 """Watermarks before the first element and at the end of the input."""
 
-FREE_AGGREGATES = frozenset({"count", "sum", "min", "max", "mean", "distinct"})
+FREE_AGGREGATES = frozenset({"count", "sum", "min", "max", "mean", "distinct", "own"})
 """Aggregates with the same result for any order of the elements."""
 
 
@@ -106,6 +106,9 @@ def one_aggregate(kind: str, fn: Any, condition: Any, values: Sequence[Any]) -> 
         values = [v for v in values if called(condition, v)]
     if kind == "count":
         return len(values)
+    if kind == "own":
+        numbers = [pieces.n_of(v) for v in values]
+        return (min(numbers), max(numbers), len(numbers)) if numbers else ()
     of = [called(fn, v) for v in values]
     if kind == "collect":
         return of
@@ -127,7 +130,9 @@ def one_aggregate(kind: str, fn: Any, condition: Any, values: Sequence[Any]) -> 
 
 
 def called(function: Any, value: Any) -> Any:
-    """A function by name, or an expression."""
+    """A function by name, an expression, or None: the element itself."""
+    if function is None:
+        return value
     return (
         getattr(pieces, function)(value) if isinstance(function, str) else value_of(function, value)
     )
