@@ -1,9 +1,8 @@
 """One job in the JobManager: its JobMaster, its slots, and the processes that run its tasks.
 
-The JobMaster deploys as it would in one process. Tasks that it deploys in one turn wait here until
-there are slots for all of them. Each descriptor then gets the locations of its producers. Tasks
-that cannot leave the submitting process run there. Every report of a TaskManager carries the token
-of its JobMaster; reports for an older JobMaster are dropped.
+The JobMaster deploys as it would in one process; the TaskDeployer gets the slots for it. Tasks that
+cannot leave the submitting process run there. Every report of a TaskManager carries the token of
+its JobMaster; reports for an older JobMaster are dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.checkpoint.completed import CheckpointStats
 from aioflow.checkpoint.instructions import CheckpointSettings
 from aioflow.checkpoint.metadata import decode_subtask
+from aioflow.cluster.deployer import TaskDeployer
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_history import WorkerReport, status_of
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
@@ -29,24 +29,14 @@ from aioflow.cluster.job_session import (
     pack_error,
     unpack_error,
 )
-from aioflow.cluster.placed_tasks import SUBMITTER, JobPeer, PlacedTasks, Submitter
-from aioflow.cluster.rescaling import AdaptiveParallelism
+from aioflow.cluster.placed_tasks import SUBMITTER, PlacedTasks, Submitter
 from aioflow.cluster.scheduler import (
-    DeclareRequirement,
-    FreeSlot,
-    Instruction,
-    OfferAnswer,
-    Placed,
-    PlacementFailed,
     SlotOffer,
-    SlotScheduler,
-    SubtasksLost,
     slots_needed,
 )
 from aioflow.cluster.shipping import load_job
 from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
-from aioflow.core.contexts import asynccontextmanager
-from aioflow.core.errors import Broken, GraphError, RemoteError, RescaleError, note_once
+from aioflow.core.errors import Broken, GraphError, RemoteError, note_once
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import rescaled, same_parallelism, with_parallelism
@@ -57,7 +47,6 @@ if TYPE_CHECKING:
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.cluster.rpc import RpcConnection
     from aioflow.cluster.shipping import ShippedJob
-    from aioflow.cluster.task_executor import TaskExecutor
     from aioflow.core.host import Host
     from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph
@@ -67,18 +56,14 @@ __all__ = ["ClusterJob", "needs_submitter"]
 
 logger = logging.getLogger(__name__)
 
-SUBMIT_S = 300.0
-"""Maximum time for a process to answer a deployment.
-
-A function may hold its event loop meanwhile: loading a large model takes minutes.
-"""
-
 SUSPEND_S = 5.0
 """How long a suspended JobMaster may take to close its checkpoints."""
 
 
 class ClusterJob:
-    """A `JobRunner` of the Dispatcher. `tasks` is the `TaskExecutorGateway` of its JobMaster.
+    """A `JobRunner` of the Dispatcher.
+
+    `tasks` is the `TaskExecutorGateway` of its JobMaster, `deployer` has the slots for them.
 
     `declare(job_id, slots)` tells the ResourceManager how many slots the job wants, and
     `lose(worker_id, why)` that its process in a TaskManager counts as lost.
@@ -109,7 +94,6 @@ class ClusterJob:
         self.job_id = job_id
         self.token = token
         self.content = content
-        self._declare = declare
         self._lose = lose
         self._on_over = on_over
         self._shipped = job
@@ -126,9 +110,6 @@ class ClusterJob:
             codec=self._codec,
             recovered=recovered,
         )
-        self._scheduler = SlotScheduler(job_id, job.graph)
-        self._rescales = 0
-        """Rescalings that the scheduler knows."""
         self.tasks = PlacedTasks(
             job_id,
             self._codec,
@@ -139,22 +120,20 @@ class ClusterJob:
             self._cancel_waiting,
             self._overdue,
         )
-        self._waiting: list[TaskDeploymentDescriptor] = []
-        self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
         self.fenced_total = 0
         """Dropped reports that were meant for another JobMaster of the job."""
-        self._adaptive = AdaptiveParallelism(
-            self.job_master.executions,
-            self.job_master.rescale,
+        self.deployer = TaskDeployer(
+            host,
+            job,
+            token,
+            self.job_master,
+            self.tasks,
             self._group,
-            lambda: self._scheduler.slots_held,
-            partial(self.tasks.taps.notify, "warning"),
+            partial(declare, job_id),
+            self._failed,
+            self._overdue,
             can_grow=checkpoints is not None and checkpoints.store is not None,
         )
-        self._reserved: asyncio.Future[None] | None = None
-        """Done once the slots of a rescaling are there; while one waits for them."""
-        self._early_loss: Broken | None = None
-        """Loss of a worker before the job asked for slots."""
         self._publishing = False
         self._over = False
         self._metrics: dict[str, dict[str, float]] = {}
@@ -227,11 +206,10 @@ class ClusterJob:
                     self.tasks.taps.notify("stop_failed", pack_error(self.stop_error, self._codec))
                 return status
             finally:
-                self._over = True
-                self._adaptive.close()
+                self.end()
                 self.tasks.peers.ask_all("job_over", self.job_id, self.token)
                 self._publish_now()
-                self._carry_out(self._scheduler.close())
+                self.deployer.release()
                 self._group.cancel_children()
                 await close_within(
                     self.job_master.suspend(),
@@ -259,30 +237,10 @@ class ClusterJob:
         executions = self.job_master.executions
         if resources is None and not same_parallelism(graph, executions.graph):
             needed = slots_needed(graph)
-            resources = self.slots_reserved(max(needed, slots_needed(executions.graph)))
+            resources = self.deployer.slots_reserved(max(needed, slots_needed(executions.graph)))
         await self.job_master.rescale(graph, resources)
-        self._adaptive.choose()
-        if not self._over:
-            self._carry_out(self._scheduler.reserve(0))
+        self.deployer.rescaled()
         self._publish()
-
-    @asynccontextmanager
-    async def slots_reserved(
-        self, slots: int, leaving: frozenset[str] = frozenset()
-    ) -> AsyncIterator[None]:
-        """Gets `slots` for the rescaling inside the block, on workers that are not in `leaving`.
-
-        The new tasks run on these. Raises RescaleError if there are not enough slots.
-        """
-        self._reserved = asyncio.get_running_loop().create_future()
-        try:
-            self._carry_out(self._scheduler.reserve(slots, leaving))
-            await self._reserved
-            yield
-        finally:
-            self._reserved = None
-            if not self._over:
-                self._carry_out(self._scheduler.reserve(self._adaptive.slots_wanted))
 
     @property
     def stopped_with(self) -> str | None:
@@ -295,19 +253,13 @@ class ClusterJob:
     # Requests of the JobMaster, through `tasks`.
 
     def _wait_for_slot(self, descriptor: TaskDeploymentDescriptor) -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._request_slots)
-        self._waiting.append(descriptor)
+        self.deployer.deploy(descriptor)
         self._publish()
 
     def _cancel_waiting(self, attempt: ExecutionAttemptId) -> None:
         """Cancels a task that still waits for a slot, so it never ran."""
         self.update_task_state(attempt, ExecutionState.CANCELED, None)
-        for number, batch in list(self._requests.items()):
-            batch[:] = [descriptor for descriptor in batch if descriptor.attempt != attempt]
-            if not batch:
-                del self._requests[number]
-                self._carry_out(self._scheduler.withdraw(number))
+        self.deployer.withdraw(attempt)
 
     def _overdue(self, worker_id: str, attempt: ExecutionAttemptId, why: str) -> None:
         """Declares a process of the job lost because it has not ended or begun a task in time."""
@@ -317,170 +269,8 @@ class ClusterJob:
         logger.error("job %s: task %s %s, in the submitting process", self.job_id, attempt, why)
         self._failed(attempt, Broken(f"task {attempt} {why}"))
 
-    # Deployment.
-
-    def _request_slots(self) -> None:
-        batch, self._waiting = self._waiting, []
-        batch = [
-            descriptor
-            for descriptor in batch
-            if self.job_master.executions.awaits_deployment(descriptor.attempt)
-        ]
-        if not batch or self._over:
-            return
-        roaming = [_subtask(descriptor) for descriptor in batch if not descriptor.vertex.stays_here]
-        executions = self.job_master.executions
-        if self._rescales != executions.rescales:
-            self._rescales = executions.rescales
-            self._carry_out(self._scheduler.rescaled(executions.next_graph))
-        if not roaming:
-            self._deploy(batch, {})
-            return
-        number, instructions = self._scheduler.request(roaming)
-        self._requests[number] = batch
-        self._carry_out(instructions)
-        if self._reserved is None:
-            self._carry_out(self._scheduler.reserve(self._adaptive.slots_wanted))
-        if self._early_loss is not None and number in self._requests:
-            self.start_failed(self._early_loss)
-            return
-        for descriptor in self._requests.get(number, ()):
-            self.job_master.slot_is_there(descriptor.attempt, False)
-
-    def _carry_out(self, instructions: Sequence[Instruction], loss: Broken | None = None) -> None:
-        """Carries out `instructions`. `loss`: why the subtasks that they lose are lost."""
-        for instruction in instructions:
-            match instruction:
-                case DeclareRequirement(job_id, slots):
-                    self._declare(job_id, slots)
-                case Placed(number, slots):
-                    batch = self._requests.pop(number, None)
-                    if batch is not None:
-                        self._deploy(batch, slots)
-                case PlacementFailed(number, _, error):
-                    for descriptor in self._requests.pop(number, []):
-                        self._failed(descriptor.attempt, error)
-                case FreeSlot(worker_id, allocation_id):
-                    self.tasks.peers.ask(
-                        worker_id,
-                        "free_slot",
-                        allocation_id,
-                        self.token,
-                        f"job {self.job_id} needs it no more",
-                    )
-                case SubtasksLost(worker_id, subtasks):
-                    lost = loss or Broken(
-                        f"a slot of taskmanager {worker_id} is gone, and the tasks in it with it"
-                    )
-                    for subtask in subtasks:
-                        execution = self.job_master.executions.executions.get(subtask)
-                        if execution is None:
-                            continue  # It is not deployed yet, because the job is being rescaled.
-                        if execution.attempt in self.tasks.placed:
-                            self._failed(execution.attempt, lost)
-                case OfferAnswer():
-                    pass  # `offered` returns it to the TaskManager.
-        reserved = self._reserved
-        if reserved is not None and not reserved.done() and self._scheduler.is_reserved:
-            reserved.set_result(None)
-
-    def _deploy(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
-        executions = self.job_master.executions
-        for descriptor in batch:
-            worker_id = (
-                SUBMITTER if descriptor.vertex.stays_here else slots[_subtask(descriptor)][0]
-            )
-            if self.tasks.here is not None and worker_id == SUBMITTER:
-                location = self.tasks.here.location
-            else:
-                location = self.tasks.peers.location_of(worker_id)
-            executions.locations[_subtask(descriptor)] = location
-        located = [executions.located(descriptor) for descriptor in batch]
-        _ = self._group.create_task(self._submit_all(located, slots), name="deploy tasks")
-
-    async def _submit_all(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
-        """Submits tasks. One that is cancelled before counts as waiting, so it never runs."""
-        here = self.tasks.here
-        leaving = [one for one in batch if here is None or not one.vertex.stays_here]
-        # In a thread: state and splits may be large.
-        contents = await self._host.blocking(self._shipped.ship_tasks, leaving)
-        for descriptor in batch:
-            attempt = descriptor.attempt
-            if not self.job_master.executions.awaits_deployment(attempt):
-                continue
-            self.job_master.slot_is_there(attempt, True)
-            stays_here = descriptor.vertex.stays_here
-            place = (SUBMITTER, "") if stays_here else slots[_subtask(descriptor)]
-            worker_id, allocation_id = place
-            self.tasks.placed[attempt] = worker_id
-            if here is not None and stays_here:
-                self._submit_here(descriptor, here)
-            else:
-                self._submit(attempt, worker_id, allocation_id, contents[attempt])
-
-    def _submit_here(self, descriptor: TaskDeploymentDescriptor, executor: TaskExecutor) -> None:
-        try:
-            executor.submit_task(descriptor, self.job_master.fencing_token)
-        # A task that cannot be deployed has failed, like any other.
-        except Exception as error:  # noqa: BLE001
-            self._failed(descriptor.attempt, error)
-
     def _failed(self, attempt: ExecutionAttemptId, error: BaseException) -> None:
         self.update_task_state(attempt, ExecutionState.FAILED, error)
-
-    def _submit(
-        self,
-        attempt: ExecutionAttemptId,
-        worker_id: str,
-        allocation_id: str,
-        content: bytes | GraphError,
-    ) -> None:
-        peer = self.tasks.peers.get(worker_id)
-        try:
-            if isinstance(content, GraphError):
-                raise content
-            if peer is None:
-                raise Broken(f"the process that should run {attempt} is gone")
-            # Called now, awaited later, so that an immediate cancellation cannot overtake it.
-            answer = peer.connection.call(
-                "submit_task",
-                self.job_id,
-                self.token,
-                attempt_key(attempt),
-                allocation_id,
-                content,
-            )
-        # A task that cannot be deployed has failed, like any other.
-        except Exception as error:  # noqa: BLE001
-            self._not_submitted(attempt, error, peer)
-            return
-        _ = self._group.create_task(
-            self._submitted(attempt, worker_id, answer, peer), name=f"submit {attempt}"
-        )
-
-    async def _submitted(
-        self,
-        attempt: ExecutionAttemptId,
-        worker_id: str,
-        answer: Coroutine[Any, Any, Any],
-        peer: JobPeer,
-    ) -> None:
-        try:
-            async with asyncio.timeout(SUBMIT_S) as deadline:
-                await answer
-        except Exception as error:  # noqa: BLE001  # As above.
-            if not deadline.expired():
-                self._not_submitted(attempt, error, peer)
-            elif self.tasks.placed.get(attempt) == worker_id:
-                why = f"was submitted {SUBMIT_S:g} s ago, and its process does not answer"
-                self._overdue(worker_id, attempt, f"{why}: a function holds its event loop")
-
-    def _not_submitted(
-        self, attempt: ExecutionAttemptId, error: Exception, peer: JobPeer | None
-    ) -> None:
-        if self.tasks.here is not None and peer is not None and not peer.connection.is_open:
-            return  # The worker is lost: `worker_lost` reports why.
-        self._failed(attempt, error)
 
     # JobMasterGateway, called by the tasks in this process and by the reports of the others.
 
@@ -490,10 +280,8 @@ class ClusterJob:
         if state.is_terminal:
             self.tasks.placed.pop(attempt, None)
         self.job_master.update_task_state(attempt, state, error)
-        if not self._over and self.job_master.executions.has_finished(attempt):
-            # Its region asks for a slot again if it restarts.
-            subtask = attempt.vertex_id, attempt.subtask_index
-            self._carry_out(self._scheduler.released([subtask]))
+        if self.job_master.executions.has_finished(attempt):
+            self.deployer.finished(attempt)
         self._publish()
 
     def acknowledge_checkpoint(
@@ -540,11 +328,7 @@ class ClusterJob:
             if (drain := self.job_master.stop_drains) is not None:
                 self.tasks.peers.ask(worker_id, "stop_sources", self.job_id, drain)
             self.tasks.taps.tell(worker_id)
-        answer, *rest = self._scheduler.offered(worker_id, offers)
-        assert isinstance(answer, OfferAnswer)
-        self._carry_out(rest)
-        if answer.accepted:
-            self._adaptive.slots_came()
+        answer = self.deployer.offered(worker_id, offers)
         return answer.accepted, answer.rejected
 
     def not_opened(self, worker_id: str, error: bytes) -> None:
@@ -557,28 +341,7 @@ class ClusterJob:
         note_once(failure, f"while {worker_id} opened the job")
         if self.tasks.here is not None and not self.job_master.executions.has_run:
             self.job_master.fail(failure)
-        self._fail_waiting(failure)
-
-    def start_failed(self, loss: Broken) -> None:
-        """A worker of this job alone was lost before tasks were deployed to it.
-
-        The tasks that wait for slots fail, so that the restart policy decides. If the job has not
-        begun, its first tasks will fail, with the first of these losses.
-        """
-        if not self._requests and self.status is JobStatus.CREATED:
-            self._early_loss = self._early_loss or loss
-            return
-        self._early_loss = None
-        self._refuse_slots(f"{loss}")
-        self._fail_waiting(loss)
-
-    def _fail_waiting(self, failure: BaseException) -> None:
-        """Fails the tasks that wait for slots."""
-        for number, batch in list(self._requests.items()):
-            del self._requests[number]
-            for descriptor in batch:
-                self._failed(descriptor.attempt, failure)
-            self._carry_out(self._scheduler.withdraw(number))
+        self.deployer.fail_waiting(failure)
 
     def on_task_state(self, token: int, key: AttemptKey, state: str, error: bytes) -> None:
         attempt, reached = ExecutionAttemptId(*key), ExecutionState(state)
@@ -618,46 +381,16 @@ class ClusterJob:
             self.report_progress(ExecutionAttemptId(*key), watermark)
 
     def slot_freed(self, worker_id: str, allocation_id: str) -> None:
-        if not self._over:
-            self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
+        self.deployer.slot_freed(worker_id, allocation_id)
 
     def worker_lost(self, worker_id: str, loss: Broken | None = None) -> None:
         """Handles the loss of a TaskManager, of its connection or of its process for this job."""
         ran = worker_id in self.tasks.placed.values()
         if self.tasks.peers.left(worker_id):
             self._metrics.pop(worker_id, None)
-            self._carry_out(self._scheduler.worker_lost(worker_id), loss)
+            self.deployer.worker_lost(worker_id, loss)
         if self.tasks.here is not None and loss is not None and not ran and not self._over:
-            self.start_failed(loss)
-
-    def no_resources(self, available: int, existing: int) -> bool:
-        """Handles missing slots. Returns whether that is worth a warning.
-
-        A job whose tasks all wait begins with the slots that are there. If these are too few, it
-        waits in line while the `existing` ones suffice, which include those of other jobs.
-        """
-        waits = bool(self._requests) or self._reserved is not None
-        self._refuse_slots(
-            f"{self._scheduler.slots_declared} slots are needed, and there are {available} for it; "
-            "start more workers, give them more slots, or ask for a lower parallelism"
-        )
-        smaller = self._adaptive.shrink() if self._requests else None
-        if smaller is None:
-            if self._requests and self._adaptive.waits_in_line(existing):
-                self._carry_out(self._scheduler.wait_in_line())
-                return False
-            self._carry_out(self._scheduler.no_resources(available))
-        else:
-            # The slots stay here, although their tasks, which never ran, are cancelled.
-            self._carry_out(self._scheduler.reserve(self._scheduler.slots_held))
-            self.job_master.adapt(smaller)
-        return waits
-
-    def _refuse_slots(self, why: str) -> None:
-        """Ends a rescaling that waits for slots."""
-        if self._reserved is not None and not self._reserved.done():
-            name = self.job_master.executions.graph.name
-            self._reserved.set_exception(RescaleError(f"job {name!r} goes on as it was: {why}"))
+            self.deployer.start_failed(loss)
 
     def report(self, worker_id: str, metrics: dict[str, float]) -> None:
         self._metrics[worker_id] = metrics
@@ -703,7 +436,7 @@ class ClusterJob:
             states.count(ExecutionState.RUNNING),
             states.count(ExecutionState.FINISHED),
         )
-        return running, finished, len(states), self._scheduler.slots_missing
+        return running, finished, len(states), self.deployer.slots_missing
 
     @property
     def state_backend(self) -> str:
@@ -760,7 +493,7 @@ class ClusterJob:
     def end(self) -> None:
         """Takes no more reports, when the job is over."""
         self._over = True
-        self._adaptive.close()
+        self.deployer.end()
 
     def _error(self, content: bytes) -> BaseException | None:
         error = unpack_error(content, self._codec)
@@ -789,10 +522,6 @@ class ClusterJob:
             self.tasks.taps.notify(
                 "status", self.status.value, started, graph.restarts, error, states
             )
-
-
-def _subtask(descriptor: TaskDeploymentDescriptor) -> tuple[int, int]:
-    return descriptor.attempt.vertex_id, descriptor.attempt.subtask_index
 
 
 def needs_submitter(job: PersistedJob) -> bool:

@@ -113,7 +113,7 @@ class EmbeddedCluster(RunningJob):
             count,
             slots,
             heartbeat,
-            self._job.start_failed,
+            self._job.deployer.start_failed,
             self._lose,
         )
         jobs = {self.job_id: self._job}
@@ -245,7 +245,7 @@ class EmbeddedCluster(RunningJob):
         self._resize(count, slots, leaving)
         reserved = sum(there[worker_id] for worker_id in staying) + more * slots
         try:
-            async with self._job.slots_reserved(reserved, leaving):
+            async with self._job.deployer.slots_reserved(reserved, leaving):
                 yield
         except BaseException:
             now = frozenset(worker_id for worker_id, _, _ in self._resources.overview())

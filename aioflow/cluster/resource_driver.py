@@ -278,7 +278,7 @@ class ResourceManager:
                 case NotEnoughResources(job_id, wanted, available, existing):
                     job = self._jobs.get(job_id)
                     # A job that already runs with fewer, or waits in line, is silent about it.
-                    if job is None or job.no_resources(available, existing):
+                    if job is None or job.deployer.no_resources(available, existing):
                         told = "job %s needs %d slots, %d are there"
                         logger.warning(told, job_id, wanted, available)
                 case ReleaseWorker(worker_id, reason):

@@ -29,7 +29,7 @@ PROGRAMS = "tests/integration/test_worker_programs.py::"
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a job fails although other jobs will give slots back",
-        "aioflow/cluster/cluster_job.py",
+        "aioflow/cluster/deployer.py",
         "if self._requests and self._adaptive.waits_in_line(existing):",
         "if False:",
         (CLUSTER + "test_jobs_wait_in_line_for_slots_that_other_jobs_have",),
@@ -191,7 +191,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a process that does not answer a deployment is waited for",
-        "aioflow/cluster/cluster_job.py",
+        "aioflow/cluster/deployer.py",
         "asyncio.timeout(SUBMIT_S)",
         "asyncio.timeout(None)",
         (WORKERS + "test_a_process_that_does_not_answer_a_deployment_counts_as_lost",),
@@ -294,9 +294,9 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a worker that is killed while it starts ends the job",
-        "aioflow/cluster/cluster_job.py",
-        "        self._fail_waiting(loss)\n",
-        "        self.job_master.fail(loss)\n",
+        "aioflow/cluster/deployer.py",
+        "        self.fail_waiting(loss)\n",
+        "        self._job_master.fail(loss)\n",
         (
             "tests/integration/test_killed_while_starting.py::"
             "test_with_checkpoints_a_worker_that_is_killed_while_it_starts_is_replaced_by_default",

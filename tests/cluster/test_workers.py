@@ -480,7 +480,7 @@ async def test_a_process_that_does_not_answer_a_deployment_counts_as_lost(
     async def never(*args: object) -> None:
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr("aioflow.cluster.cluster_job.SUBMIT_S", 0.1)
+    monkeypatch.setattr("aioflow.cluster.deployer.SUBMIT_S", 0.1)
     monkeypatch.setattr(TaskManager, "_on_submit_task", never)
     cluster, processes = cluster_of(1, 1, serve)
     async with running(cluster, processes):
