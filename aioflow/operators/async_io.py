@@ -24,8 +24,8 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aioflow.core.aio import is_asked_to_end
 from aioflow.core.availability import Availability
@@ -34,7 +34,7 @@ from aioflow.core.errors import GraphError, add_note, describe_record, message_o
 from aioflow.core.functions import Failed
 from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import user_error
-from aioflow.operators.call_pool import CallPool, Deadlines
+from aioflow.operators.call_pool import GATHER_TURNS, CallPool, Calls, Deadlines
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult, UserFunction, elements_of, with_resources
 from aioflow.operators.stateless import StatelessKind, describe_place
@@ -51,47 +51,59 @@ __all__ = [
     "AsyncSinkOperator",
     "AsyncWaitOperator",
     "CompletionQueue",
-    "Entry",
     "GuardedRowsOperator",
     "OrderedQueue",
     "UnorderedQueue",
 ]
 
 
-class Entry:
-    """An element of the input with its pending result.
+class Failure(NamedTuple):
+    """An element whose call failed, with the watermark that was in force before it."""
 
-    `mark` is the watermark that was in force before the element. `result` or `error` is set before
-    the entry is completed. The result of `filter` and `flat_map` is a sequence of elements.
+    value: Any
+    timestamp: int | None
+    mark: int
+    error: Exception
+
+
+class Taken(NamedTuple):
+    """Results in the order in which they are emitted, with the times of their elements and the
+    watermarks before these. The result of `filter` and `flat_map` is a sequence of elements.
     """
 
-    __slots__ = ("done", "epoch", "error", "mark", "result", "timestamp", "value")
-
-    def __init__(self, value: Any, timestamp: int | None, mark: int) -> None:
-        self.value = value
-        self.timestamp = timestamp
-        self.mark = mark
-        self.result: Any
-        self.error: Exception | None = None
-        self.done = False
-        self.epoch: _Epoch
+    results: list[Any]
+    timestamps: list[int | None]
+    marks: list[int]
+    failures: Sequence[Failure]
 
 
-class CompletionQueue(Protocol):
-    """The common interface of both queues. An entry stays in the queue until `take` returns it."""
+class CompletionQueue(Calls, Protocol):
+    """The common interface of both queues.
+
+    Elements are numbered in the order of input. An element stays in the queue until `take` returns
+    its result, or its failure.
+    """
 
     def __len__(self) -> int: ...
-    def add(self, entries: Sequence[Entry]) -> None:
-        """Adds the next elements of the input."""
+    def add(
+        self, values: Sequence[Any], timestamps: Iterable[int | None], marks: Sequence[int]
+    ) -> range:
+        """Adds the next elements of the input, each with its time and the watermark before it.
 
-    def complete(self, entries: Sequence[Entry]) -> None:
-        """Marks `entries` as completed, in the order in which they were."""
+        Returns their numbers.
+        """
 
-    def take(self) -> list[Entry]:
-        """Removes and returns all entries that may be emitted now, in the required order."""
+    def complete(self, numbers: Sequence[int]) -> None:
+        """Marks elements as completed, in the order in which they were.
 
-    def entries(self) -> Iterable[Entry]:
-        """Returns all entries in the queue, in the order of input."""
+        Their results are in `results`, or their errors in `errors`.
+        """
+
+    def take(self) -> Taken | None:
+        """Removes and returns all results that may be emitted now, None if there are none."""
+
+    def elements(self) -> Iterable[tuple[Any, int | None, int]]:
+        """Returns all elements in the queue with their times and marks, in the order of input."""
 
     @property
     def oldest_mark(self) -> int:
@@ -102,36 +114,64 @@ class CompletionQueue(Protocol):
 
 
 class OrderedQueue:
-    """A queue that returns results in the order of input."""
+    """A queue that returns results in the order of input.
 
-    __slots__ = ("_entries",)
+    Its lists begin with the oldest element. So results leave as one slice.
+    """
+
+    __slots__ = ("_done", "_marks", "_timestamps", "base", "errors", "results", "values")
 
     def __init__(self) -> None:
-        self._entries: deque[Entry] = deque()
+        self.base = 0
+        self.values: list[Any] = []
+        self.results: list[Any] = []
+        self.errors: dict[int, Exception] = {}
+        self._timestamps: list[int | None] = []
+        self._marks: list[int] = []
+        self._done = bytearray()  # 1 for a completed element.
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.values)
 
-    def add(self, entries: Sequence[Entry]) -> None:
-        self._entries += entries
+    def add(
+        self, values: Sequence[Any], timestamps: Iterable[int | None], marks: Sequence[int]
+    ) -> range:
+        first = self.base + len(self.values)
+        self.values += values
+        self.results += repeat(None, len(values))
+        self._timestamps += timestamps
+        self._marks += marks
+        self._done += bytes(len(values))
+        return range(first, first + len(values))
 
-    def complete(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            entry.done = True
+    def complete(self, numbers: Sequence[int]) -> None:
+        base, done = self.base, self._done
+        for number in numbers:
+            done[number - base] = 1
 
-    def take(self) -> list[Entry]:
-        entries = self._entries
-        taken: list[Entry] = []
-        while entries and entries[0].done:
-            taken.append(entries.popleft())
+    def take(self) -> Taken | None:
+        count = self._done.find(0)
+        if count < 0:
+            count = len(self._done)
+        if not count:
+            return None
+        taken = Taken(self.results[:count], self._timestamps[:count], self._marks[:count], ())
+        if self.errors:
+            first, values = self.base, self.values
+            taken = _divided(
+                taken, values[:count], [self.errors.pop(first + i, None) for i in range(count)]
+            )
+        del self.values[:count], self.results[:count], self._done[:count]
+        del self._timestamps[:count], self._marks[:count]
+        self.base += count
         return taken
 
-    def entries(self) -> Iterable[Entry]:
-        return self._entries
+    def elements(self) -> Iterable[tuple[Any, int | None, int]]:
+        return zip(self.values, self._timestamps, self._marks, strict=True)
 
     @property
     def oldest_mark(self) -> int:
-        return self._entries[0].mark
+        return self._marks[0]
 
 
 class _Epoch:
@@ -142,56 +182,116 @@ class _Epoch:
     def __init__(self, mark: int) -> None:
         self.mark = mark
         self.pending = 0
-        self.done: list[Entry] = []
+        self.done: list[int] = []
 
 
 class UnorderedQueue:
-    """A queue that returns results in the order of completion, within the epoch at the head."""
+    """A queue that returns results in the order of completion, within the epoch at the head.
 
-    __slots__ = ("_entries", "_epochs")
+    It finds elements by their numbers, since the oldest one may stay for long.
+    """
+
+    __slots__ = (
+        "_epoch_of",
+        "_epochs",
+        "_next",
+        "_timestamps",
+        "base",
+        "errors",
+        "results",
+        "values",
+    )
 
     def __init__(self) -> None:
+        self.base = 0
+        self.values: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
+        self.errors: dict[int, Exception] = {}
+        self._timestamps: dict[int, int | None] = {}
+        self._epoch_of: dict[int, _Epoch] = {}
         self._epochs: deque[_Epoch] = deque()
-        self._entries: dict[Entry, None] = {}  # Used as an ordered set.
+        self._next = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.values)
 
-    def add(self, entries: Sequence[Entry]) -> None:
+    def add(
+        self, values: Sequence[Any], timestamps: Iterable[int | None], marks: Sequence[int]
+    ) -> range:
+        numbers = range(self._next, self._next + len(values))
+        self._next = numbers.stop
+        self.values.update(zip(numbers, values, strict=True))
+        self._timestamps.update(zip(numbers, timestamps, strict=False))
         epochs = self._epochs
-        for entry in entries:
-            if not epochs or epochs[-1].mark != entry.mark:
-                epochs.append(_Epoch(entry.mark))
-            entry.epoch = epoch = epochs[-1]
+        for number, mark in zip(numbers, marks, strict=True):
+            if not epochs or epochs[-1].mark != mark:
+                epochs.append(_Epoch(mark))
+            self._epoch_of[number] = epoch = epochs[-1]
             epoch.pending += 1
-            self._entries[entry] = None
+        return numbers
 
-    def complete(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            epoch = entry.epoch
+    def complete(self, numbers: Sequence[int]) -> None:
+        epoch_of = self._epoch_of
+        for number in numbers:
+            epoch = epoch_of.pop(number)
             epoch.pending -= 1
-            epoch.done.append(entry)
+            epoch.done.append(number)
 
-    def take(self) -> list[Entry]:
-        taken: list[Entry] = []
+    def take(self) -> Taken | None:
+        numbers: list[int] = []
+        marks: list[int] = []
         epochs = self._epochs
         while epochs:
             head = epochs[0]
-            taken += head.done
+            numbers += head.done
+            marks += repeat(head.mark, len(head.done))
             head.done = []
             if head.pending:
                 break
             epochs.popleft()
-        for entry in taken:
-            del self._entries[entry]
+        if not numbers:
+            return None
+        values = list(map(self.values.pop, numbers))
+        # A failed call has no result.
+        results = list(map(self.results.pop, numbers, repeat(None)))
+        taken = Taken(results, list(map(self._timestamps.pop, numbers)), marks, ())
+        if self.errors:
+            taken = _divided(taken, values, list(map(self.errors.pop, numbers, repeat(None))))
         return taken
 
-    def entries(self) -> Iterable[Entry]:
-        return self._entries
+    def elements(self) -> Iterable[tuple[Any, int | None, int]]:
+        marks = self._marks()
+        for number, value in self.values.items():
+            yield value, self._timestamps[number], marks[number]
+
+    def _marks(self) -> dict[int, int]:
+        """Returns the watermark before each element."""
+        marks = {number: epoch.mark for number, epoch in self._epoch_of.items()}
+        for epoch in self._epochs:
+            marks |= dict.fromkeys(epoch.done, epoch.mark)
+        return marks
 
     @property
     def oldest_mark(self) -> int:
         return self._epochs[0].mark
+
+
+def _divided(taken: Taken, values: Sequence[Any], errors: Sequence[Exception | None]) -> Taken:
+    """Returns `taken` with the elements that have an error as failures."""
+    good = [i for i, error in enumerate(errors) if error is None]
+    failures = [
+        Failure(value, timestamp, mark, error)
+        for value, timestamp, mark, error in zip(
+            values, taken.timestamps, taken.marks, errors, strict=True
+        )
+        if error is not None
+    ]
+    return Taken(
+        [taken.results[i] for i in good],
+        [taken.timestamps[i] for i in good],
+        [taken.marks[i] for i in good],
+        failures,
+    )
 
 
 ASYNC_CONCURRENCY = 64
@@ -200,10 +300,11 @@ ASYNC_CONCURRENCY = 64
 BLOCKING_CONCURRENCY = 8
 """Default number of calls in flight for blocking functions: each occupies a thread."""
 
-AHEAD_MAX = 1024
+AHEAD_MAX = 4096
 """Maximum number of elements in the queue beyond `concurrency`.
 
-Without them, a worker would wait for the chain after each call.
+Without them, a worker would wait for the chain after each call, and each turn of the loop would
+emit its own batch of results.
 """
 
 KEPT_MAX = 65_536
@@ -257,7 +358,7 @@ class AsyncWaitOperator(Operator):
         self._blocking = blocking
         self._call: Callable[[Any], Awaitable[Any]]
         self._once: Callable[[Any], Awaitable[Any]]
-        self._pool: CallPool[Entry]
+        self._pool: CallPool
         self._deadlines: Deadlines | None = None
         self._ahead = 0  # Elements that the queue accepts beyond `concurrency`.
         self._watermark = MIN_WATERMARK  # Watermark after the last element received.
@@ -273,17 +374,21 @@ class AsyncWaitOperator(Operator):
         if self._timeout_s is not None:
             self._deadlines = Deadlines(self._timeout_s)
         self._pool = pool = CallPool(
-            self.ctx, self._function(), self._on_ended, self._concurrency, self._place_of
+            self.ctx,
+            self._queue,
+            self._function(),
+            self._on_ended,
+            self._concurrency,
+            self._place_of,
         )
         metrics = self.ctx.runtime.metrics
         metrics.gauge("asyncCallsInFlight", lambda: pool.running)
         metrics.gauge("asyncCallsMax", lambda: self._concurrency)
-        parallelism, restored = self.ctx.runtime.parallelism, list[Entry]()
+        parallelism = self.ctx.runtime.parallelism
         for value, timestamp, *kept in self.ctx.operator_state.get_list_state(IN_FLIGHT).get():
-            restored.append(Entry(value, timestamp, mark_after_restore(kept, parallelism)))
-        if restored:
-            self._queue.add(restored)
-            pool.waiting += restored
+            mark = mark_after_restore(kept, parallelism)
+            pool.waiting += self._queue.add([value], [timestamp], [mark])
+        if self.busy:
             self.availability.set_unavailable()
             pool.start()
 
@@ -307,19 +412,13 @@ class AsyncWaitOperator(Operator):
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         stamps, marks, mark = batch.timestamps, batch.watermarks, self._watermark
-        values = batch.values
-        entries = list(
-            map(
-                Entry,
-                values,
-                repeat(None, len(values)) if stamps is None else stamps,
-                repeat(mark) if marks is None else marks,
+        if count := len(batch.values):
+            if marks is None:
+                marks = [mark] * count
+            self._pool.waiting += self._queue.add(
+                batch.values, repeat(None, count) if stamps is None else stamps, marks
             )
-        )
-        if entries:
-            mark = entries[-1].mark
-            self._queue.add(entries)
-            self._pool.waiting += entries
+            mark = marks[-1]
         self._watermark = max(mark, batch.watermark)
         if self.busy:
             self.availability.set_unavailable()
@@ -331,10 +430,7 @@ class AsyncWaitOperator(Operator):
         after the barrier.
         """
         parallelism = self.ctx.runtime.parallelism
-        in_flight = [
-            (entry.value, entry.timestamp, entry.mark, parallelism)
-            for entry in self._queue.entries()
-        ]
+        in_flight = [(*element, parallelism) for element in self._queue.elements()]
         self.ctx.operator_state.get_list_state(IN_FLIGHT).update(in_flight)
         return self._user.snapshot_state(self.ctx)
 
@@ -430,31 +526,35 @@ class AsyncWaitOperator(Operator):
 
     def _deliver(self) -> None:
         """Emits all results that may be emitted now, as one batch. Runs as mail."""
-        ended = self._pool.take_ended()
-        if self._on_error is None:
-            for entry in ended:
-                if entry.error is not None:
-                    note_once(entry.error, self._place_of(entry))
-                    raise entry.error
-        self._queue.complete(ended)
-        entries = self._queue.take()
-        if not entries:
+        queue = self._queue
+        turns, ended = self._pool.take_ended()
+        if queue.errors and self._on_error is None:
+            for number in ended:
+                error = queue.errors.get(number)
+                if error is not None:
+                    note_once(error, self._place_of(queue.values[number - queue.base]))
+                    raise error
+        queue.complete(ended)
+        # As many elements wait as end while results gather. Their number falls slowly.
+        each = -(-len(ended) // turns)
+        ahead = max(each * min(each, GATHER_TURNS), self._ahead * 7 // 8)
+        self._ahead = min(AHEAD_MAX, ahead)
+        taken = queue.take()
+        if taken is None:
             return
-        # As many elements as the workers end at a time wait for them. It falls slowly.
-        self._ahead = min(AHEAD_MAX, max(len(entries), self._ahead * 7 // 8))
-        if self._on_error is not None:
-            entries = self._divert_failed(entries)
+        results, stamps, marks, failures = taken
+        for failure in failures:
+            assert self._on_error is not None, "otherwise its error was raised"
+            self.ctx.side_output(
+                self._on_error, failed(failure, self.ctx.name), failure.timestamp, failure.mark
+            )
         if self._kind is StatelessKind.MAP:
-            values = [entry.result for entry in entries]
-            stamps = [entry.timestamp for entry in entries]
-            marks = [entry.mark for entry in entries]
+            values = results
         else:
-            values, stamps, marks = [], [], []
-            for entry in entries:
-                count = len(entry.result)
-                values += entry.result
-                stamps += [entry.timestamp] * count
-                marks += [entry.mark] * count
+            counts = list(map(len, results))
+            values = list(chain.from_iterable(results))
+            stamps = list(chain.from_iterable(map(repeat, stamps, counts)))
+            marks = list(chain.from_iterable(map(repeat, marks, counts)))
         before, watermark = self._sent, self._reached()
         self._emit(values, stamps, marks, before, watermark)
         # A waiter for room checks again at each delivery. The flag stays up only when nothing is in
@@ -462,16 +562,6 @@ class AsyncWaitOperator(Operator):
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()
-
-    def _divert_failed(self, entries: list[Entry]) -> list[Entry]:
-        """Sends failed elements to the side output, and returns the others."""
-        assert self._on_error is not None
-        for entry in entries:
-            if entry.error is not None:
-                self.ctx.side_output(
-                    self._on_error, failed(entry, self.ctx.name), entry.timestamp, entry.mark
-                )
-        return [entry for entry in entries if entry.error is None]
 
     def _emit(
         self, values: list[Any], stamps: list[Any], marks: list[int], before: int, watermark: int
@@ -501,8 +591,8 @@ class AsyncWaitOperator(Operator):
         self._sent = reached
         return reached
 
-    def _place_of(self, entry: Entry) -> str:
-        return f"in {describe_place(self.ctx)}, at record {describe_record(entry.value)}"
+    def _place_of(self, value: Any) -> str:
+        return f"in {describe_place(self.ctx)}, at record {describe_record(value)}"
 
 
 class AsyncSinkOperator(AsyncWaitOperator):
@@ -593,21 +683,15 @@ class GuardedRowsOperator(Operator):
 
     def _divert(self, batch: RecordBatch, index: int, error: Exception) -> None:
         timestamp = None if batch.timestamps is None else batch.timestamps[index]
-        entry = Entry(
-            batch.values[index],
-            timestamp,
-            self._watermark if batch.watermarks is None else batch.watermarks[index],
-        )
-        entry.error = error
-        self.ctx.side_output(self._on_error, failed(entry, self.ctx.name), timestamp, entry.mark)
+        mark = self._watermark if batch.watermarks is None else batch.watermarks[index]
+        failure = Failure(batch.values[index], timestamp, mark, error)
+        self.ctx.side_output(self._on_error, failed(failure, self.ctx.name), timestamp, mark)
 
 
-def failed(entry: Entry, operator: str) -> Failed[Any]:
+def failed(failure: Failure, operator: str) -> Failed[Any]:
     """Returns the element of the side output for an element whose call failed."""
-    assert entry.error is not None, "its call has failed"
-    return Failed(
-        entry.value, message_of(entry.error), type(entry.error).__name__, operator, entry.timestamp
-    )
+    value, timestamp, _, error = failure
+    return Failed(value, message_of(error), type(error).__name__, operator, timestamp)
 
 
 def _collecting(call: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:

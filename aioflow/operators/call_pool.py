@@ -24,11 +24,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.advice.hints import explained_methods
 from aioflow.core.aio import is_asked_to_end
-from aioflow.core.errors import note_once
+from aioflow.core.errors import MailboxClosed, note_once
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.timeunits import Duration, to_seconds
 from aioflow.core.user_code import check_own_task, user_error
@@ -36,45 +36,57 @@ from aioflow.core.user_code import check_own_task, user_error
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["CallPool", "Deadlines", "PooledCall", "Retry"]
+__all__ = ["GATHER_TURNS", "CallPool", "Calls", "Deadlines", "Retry"]
 
 SLICE_NS = 2_000_000
 """Time after which workers let the loop go on."""
 
 
-class PooledCall(Protocol):
-    """A call with its outcome: `result`, or the `error` that user code raised."""
-
-    value: Any
-    result: Any
-    error: Exception | None
+GATHER_TURNS = 8
+"""Maximum number of turns of the loop in which results gather, while more calls wait."""
 
 
-C = TypeVar("C", bound=PooledCall)
+class Calls(Protocol):
+    """The calls of a pool by number: their elements, and what came of them."""
+
+    base: int
+    """The number of the call at index 0 of `values` and `results`."""
+    values: Any
+    """The elements: a list, or a dict by number."""
+    results: Any
+    errors: dict[int, Exception]
+    """The errors that user code raised, by the number of the call."""
 
 
-class CallPool(Generic[C]):
+class CallPool:
     """Makes at most `size` calls at once.
 
-    `function(call.value)` is awaited for each call. `on_ended()` is called when calls have ended;
-    `take_ended` returns them. `place_of(call)` names the call in errors that end the process, such
+    `function(value)` is awaited for each of `calls`. `on_ended()` is called when calls have ended;
+    `take_ended` returns them. `place_of(value)` names the call in errors that end the process, such
     as SystemExit.
     """
 
     def __init__(
         self,
         ctx: OperatorContext,
+        calls: Calls,
         function: Callable[[Any], Awaitable[Any]],
         on_ended: Callable[[], None],
         size: int,
-        place_of: Callable[[C], str],
+        place_of: Callable[[Any], str],
     ) -> None:
-        self.waiting: deque[C] = deque()
+        self.waiting: deque[int] = deque()
         """Calls that have not begun, in the order in which they begin."""
         self._ctx = ctx
+        self._calls = calls
         self._function = function
         self._on_ended = on_ended
-        self._ended: list[C] = []
+        self._ended: list[int] = []
+        self._gathered = 0
+        """Number of calls that had ended at the last turn of `_gather`."""
+        self._turns = 1
+        """Number of turns in which the results have gathered."""
+        self._gather_ends_ns = 0
         self._size = size
         self._place_of = place_of
         self._name = f"{ctx.name}-call"
@@ -96,15 +108,49 @@ class CallPool(Generic[C]):
         """Number of calls that have begun and not ended."""
         return self._workers - self._woken - len(self._idle)
 
-    def take_ended(self) -> list[C]:
-        """Returns the calls that have ended since the last time, in order of their ends."""
-        ended, self._ended = self._ended, []
-        return ended
+    def take_ended(self) -> tuple[int, list[int]]:
+        """Returns the calls that have ended since the last time, in order of their ends, and the
+        number of turns in which they did.
+        """
+        ended, turns = self._ended.copy(), self._turns
+        self._ended.clear()
+        self._turns = 1
+        return turns, ended
 
     def start(self) -> None:
         """Begins the calls in `waiting` soon, as far as there are workers."""
         if self.waiting and not self._woken:
             self._wake()
+
+    def _first_ended(self) -> None:
+        """Reports the call that has ended, or lets the results of others join it."""
+        if self.waiting:
+            self._gathered = 0
+            self._gather_ends_ns = self._perf_ns() + SLICE_NS
+            self._loop.call_soon(self._gather)
+        else:
+            self._on_ended()
+
+    def _gather(self) -> None:
+        """Reports the calls that have ended, unless others end in each turn of the loop.
+
+        A result costs far less in a batch. Workers always find a call that waits meanwhile.
+        """
+        new = len(self._ended) - self._gathered
+        if (
+            new
+            and len(self.waiting) > 2 * new
+            and self._turns < GATHER_TURNS
+            and self._perf_ns() < self._gather_ends_ns
+        ):
+            self._gathered += new
+            self._turns += 1
+            self._loop.call_soon(self._gather)
+        else:
+            try:
+                self._on_ended()
+            except MailboxClosed:
+                pass  # The task has ended in this turn.
 
     def _wake(self) -> None:
         """Wakes or starts a worker, if there is one left."""
@@ -115,11 +161,12 @@ class CallPool(Generic[C]):
                 self._woken += 1
                 return
         if self._workers < self._size:
-            _ = self._context.run(self._ctx.spawn, self._work(), self._name)
+            context = self._context.copy()
+            _ = self._ctx.spawn(self._work(context), self._name, context)
             self._workers += 1
             self._woken += 1
 
-    async def _work(self) -> None:
+    async def _work(self, context: Context) -> None:
         """Makes calls until the task ends, or a call has changed what the next one would see.
 
         Raises the cancellation of the engine, SystemExit and KeyboardInterrupt.
@@ -127,33 +174,41 @@ class CallPool(Generic[C]):
         task = asyncio.current_task()
         assert task is not None, "a worker is a task"
         waiting, following, function = self.waiting, self.waiting.popleft, self._function
-        perf_ns, cancelling, context = self._perf_ns, task.cancelling, copy_context()
-        call: C | None = None
+        calls, values, results = self._calls, self._calls.values, self._calls.results
+        ended, end = self._ended, self._ended.append
+        perf_ns, cancelling, before = self._perf_ns, task.cancelling, self._context
         while True:
             self._woken -= 1
             self._last, begun_ns = task, perf_ns()
             for _ in range(min(2, len(waiting) - 1 - self._woken)):
                 self._wake()
             while waiting:
-                call = following()
+                number = following()
                 try:
-                    call.result = await function(call.value)
+                    # The base is read after the call: older calls may have left meanwhile.
+                    results[number - calls.base] = await function(values[number - calls.base])
                     # Checked inline: a call costs four times as much.
-                    if task._must_cancel:  # type: ignore[attr-defined]
+                    if must_cancel := task._must_cancel:  # type: ignore[attr-defined]
                         check_own_task()
                 except BaseException as raised:
                     error = user_error(raised)  # Left alone, the element would be lost.
                     if not isinstance(error, Exception):
-                        note_once(error, self._place_of(call))
+                        note_once(error, self._place_of(values[number - calls.base]))
                         raise
-                    call.error = error
+                    calls.errors[number] = error
                     del error
-                ended = self._ended
-                ended.append(call)
-                if len(ended) == 1:
-                    self._on_ended()
-                must_cancel: bool = task._must_cancel  # type: ignore[attr-defined]
-                if must_cancel or cancelling() or _differs(copy_context(), context):
+                    must_cancel = task._must_cancel  # type: ignore[attr-defined]
+                if ended:
+                    end(number)
+                else:
+                    end(number)
+                    self._first_ended()
+                try:
+                    differs = context != before
+                # Raised by `__eq__` of a value of the user, such as an array.
+                except Exception:  # noqa: BLE001
+                    differs = True
+                if differs or must_cancel or cancelling():
                     self._retire()
                     return
                 if self._last is not task:
@@ -166,7 +221,6 @@ class CallPool(Generic[C]):
                         self._retire()
                         return
                     begun_ns = 0
-            call = None
             self._workers -= 1
             if not self.running:
                 self._dismiss()
@@ -195,16 +249,6 @@ class CallPool(Generic[C]):
         self._workers -= 1
         if not is_asked_to_end(asyncio.current_task()):
             self.start()
-
-
-def _differs(context: Context, other: Context) -> bool:
-    """Returns whether a variable has another value. A value that cannot be compared, such as an
-    array, counts as another one.
-    """
-    try:
-        return context != other
-    except Exception:  # noqa: BLE001  # Raised by `__eq__` of a value of the user.
-        return True
 
 
 async def _undisturbed(awaitable: Awaitable[Any]) -> bool:

@@ -28,6 +28,8 @@ from aioflow.core.availability import AVAILABLE, Availability
 from aioflow.core.elements import RecordBatch, empty_batch
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
     from aioflow.core.signatures import Resource
@@ -161,8 +163,13 @@ class OperatorContext(Protocol):
         An idle stream does not hold the watermark back.
         """
 
-    def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
-        """Runs `coroutine` in the task's group.
+    def spawn(
+        self,
+        coroutine: Coroutine[Any, Any, object],
+        name: str,
+        context: Context | None = None,
+    ) -> asyncio.Task[None]:
+        """Runs `coroutine` in the task's group, in `context`, by default in a copy of this one.
 
         It is cancelled with the task; an error of the coroutine fails the task.
         """

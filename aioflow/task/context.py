@@ -27,6 +27,8 @@ from aioflow.state.timers import InternalTimerService
 from aioflow.task.function_mailbox import FunctionMailbox
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from aioflow.core.functions import OutputTag
     from aioflow.core.host import Host
     from aioflow.core.metrics import MetricGroup
@@ -345,13 +347,20 @@ class TaskOperatorContext:
             f"{self.runtime.subtask_index + 1}/{self.runtime.parallelism}"
         )
 
-    def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
-        """Starts a helper task in the task's group.
+    def spawn(
+        self,
+        coroutine: Coroutine[Any, Any, object],
+        name: str,
+        context: Context | None = None,
+    ) -> asyncio.Task[None]:
+        """Starts a helper task in the task's group, which runs in `context`.
 
         Its error fails the task, with a note that names this operator.
         """
         try:
-            task = self._services.group.create_task(self._supervised(coroutine), name=name)
+            task = self._services.group.create_task(
+                self._supervised(coroutine), name=name, context=context
+            )
         except RuntimeError:
             coroutine.close()  # The task is over, and no code awaits it.
             raise

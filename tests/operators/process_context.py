@@ -185,8 +185,8 @@ class Context:
                 await result
         self._is_working = False
 
-    def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+    def spawn(self, coroutine: Any, name: str, context: Any = None) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name, context=context)
         self.tasks.append(task)
         return task
 

@@ -19,7 +19,6 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import Failed, MapFunction, OutputTag, RuntimeContext
 from aioflow.operators.async_io import (
     AsyncWaitOperator,
-    Entry,
     GuardedRowsOperator,
     OrderedQueue,
     UnorderedQueue,
@@ -181,8 +180,8 @@ async def test_calls_in_flight_are_bounded_and_the_chain_is_told_when_there_is_r
     assert woken == []  # In order: the second waits for the first, and keeps its place.
     calls.open[1].set_result(1)
     await context.settle()
-    # As many again wait for a worker as have just ended.
-    assert woken == [2 + 2]
+    # One more waits for a worker, since one has ended in this turn of the loop.
+    assert woken == [2 + 1]
     operator.process_batch(batch([5, 6, 7, 8]))
     await context.settle()
     assert (operator.room(), len(calls.open)) == (0, 4)
@@ -730,26 +729,44 @@ async def test_a_plain_function_with_on_error_diverts_what_fails() -> None:
 def test_queues_keep_their_order_for_any_order_of_completion(
     rises: list[int], ordered: bool, chance: Any
 ) -> None:
-    queue = OrderedQueue() if ordered else UnorderedQueue()
-    mark, entries = 0, []
-    for number, rise in enumerate(rises):
+    queue: OrderedQueue | UnorderedQueue = OrderedQueue() if ordered else UnorderedQueue()
+    mark, marks, numbers = 0, list[int](), list[int]()
+    for at, rise in enumerate(rises):
         mark += rise
-        entries.append(Entry(number, None, mark))
-        queue.add([entries[-1]])
-    assert list(queue.entries()) == entries
-    open_entries, taken = list(entries), []
-    while open_entries:
-        entry = open_entries.pop(chance.randrange(len(open_entries)))
-        queue.complete([entry])
-        taken += queue.take() if chance.random() < 0.5 else []
-        assert len(queue) == len(entries) - len(taken)
-        if len(queue):
-            assert queue.oldest_mark == min(e.mark for e in entries if e not in taken)
-    taken += queue.take()
-    assert sorted(taken, key=entries.index) == entries
-    assert [e.mark for e in taken] == sorted(e.mark for e in entries)
-    if ordered:
-        assert taken == entries
+        marks.append(mark)
+        numbers += queue.add([f"value {at}"], [at], [mark])
+    assert numbers == list(range(len(rises)))
+    left, taken = list(numbers), list[Any]()
+    failing = {number for number in numbers if chance.random() < 0.2}
+
+    def take() -> None:
+        found = queue.take()
+        if found is not None:
+            assert found.marks == sorted(found.marks)
+            taken.extend(zip(found.results, found.timestamps, found.marks, strict=True))
+            taken.extend((failure.value, *failure[1:3]) for failure in found.failures)
+            assert all(str(failure.error) == failure.value for failure in found.failures)
+
+    while left:
+        number = left.pop(chance.randrange(len(left)))
+        if number in failing:
+            queue.errors[number] = ValueError(queue.values[number - queue.base])
+        else:
+            queue.results[number - queue.base] = f"value {number}"
+        queue.complete([number])
+        if chance.random() < 0.5:
+            take()
+        gone = {stamp for _, stamp, _ in taken}
+        rest = [(f"value {n}", n, marks[n]) for n in numbers if n not in gone]
+        assert list(queue.elements()) == rest
+        assert len(queue) == len(rest)
+        if rest:
+            assert queue.oldest_mark == rest[0][2]
+    take()
+    assert sorted(taken, key=lambda one: one[1]) == [(f"value {n}", n, marks[n]) for n in numbers]
+    assert not len(queue) and not queue.errors and not queue.results
+    if ordered and not failing:
+        assert [stamp for _, stamp, _ in taken] == numbers
 
 
 async def wait_until(context: Context, condition: Any) -> None:
