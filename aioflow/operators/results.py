@@ -30,7 +30,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,9 @@ __all__ = [
 
 PLAIN_RESULTS = frozenset((GeneratorType, list, tuple))
 """Exact types that `elements_of` need not check."""
+
+_COUNTED = frozenset((list, tuple))
+"""Exact types of results whose number is known in advance."""
 
 _ONE_ELEMENT = (str, bytes, bytearray, memoryview, Mapping)
 
@@ -261,6 +264,32 @@ class ResumableOutput:
         self._values.append(value)
         self._timestamps.append(timestamp)
         self._watermarks.append(self.watermark)
+
+    def pieces_of(self, results: Iterable[Any]) -> Iterable[Any]:
+        """Returns `results` in the form that `add_some` takes.
+
+        A list or tuple that the current piece accepts as a whole stays what it is. Everything else
+        is an iterator.
+        """
+        # These types have a length.
+        if type(results) in _COUNTED and len(results) <= self.room:  # type: ignore[arg-type]
+            return results
+        return iter(results)
+
+    def add_some(self, results: Iterable[Any], timestamp: int | None, watermark: int) -> bool:
+        """Adds as many of `results` as the current piece accepts, and returns whether these were
+        all.
+
+        `results`: see `pieces_of`.
+        """
+        add = self.add
+        if type(results) in _COUNTED:
+            for value in results:
+                add(value, timestamp, watermark)
+            return True
+        for value in islice(results, max(0, self.room)):
+            add(value, timestamp, watermark)
+        return self.room > 0
 
     def add_all(self, values: Iterable[Any], count: int, timestamp: int, watermark: int) -> None:
         """Does the same as `add` for `count` results of the same instant."""

@@ -465,6 +465,26 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a checkpoint is taken amid the results of a session",
+        "aioflow/operators/window/sessions.py",
+        "            self._at_rest = False\n            yield\n",
+        "            yield\n",
+        (
+            "tests/operators/test_session_window.py::"
+            "test_many_results_of_one_session_leave_in_pieces_between_which_no_checkpoint_is",
+        ),
+    ),
+    Mutant(
+        "sessions of an earlier version lose their elements",
+        "aioflow/operators/window/sessions.py",
+        "            self._take_over()\n",
+        "",
+        (
+            "tests/operators/test_session_window.py::"
+            "test_sessions_of_an_earlier_version_go_on_with_their_elements",
+        ),
+    ),
+    Mutant(
         "a session that grew is over when it would have been at first",
         "aioflow/operators/window/sessions.py",
         "else bisect_right(sessions, time + 1, key=_END)",

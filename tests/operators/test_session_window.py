@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.core.functions import OutputTag, WindowResult
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, empty_batch
+from aioflow.core.functions import OutputTag, ProcessWindowFunction, WindowResult
+from aioflow.core.states import ValueStateDescriptor
 from aioflow.operators.aggregate import functions
 from aioflow.operators.window.assigners import SessionWindows, session
 from aioflow.operators.window.operator import WindowOperator
@@ -234,3 +235,110 @@ async def test_a_stream_without_timestamps_is_refused_with_the_remedy() -> None:
     operator = await context.opened(SessionWindowOperator(session("5ms"), functions.count()))
     with pytest.raises(Exception, match="watermark strategy upstream"):
         operator.process_batch(context.untimed("k", 1))
+
+
+# --------------------------------------------------------------------------------------------------
+# functions of all elements
+
+
+class Described(ProcessWindowFunction[Any, Any, Any]):
+    """Numbers the sessions of a key, and tells all that the context says."""
+
+    def process(self, key: Any, ctx: Any, elements: Any) -> Any:
+        number = ctx.global_state.get_state(ValueStateDescriptor("number", 0))
+        number.update(number.value() + 1)
+        ctx.output(LATE, (key, number.value()))
+        yield key, tuple(ctx.window), number.value(), ctx.current_watermark, elements
+
+    def clear(self, ctx: Any) -> None:
+        number = ctx.global_state.get_state(ValueStateDescriptor("cleared", 0))
+        number.update(number.value() + 1)
+
+
+def seen(operator: Any, rows: Any) -> Any:
+    state = operator.ctx.keyed_state
+    return (
+        sorted(rows, key=repr),
+        sorted(operator.ctx.side, key=repr),
+        *(sorted(state.items(name)) for name in ("number", "cleared") if name in state.names()),
+    )
+
+
+async def processing(ctx: Context | None = None, gap: int = 5, function: Any = None) -> Any:
+    made = SessionWindowOperator(
+        SessionWindows(gap), process=function or Described(), late_tag=LATE
+    )
+    return await context.opened(made, ctx)
+
+
+async def processing_as_before(gap: int = 5) -> Any:
+    made = WindowOperator(SessionWindows(gap), process=Described(), late_tag=LATE)
+    return await context.opened(made)
+
+
+@given(STEPS, st.integers(0, 15), st.integers(1, 8), SIZES)
+@settings(max_examples=200, deadline=None)
+async def test_a_function_gets_what_the_operator_of_all_windows_gives_it(
+    steps: Any, delay: int, gap: int, sizes: Any
+) -> None:
+    records, _ = out_of_order(steps, delay, 0)
+    one, other = await processing_as_before(gap), await processing(gap=gap)
+    rows = [
+        drive(operator, cut(records, MAX_WATERMARK, cuts))
+        for operator, cuts in ((one, [1]), (other, sizes))
+    ]
+    assert seen(one, rows[0]) == seen(other, rows[1])
+    assert left_behind(other) == ([], [])
+
+
+@given(STEPS, st.integers(1, 60), st.integers(1, 8))
+@settings(max_examples=100, deadline=None)
+async def test_sessions_of_an_earlier_version_go_on_with_their_elements(
+    steps: Any, at: int, gap: int
+) -> None:
+    records, _ = out_of_order(steps, 3, 0)
+    whole = await processing(gap=gap)
+    expected = drive(whole, cut(records, MAX_WATERMARK, [1]))
+
+    first = await processing_as_before(gap)
+    reached = records[at].watermark if at < len(records) else MAX_WATERMARK
+    before = drive(first, cut(records[:at], reached, [1]))
+    second = await processing(Context(first.ctx), gap)
+    replayed = [
+        r._replace(watermark=MIN_WATERMARK) if r.watermark <= reached else r for r in records[at:]
+    ]
+    after = drive(second, cut(replayed, MAX_WATERMARK, [7]))
+
+    assert sorted(values_of(before + after), key=repr) == sorted(values_of(expected), key=repr)
+    assert left_behind(second) == ([], [])
+    for name in ("window-contents", "window-sessions"):
+        assert second.ctx.keyed_state.table(name).namespaces() == []
+
+
+async def test_many_results_of_one_session_leave_in_pieces_between_which_no_checkpoint_is() -> None:
+    def counted(key: Any, ctx: Any, elements: Any) -> Any:
+        for i in range(2_000):
+            yield key, ctx.window.start, i
+
+    operator = await processing(function=counted)
+    operator.process_batch(next(iter(cut([("k", 1, 0, START), ("j", 1, 1, START)], START, [2]))))
+    pieces = [operator.process_batch(empty_batch(MAX_WATERMARK))]
+    while operator.has_pending:
+        left = -sum(len(piece.values) for piece in pieces) % 2_000
+        assert (operator.unprocessed() is None) is (left > 0)
+        pieces.append(operator.resume(1_024))
+    assert [row for piece in pieces for row in piece.values] == [
+        (key, start, i) for key, start in (("k", 0), ("j", 1)) for i in range(2_000)
+    ]
+    assert max(len(piece.values) for piece in pieces) <= 1_024
+    assert left_behind(operator) == ([], [])
+
+
+async def test_a_failing_function_names_the_session_and_its_key() -> None:
+    def failing(key: Any, ctx: Any, elements: Any) -> Any:
+        return [1 // 0]
+
+    operator = await processing(function=failing)
+    with pytest.raises(ZeroDivisionError) as caught:
+        drive(operator, cut([("k", 1, 0, START)], MAX_WATERMARK, [1]))
+    assert any("window (0, 5) of key 'k'" in note for note in caught.value.__notes__)

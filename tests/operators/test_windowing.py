@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import GraphError
-from aioflow.core.functions import AggregateFunction, ProcessWindowFunction, TriggerResult
+from aioflow.core.functions import (
+    AggregateFunction,
+    CheckpointedFunction,
+    ProcessWindowFunction,
+    TriggerResult,
+)
 from aioflow.operators.aggregate import functions
 from aioflow.operators.window.assigners import (
     GLOBAL,
@@ -230,6 +235,11 @@ class Contents(ProcessWindowFunction[Any, Any, Any]):
         return list(elements)
 
 
+class Counting(Contents, CheckpointedFunction):
+    def initialize_state(self, ctx: Any) -> None: ...
+    def snapshot_state(self, ctx: Any) -> None: ...
+
+
 def plan(assigner: Any, aggregate: Any = None, **options: Any) -> Any:
     return plan_window(WindowSpec(assigner=assigner, aggregate=aggregate, **options))
 
@@ -265,6 +275,7 @@ def plan(assigner: Any, aggregate: Any = None, **options: Any) -> Any:
             plan(session("10s"), functions.count()),
             "sessions by key, session(10000 ms): each record is added once",
         ),
+        (plan(session("10s"), process=Contents()), "sessions by key, session(10000 ms)"),
     ],
 )
 def test_a_batch_is_taken_at_once_where_that_gives_the_same_answer(made: Any, reason: str) -> None:
@@ -295,7 +306,11 @@ def test_a_batch_is_taken_at_once_where_that_gives_the_same_answer(made: Any, re
             "late elements may open a session again",
         ),
         (plan(session(lambda v: v), functions.count()), "its gap depends on the element"),
-        (plan(session("10s"), process=Contents()), "the function needs the elements"),
+        (plan(session("10s"), process=Counting()), "operator state"),
+        (
+            plan(session("10s"), process=Contents(), lateness_ms=1),
+            "late elements may open a session again",
+        ),
         (plan(global_window(), functions.count()), "only tumbling, sliding and session windows"),
     ],
 )

@@ -141,12 +141,14 @@ class AddingWindowOperator(Operator, ABC):
                 for made in window_fn_results(call(key, window, result)):
                     add(made, time, watermark)
         except BaseException as error:
-            note_once(
-                error,
-                f"in {describe_place(self.ctx)}, window {tuple(window)} of key "
-                f"{describe_record(key)}",
-            )
+            self._name(error, key, window)
             raise
+
+    def _name(self, error: BaseException, key: Any, window: TimeWindow) -> None:
+        note_once(
+            error,
+            f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}",
+        )
 
     def _drop_late(self, value: Any, timestamp: int, watermark: int) -> None:
         """Drops a record that is late for all its windows."""

@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["BoundTriggerContext", "BoundWindowContext", "Merge", "MergingWindowSet", "StateAccess"]
+__all__ = [
+    "BoundTriggerContext",
+    "BoundWindowContext",
+    "Merge",
+    "MergingWindowSet",
+    "StateAccess",
+    "joined",
+]
 
 
 class _Clocks:
@@ -283,6 +290,19 @@ class MergingWindowSet:
             [state],
         )
         self.changed = True
+
+
+def joined(first: list[Any], second: list[Any]) -> list[Any]:
+    """Returns one list with the elements of two merged windows. Both lists have no other user.
+
+    The shorter list is moved into the longer one, because a long session may merge with many short
+    ones.
+    """
+    if len(first) < len(second):
+        second[:0] = first
+        return second
+    first += second
+    return first
 
 
 def _in_order(stored: list[tuple[tuple[int, int], tuple[int, int]]]) -> Stored:

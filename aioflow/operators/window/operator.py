@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from functools import partial
-from itertools import islice, starmap
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
@@ -49,6 +49,7 @@ from aioflow.operators.window.context import (
     BoundTriggerContext,
     BoundWindowContext,
     MergingWindowSet,
+    joined,
 )
 from aioflow.operators.window.runs import WindowRuns, as_lists, takes_runs
 from aioflow.operators.window.triggers import Trigger, fires_by_clock_alone, plain_trigger
@@ -65,9 +66,6 @@ SESSIONS = "window-sessions"
 TIMERS = "window-timers"
 
 _ABSENT: Any = object()
-
-_COUNTED = frozenset((list, tuple))
-"""Exact types of results whose number is known in advance."""
 
 
 class WindowOperator(Operator):
@@ -458,7 +456,7 @@ class WindowOperator(Operator):
                 if kept is _ABSENT:
                     table[key] = held
                 elif self._holds_elements or self._aggregate is None:
-                    table[key] = _joined(kept, held)
+                    table[key] = joined(kept, held)
                 else:
                     table[key] = self._aggregate.merge(kept, held)
 
@@ -649,13 +647,8 @@ class WindowOperator(Operator):
                 if evicting
                 else self._results(key, window, held)
             )
-            if (
-                type(results) not in _COUNTED
-                # These types have a length.
-                or len(results) > self._out.room  # type: ignore[arg-type]
-            ):
-                results = iter(results)
-            done = self._emit(results, timestamp, watermark)
+            results = self._out.pieces_of(results)
+            done = self._out.add_some(results, timestamp, watermark)
         except BaseException as error:
             self._name(error, key, window)
             raise
@@ -688,7 +681,7 @@ class WindowOperator(Operator):
             state.set_current_key(key)
             try:
                 self._bind(window, timestamp, watermark)
-                done = self._emit(results, timestamp, watermark)
+                done = self._out.add_some(results, timestamp, watermark)
             except BaseException as error:
                 self._name(error, key, window)
                 raise
@@ -702,21 +695,6 @@ class WindowOperator(Operator):
             timestamp,
             max(watermark, self._out.watermark),
         )
-
-    def _emit(self, results: Iterable[Any], timestamp: int | None, watermark: int) -> bool:
-        """Emits as many results as the current piece accepts (a list or tuple as a whole).
-
-        Returns whether these were all.
-        """
-        out = self._out
-        add = out.add
-        if type(results) in _COUNTED:
-            for value in results:
-                add(value, timestamp, watermark)
-            return True
-        for value in islice(results, max(0, out.room)):
-            add(value, timestamp, watermark)
-        return out.room > 0
 
     def _acted(
         self,
@@ -780,16 +758,3 @@ class WindowOperator(Operator):
         if window_fn is not None:
             return window_fn_results(window_fn.call(key, window, result))
         return (WindowResult(key, window.start, window.end, result),)
-
-
-def _joined(first: list[Any], second: list[Any]) -> list[Any]:
-    """Returns one list with the elements of both lists, which have no other user.
-
-    The shorter list is moved into the longer one, because a long session may merge with many short
-    ones.
-    """
-    if len(first) < len(second):
-        second[:0] = first
-        return second
-    first += second
-    return first

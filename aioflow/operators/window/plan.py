@@ -256,14 +256,15 @@ def _why_not_batched(spec: WindowSpec, aggregate: FoldingAggregate | None) -> st
         return "it has a trigger of its own"
     if spec.evictor is not None:
         return "an evictor needs the elements of each window"
-    if aggregate is None:
+    if aggregate is None and not isinstance(assigner, SessionWindows):
         return "the function needs the elements of each window"
     if _is_process_function(spec.window_fn):
         return "its window function has state per window"
-    if has_operator_state(spec.window_fn):
+    if has_operator_state(spec.window_fn) or has_operator_state(spec.process):
         return "its window function has operator state"
     if isinstance(assigner, SessionWindows):
         return _why_sessions_are_not(assigner, spec.lateness_ms)
+    assert aggregate is not None
     if isinstance(assigner, SlidingWindows) and assigner.slide != assigner.size:
         if assigner.slide > assigner.size:
             return "its windows do not overlap"
@@ -298,7 +299,11 @@ def _depends_on_arrival(aggregate: FoldingAggregate) -> bool:
 def _sessions(spec: WindowSpec) -> Operator:
     assert isinstance(spec.assigner, SessionWindows)
     return SessionWindowOperator(
-        spec.assigner, _own(spec.aggregate), window_fn=spec.window_fn, late_tag=spec.late_tag
+        spec.assigner,
+        _own(spec.aggregate),
+        process=_own(spec.process),
+        window_fn=spec.window_fn,
+        late_tag=spec.late_tag,
     )
 
 

@@ -1,8 +1,9 @@
-"""Sessions of event time with a fixed gap and an aggregate: a record costs one lookup of its key
-while its session continues.
+"""Sessions of event time with a fixed gap: a record costs one lookup of its key while its session
+continues.
 
 This operator is used with the default trigger, no evictor and no lateness. All other sessions use
-`window.WindowOperator`, with the same results.
+`window.WindowOperator`, with the same results. A session has an accumulator, or with `process` a
+list of its elements.
 
 The state is the table "sessions", which maps a key to its open sessions. There is nearly always
 one: `[[start, end, accumulator]]`. Several sessions are kept in order of time as (their starts, a
@@ -23,7 +24,7 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import reduce
 from itertools import repeat
 from operator import itemgetter, length_hint
@@ -31,10 +32,13 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import describe_record, note_once
-from aioflow.core.functions import OutputTag, WindowResult
+from aioflow.core.functions import OutputTag, ProcessWindowFunction, WindowResult
+from aioflow.operators.aggregate.functions import Collect
+from aioflow.operators.results import UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.aggregating import AddingWindowOperator
 from aioflow.operators.window.assigners import SessionWindows, TimeWindow, last_instant
+from aioflow.operators.window.context import BoundWindowContext, MergingWindowSet, joined
 
 if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction
@@ -49,31 +53,47 @@ SESSIONS = "sessions"
 Session = list[Any]
 """[start, end, accumulator]"""
 
+CONTENTS_BY_WINDOW = "window-contents"
+SESSIONS_BY_WINDOW = "window-sessions"
+"""Names of the tables of sessions with `process` in earlier versions."""
+
 _START: Callable[[Session], int] = itemgetter(0)
 _END: Callable[[Session], int] = itemgetter(1)
 _ACCUMULATOR: Callable[[Session], Any] = itemgetter(2)
 
 
+class _Elements(Collect):
+    """The elements of a session, in order of arrival."""
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return joined(a, b)  # Merged sessions have no other user.
+
+
 class SessionWindowOperator(AddingWindowOperator):
     """A window operator that emits `WindowResult(key, start, end, result)` at `end - 1`.
 
-    With `window_fn`, emits the results of `window_fn(key, window, result)` instead.
+    With `window_fn`, emits the results of `window_fn(key, window, result)` instead. With `process`
+    in the place of an aggregate, emits the results of `process(key, ctx, elements)`.
     """
 
     _table: StateTable
     _timers: InternalTimerService
+    _window_ctx: BoundWindowContext
     _at_rest = True
 
     def __init__(
         self,
         assigner: SessionWindows,
-        aggregate: AggregateFunction[Any, Any, Any],
+        aggregate: AggregateFunction[Any, Any, Any] | None = None,
         *,
+        process: ProcessWindowFunction[Any, Any, Any] | Callable[..., Any] | None = None,
         window_fn: Callable[[Any, TimeWindow, Any], Any] | None = None,
         late_tag: OutputTag[Any] | None = None,
     ) -> None:
         assert isinstance(assigner.gap, int), "the gap is the same for all elements"
-        super().__init__(aggregate, window_fn, late_tag)
+        assert (aggregate is None) is not (process is None), "either an aggregate or a function"
+        super().__init__(aggregate or _Elements(None, None), window_fn, late_tag)
+        self._process = None if process is None else UserFunction(process, "process")
         self._gap = assigner.gap
 
     async def open(self) -> None:
@@ -82,6 +102,34 @@ class SessionWindowOperator(AddingWindowOperator):
         self._timers = self.ctx.timer_service(
             "window-timers", self._on_no_callback, self._on_no_callback
         )
+        if self._process is not None:
+            self._take_over()
+            self._window_ctx = BoundWindowContext(self.ctx, self._timers, self._state, merging=True)
+            await self._process.open(self.ctx)
+
+    def _take_over(self) -> None:
+        """Continues with the sessions of an earlier version, which kept each in a namespace.
+
+        Their timers stay: each session has one at its last instant.
+        """
+        if SESSIONS_BY_WINDOW not in self._state.names():
+            return
+        sessions = self._state.table(SESSIONS_BY_WINDOW, transient=True)
+        contents = self._state.table(CONTENTS_BY_WINDOW, transient=True)
+        for key, stored in list(sessions.peek(None).items()):
+            starts, ends, namespaces = MergingWindowSet(stored).stored
+            held = [contents.of_key(namespace, key).pop(key) for namespace in namespaces]
+            for namespace in namespaces:
+                contents.removed(namespace, key)
+            del sessions.of_key(None, key)[key]
+            sessions.removed(None, key)
+            own = [list(session) for session in zip(starts, ends, held, strict=True)]
+            self._table.of_key(None, key)[key] = own if len(own) == 1 else (list(starts), own)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._process is not None:
+            await self._process.close()
 
     # Input.
 
@@ -219,24 +267,31 @@ class SessionWindowOperator(AddingWindowOperator):
 
     def _advance(self, watermark: int) -> Iterator[None]:
         """Fires the sessions that end up to `watermark`, in order."""
-        pop_due, out = self._timers.pop_due, self._out
+        pop_due, out, processes = self._timers.pop_due, self._out, self._process is not None
         while (timer := pop_due(watermark)) is not None:
-            self._fire(timer[0], timer[1])
+            key = timer[1]
+            for session in self._ended(timer[0], key):
+                if not processes:
+                    self._emit(key, *session)
+                elif (rest := self._emit_processed(key, *session)) is not None:
+                    yield from rest
             out.tried()
             if out.full:
                 self._state.clear_current_key()
                 yield
         self._state.clear_current_key()
 
-    def _fire(self, time: int, key: Any) -> None:
-        """Handles a due timer of `key`: ended sessions fire, the others get another timer."""
+    def _ended(self, time: int, key: Any) -> Sequence[Session]:
+        """Handles a due timer of `key`: removes and returns the ended sessions.
+
+        The others get another timer.
+        """
         table = self._table.of_key(None, key)
         stored = table.get(key, [])
         if len(stored) == 1 and stored[0][1] - 1 <= time:
             del table[key]
             self._table.removed(None, key)
-            self._emit(key, *stored[0])
-            return
+            return stored  # type: ignore[no-any-return]
         starts, sessions = _in_order(stored)
         over = (
             len(sessions) if time == MAX_WATERMARK else bisect_right(sessions, time + 1, key=_END)
@@ -244,7 +299,7 @@ class SessionWindowOperator(AddingWindowOperator):
         if over < len(sessions):
             self._timers.register_event_time_timer(key, None, last_instant(sessions[over][1]))
         if not over:
-            return
+            return ()
         ended = sessions[:over]
         del starts[:over], sessions[:over]
         if sessions:
@@ -252,8 +307,7 @@ class SessionWindowOperator(AddingWindowOperator):
         else:
             del table[key]
             self._table.removed(None, key)
-        for start, end, held in ended:
-            self._emit(key, start, end, held)
+        return ended
 
     def _emit(self, key: Any, start: int, end: int, held: Any) -> None:
         result, last = self._aggregate.get_result(held), last_instant(end)
@@ -261,6 +315,64 @@ class SessionWindowOperator(AddingWindowOperator):
             self._out.add(WindowResult(key, start, end, result), last, last - 1)
             return
         self._emit_made(self._window_fn.call, TimeWindow(start, end), last - 1, (key,), (result,))
+
+    def _emit_processed(
+        self, key: Any, start: int, end: int, elements: list[Any]
+    ) -> Iterator[None] | None:
+        """Emits the results of the function for a session.
+
+        Returns the remaining work, if there are more results than the current piece accepts.
+        """
+        process, window, out = self._process, TimeWindow(start, end), self._out
+        assert process is not None
+        last = window.max_timestamp
+        self._bind(window)
+        try:
+            results = out.pieces_of(
+                elements_of(
+                    process.call(key, self._window_ctx, elements),
+                    f"process of window {self.ctx.name!r}",
+                )
+            )
+            done = out.add_some(results, last, last - 1)
+        except BaseException as error:
+            self._name(error, key, window)
+            raise
+        if not done:
+            return self._by_turns(results, key, window)
+        self._clear(window)
+        return None
+
+    def _by_turns(self, results: Iterable[Any], key: Any, window: TimeWindow) -> Iterator[None]:
+        """Emits the remaining `results` of a session in pieces. A checkpoint waits for them."""
+        state, out, last = self._state, self._out, window.max_timestamp
+        done = False
+        while not done:
+            state.clear_current_key()
+            self._at_rest = False
+            yield
+            self._at_rest = True
+            state.set_current_key(key)
+            self._bind(window)
+            try:
+                done = out.add_some(results, last, last - 1)
+            except BaseException as error:
+                self._name(error, key, window)
+                raise
+        self._clear(window)
+
+    def _bind(self, window: TimeWindow) -> None:
+        ctx, last = self._window_ctx, window.max_timestamp
+        ctx.window, ctx.timestamp = window, last
+        ctx.watermark = max(last - 1, self._out.watermark)
+
+    def _clear(self, window: TimeWindow) -> None:
+        """Has the function clear its state of a session that is over."""
+        assert self._process is not None
+        function = self._process.function
+        if isinstance(function, ProcessWindowFunction):
+            self._window_ctx.window = window
+            function.clear(self._window_ctx)
 
     def _shown(self, stored: Any) -> list[tuple[int, int, Any]]:
         """Returns (start, end, result so far) of each open session, for queries."""
