@@ -220,8 +220,9 @@ class Settings:
 def read_settings(environ: Mapping[str, str], directory: Path) -> Settings:
     """Returns the settings of a process with this environment and directory.
 
-    Raises ValueError for an unknown name, naming the most similar one, and for a file that cannot
-    be read.
+    A variable that resembles no setting belongs to the user's program, and is left alone. Raises
+    ValueError for one that resembles a setting, for an unknown name in the file, and for a file
+    that cannot be read.
     """
     environment: dict[str, Found] = {}
     for variable in sorted(environ):
@@ -233,8 +234,10 @@ def read_settings(environ: Mapping[str, str], directory: Path) -> Settings:
         name = _NAME_OF.get(variable)
         if name is None:
             known = [one.removeprefix(PREFIX) for one in _NAME_OF]
-            hint = did_you_mean(variable.removeprefix(PREFIX), known, PREFIX + "{}") or _OPTION
-            raise ValueError(f"the environment variable {variable} is no setting{hint}")
+            given = variable.removeprefix(PREFIX)
+            if hint := did_you_mean(given, known, PREFIX + "{}", likeness=0.8):
+                raise ValueError(f"the environment variable {variable} is no setting{hint}")
+            continue  # It belongs to the user's program.
         environment[name] = Found(text, variable)
     shown, content = _content(environ, directory)
     general, tables = _of_file(shown or "", content)

@@ -224,14 +224,16 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
-def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> str:
+def did_you_mean(
+    given: object, known: Iterable[str], shown: str = "{!r}", likeness: float = 0.6
+) -> str:
     """Returns the end of a message about `given`, if it is similar to one of `known`; otherwise "".
 
-    `shown` is the format of the name in a program.
+    `shown` is the format of the name in a program. `likeness` is from 0 to 1 (equal).
     """
     import difflib  # Imported late, because only wrong programs need it.
 
-    near = difflib.get_close_matches(str(given), list(known), 1)
+    near = difflib.get_close_matches(str(given), list(known), 1, likeness)
     return f"; did you mean {shown.format(near[0])}?" if near else ""
 
 
