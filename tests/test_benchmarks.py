@@ -27,6 +27,7 @@ from benchmarks import (
     bench_startup,
     bench_state,
     bench_throughput,
+    bench_timers,
     bench_windows,
     flows,
     operator_cases,
@@ -278,3 +279,12 @@ async def test_keys_that_come_and_go_are_counted(name: str) -> None:
     assert (row["flow"], row["state"], row["every"]) == (name, "heap", "50ms")
     assert len(row["durations_ms"]) == row["completed"]
     assert all(mb > 0 for mb in row["rss_mb"])
+
+
+@pytest.mark.parametrize("state", ["heap", "rocksdb"])
+def test_checkpoints_amid_timers_that_fire_are_reported(
+    state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = bench_timers.main(["--keys", "500", "--case", "state", "--state", state])
+    assert [row["barrier"] for row in report["rows"]] == ["aligned", "unaligned"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report

@@ -46,6 +46,7 @@ __all__ = [
     "encode_end",
     "encode_entries",
     "encode_header",
+    "encode_timers",
     "encode_value",
     "groups_of",
     "groups_of_read",
@@ -197,6 +198,34 @@ def encode_entries(
             else _column(codec, namespaces, f"{owner}, namespaces"),
             _column(codec, keys, f"{owner}, keys"),
             None if values is None else _values(codec, keys, values, owner),
+        )
+    )
+
+
+def encode_timers(
+    table: int,
+    groups: KeyGroupRange,
+    columns: tuple[list[int], list[Any], list[Any], list[int]],
+    codec: Codec,
+    owner: str,
+) -> bytes:
+    """Does the same as `encode_entries` for timers, given as columns: timestamps, keys, namespaces
+    and orders.
+    """
+    timestamps, keys, namespaces, orders = columns
+    try:
+        timers = codec.encode_pairs(keys, namespaces, owner=f"{owner}, keys")
+    except TypeNotSupported:
+        timers = _column(codec, list(zip(keys, namespaces, strict=True)), f"{owner}, keys")
+    return _frame(
+        _Entries(
+            _PUTS,
+            table,
+            groups.start,
+            groups.end,
+            codec.encode_batch(timestamps, owner=owner),
+            timers,
+            codec.encode_batch(orders, owner=owner),
         )
     )
 

@@ -246,6 +246,10 @@ class _Timers:
     watermark: int = MIN_WATERMARK
     service: InternalTimerService | None = field(default=None)
 
+    @property
+    def left_to_fire(self) -> int:
+        return 0 if self.service is None else self.service.left_to_fire
+
 
 class HeapKeyedStateBackend:
     """All keyed state of one operator's subtask in dicts of this process."""
@@ -387,6 +391,7 @@ class HeapKeyedStateBackend:
             full or canonical or self._named.has_converted,
             all(generation.is_noted for generation in self._generations),
             tuple(self._log.timers),
+            sum(timers.left_to_fire for timers in self._timers.values()),
             CANONICAL if canonical else HEAP_FORMAT,
             self.codec,
             self._operator,

@@ -13,17 +13,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, filterfalse
-from operator import itemgetter
 from typing import Any, Protocol
 
 from aioflow.core.wire.serializers import Codec
 from aioflow.state.changes import MISSING, Generation, Space, missing_in
-from aioflow.state.format import FileHeader, encode_end, encode_entries, encode_header
+from aioflow.state.format import (
+    FileHeader,
+    encode_end,
+    encode_entries,
+    encode_header,
+    encode_timers,
+)
 from aioflow.state.heap_keys import KEYS_A_SLICE, Pace
-from aioflow.state.heap_timers import TimerSpace
-from aioflow.state.timers import Entry
+from aioflow.state.heap_timers import TimerPart, TimerSpace, columns_of
 
-__all__ = ["Churn", "HeapMoment", "Moment", "PlainFile"]
+__all__ = ["Churn", "HeapMoment", "Moment", "PlainFile", "fires_most"]
 
 UNNOTED_MIN, UNNOTED_MAX = 4, 16
 """Number of generations without notes after one that noted more changes than there are rows.
@@ -53,9 +57,8 @@ BYTES_A_FRAME = 1 << 15
 
 FIRST_FRAME_ROWS = 32
 
-_TIMESTAMP: Callable[[Entry], int] = itemgetter(0)
-_TIMER: Callable[[Entry], tuple[Any, Any]] = itemgetter(slice(1, 3))
-_ORDER: Callable[[Entry], int] = itemgetter(3)
+KEYS_A_TIMER = 1 / 8
+"""Time that a timer takes, in keys of `Pace`."""
 
 
 class Churn:
@@ -101,6 +104,21 @@ class Churn:
         return self._left > 0
 
 
+FIRING_MIN = 1 << 14
+"""Number of due timers from which their checkpoint is plain: fewer are written quickly anyway."""
+
+REMOVED_SHARE = 16
+"""Number of due timers that cost as much in a plain file as a removed timer in an increment."""
+
+
+def fires_most(firing: int, rows: int) -> bool:
+    """Returns whether `firing` timers, which are due, are most of a state with `rows` other rows.
+
+    They will soon be gone, so notes and key groups of their file would be in vain.
+    """
+    return firing >= max(FIRING_MIN, rows)
+
+
 class Moment(Protocol):
     """The state at the moment that a plain file shows.
 
@@ -113,7 +131,7 @@ class Moment(Protocol):
     def values(self, space: Any, keys: Sequence[Any]) -> list[Any]:
         """Returns the value of each of `keys` at the moment, or `MISSING`."""
 
-    def timers(self, queue: Any) -> Iterator[list[Entry]]:
+    def timers(self, queue: Any) -> Iterator[TimerPart]:
         """Yields the timers of `queue` at the moment, in parts."""
 
 
@@ -133,7 +151,7 @@ class HeapMoment:
     def values(self, space: Space, keys: Sequence[Any]) -> list[Any]:
         return space.values_at(self.later, keys)
 
-    def timers(self, queue: TimerSpace) -> Iterator[list[Entry]]:
+    def timers(self, queue: TimerSpace) -> Iterator[TimerPart]:
         return queue.registered(self.later, 0, ())
 
 
@@ -182,22 +200,28 @@ class PlainFile:
             if frame.keys:
                 yield frame.encoded()
                 frames += 1
-        waiting: list[tuple[str, list[Entry]]] = []
+        waiting: list[bytes] = []
         for name, queue in timers.items():
-            entries: list[Entry] = []
             for part in self.moment.timers(queue):
-                entries += part
-                await self.pace.looked_at(len(part) // 4 + 1)
-            waiting.append((name, entries))
+                # Encoded at once, while the processor's cache holds them.
+                count = self._add_timers(waiting, tables[name], name, part)
+                await self.pace.looked_at(1 + int(count * KEYS_A_TIMER))
         release()
-        for name, entries in waiting:
-            frame = _Frame(self, tables[name], name)
-            for start in range(0, len(entries), ROWS_A_FRAME):
-                frame.take_timers(entries[start : start + ROWS_A_FRAME])
-                yield frame.encoded()
-                frames += 1
-                await self.pace.looked_at(KEYS_A_SLICE // 2)
+        for content in waiting:
+            yield content
+        frames += len(waiting)
         yield encode_end(frames)
+
+    def _add_timers(self, frames: list[bytes], table: int, name: str, part: TimerPart) -> int:
+        """Adds a frame with the timers of `part` to `frames`, and returns their number."""
+        columns = columns_of(part)
+        count = len(columns[0])
+        if count:
+            owner = f"operator {self.operator!r}, state {name!r}"
+            frames.append(encode_timers(table, self.header.groups, columns, self.codec, owner))
+            self.rows += count
+            self.size += len(frames[-1])
+        return count
 
 
 class _Frame:
@@ -233,12 +257,6 @@ class _Frame:
         self.keys += some
         self.values += held
         return count
-
-    def take_timers(self, entries: list[Entry]) -> None:
-        """Adds the timers `entries`."""
-        self.namespaces.extend(map(_TIMESTAMP, entries))
-        self.keys.extend(map(_TIMER, entries))
-        self.values.extend(map(_ORDER, entries))
 
     def encoded(self) -> bytes:
         """Returns the rows as a frame, and begins the next frame."""

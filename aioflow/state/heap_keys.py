@@ -119,10 +119,20 @@ class Pace:
     however busy the loop is.
     """
 
-    __slots__ = ("_began_s", "_done", "_long_breaths", "_pause_at", "_resumed_s", "_runs_left")
+    __slots__ = (
+        "_began_s",
+        "_done",
+        "_long_breaths",
+        "_pause_at",
+        "_resumed_s",
+        "_runs_left",
+        "is_urgent",
+    )
 
     def __init__(self, before: Pace | None = None) -> None:
         """Takes the loop as busy at first if it was so at the end of the snapshot of `before`."""
+        self.is_urgent = False
+        """Whether slices are as long as possible: the loop is busy with work that they outlast."""
         self._done = 0
         self._pause_at = KEYS_A_SLICE
         self._began_s: float | None = None
@@ -146,6 +156,14 @@ class Pace:
         now = clock()
         if self._began_s is None:
             self._began_s = self._resumed_s = now
+        if self.is_urgent:
+            if now - self._resumed_s < HOLD_S:
+                self._pause_at += KEYS_A_SLICE
+                return
+            await asyncio.sleep(0)
+            self._done, self._pause_at = 0, KEYS_A_SLICE
+            self._resumed_s = clock()
+            return
         more = 1 + min(int((now - self._began_s) / AGE_S), AGES_MAX)
         if self._runs_left > 0:
             if (

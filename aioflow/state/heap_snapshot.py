@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import StateError
@@ -30,10 +30,20 @@ from aioflow.state.changes import (
 )
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.heap_archive import Archive, Choice, Sections, WrittenFile, choose
-from aioflow.state.heap_churn import Churn, HeapMoment, PlainFile
+from aioflow.state.heap_churn import (
+    FIRING_MIN,
+    REMOVED_SHARE,
+    Churn,
+    HeapMoment,
+    PlainFile,
+    fires_most,
+)
 from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, Retired, SpokenKeys
-from aioflow.state.heap_timers import TimerSpace
+from aioflow.state.heap_timers import TimerSpace, entries_of
 from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile, StateOutput
+
+if TYPE_CHECKING:
+    from aioflow.state.timers import Entry
 
 __all__ = [
     "BASES",
@@ -87,6 +97,8 @@ class SnapshotPlan:
     is_noted: bool
     """Whether the changes in all `generations` are noted; otherwise the new file is a base."""
     timers: tuple[TimerSpace, ...]
+    firing: int
+    """About the number of timers that are due and have not fired yet."""
     format: str
     codec: Codec
     operator: str
@@ -153,9 +165,10 @@ class HeapSnapshot:
                 await self._merge_generations()
             sections = Sections(plan.header.groups)
             full = plan.full or not plan.is_noted or plan.archive.is_plain
-            if full and not plan.full:
+            if not plan.full and (full or self._removes_many()):
                 spaces = self._log.spaces_at(plan.ended, self._spaces())
-                if self._churn.goes_on(sum(len(space.entries) for space in spaces)):
+                rows = sum(len(space.entries) for space in spaces)
+                if (full and self._churn.goes_on(rows)) or fires_most(plan.firing, rows):
                     return await self._write_plain(output, spaces)
             if not full:
                 self._changed = await self._count_changes()
@@ -182,9 +195,23 @@ class HeapSnapshot:
         written = replace(written, file=file, rows=self.rows)
         return self._written(choice, plan.archive.after(choice, written))
 
+    def _removes_many(self) -> bool:
+        """Returns whether so many timers were removed that those that are due are cheaper to write.
+
+        Also true for the first file, which contains all timers.
+        """
+        plan = self.plan
+        removed = sum(
+            len(notes.removed)
+            for generation in plan.generations
+            for notes in generation.timers.values()
+        )
+        return not plan.archive.files or removed * REMOVED_SHARE >= plan.firing
+
     async def _write_plain(self, output: StateOutput, spaces: list[Space]) -> KeyedStateHandle:
         """Writes all keys of `spaces` and the timers as a plain file."""
         plan, renewed = self.plan, self._churn.has_renewed()
+        self._pace.is_urgent = plan.firing >= FIRING_MIN
 
         def release() -> None:
             self.cancel()
@@ -283,7 +310,7 @@ class HeapSnapshot:
         """Returns the number of the last timer registration that the earlier files contain."""
         return registered_before(self.plan.generations[0], timers)
 
-    def _new_timers(self, timers: TimerSpace) -> Iterator[list[Any]]:
+    def _new_timers(self, timers: TimerSpace) -> Iterator[list[Entry]]:
         """Yields, in parts, the timers that were registered after the files of the archive were
         written.
         """
@@ -292,7 +319,8 @@ class HeapSnapshot:
             for generation in self.plan.generations
             if (notes := generation.timers.get(timers)) is not None
         )
-        return timers.registered(self.plan.ended.next, self._covered(timers), grown)
+        parts = timers.registered(self.plan.ended.next, self._covered(timers), grown)
+        return map(entries_of, parts)
 
     async def _count_changes(self) -> int:
         """Returns the number of changed keys and dropped namespaces."""
@@ -308,8 +336,8 @@ class HeapSnapshot:
                 (keys for _, keys in generation.noted()),
                 (space.entries for space in generation.whole),
             )
-            while part := list(islice(counted, KEYS_A_SLICE)):
-                changed += sum(map(len, part))
+            while some := list(islice(counted, KEYS_A_SLICE)):
+                changed += sum(map(len, some))
                 await self._pace.looked_at(KEYS_A_SLICE // 4)
         return changed
 
@@ -342,8 +370,8 @@ class HeapSnapshot:
         if choice.is_base:
             await gathered.add_whole(self._log.spaces_at(plan.ended, self._spaces()))
             for timers in plan.timers:
-                parts = timers.registered(plan.ended.next, 0, ())
-                await gathered.add(timers, [timer for part in parts for timer in part])
+                for part in timers.registered(plan.ended.next, 0, ()):
+                    await gathered.add(timers, entries_of(part))
             return gathered, removed
         self._whole = {space: None for generation in plan.generations for space in generation.whole}
         for again in choice.again(plan.archive):

@@ -10,19 +10,21 @@ objects that the queue holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from aioflow.state.changes import MISSING, Generation, Space, TimerNotes, registered_before
-from aioflow.state.timers import Entry, TimerQueue
+from aioflow.state.timers import Entry, Timer, TimerQueue
 
-__all__ = ["TimerSpace", "timers_before"]
+__all__ = ["TimerPart", "TimerSpace", "columns_of", "entries_of", "timers_before"]
 
-TIMERS_A_PART = 512
+TIMERS_A_PART = 2048
 """Number of timers examined at once."""
 
 _TIMESTAMP = itemgetter(0)
 _KEY = itemgetter(1)
+_NAMESPACE = itemgetter(2)
 _TIMER = itemgetter(slice(1, 3))
 _ORDER = itemgetter(3)
 
@@ -89,11 +91,11 @@ class TimerSpace(Space):
 
     def registered(
         self, later: Generation | None, after: int, grown: Iterable[int]
-    ) -> Iterator[list[Entry]]:
+    ) -> Iterator[TimerPart]:
         """Yields the timers that existed before generation `later` and were registered after number
         `after`, in parts.
 
-        Each timer is yielded once. `grown` are timestamps at which further timers may be
+        `grown` are timestamps at which further timers may be
         registered, besides the first. Between two parts timers may be added and removed.
         """
         upto, removed = registered_before(later, self), self._removed_since(later)
@@ -110,41 +112,41 @@ class TimerSpace(Space):
         self._removed[entry[3]] = entry
 
 
+class Together(NamedTuple):
+    """Timers of one timestamp."""
+
+    timestamp: int
+    timers: list[Timer]
+    orders: list[int]
+
+
+TimerPart = list[Entry] | Together
+"""Some timers, which never change."""
+
+
 def timers_before(
     queue: TimerQueue,
     upto: int,
     removed: Iterable[dict[int, Entry]],
     after: int = 0,
     grown: Iterable[int] = (),
-) -> Iterator[list[Entry]]:
+) -> Iterator[TimerPart]:
     """Yields the timers with registration numbers above `after` and up to `upto`, in parts.
 
-    `removed` contains those that were removed since number `upto`, and may grow meanwhile.
-    Otherwise this is `TimerSpace.registered`.
+    `removed` contains those that were removed since number `upto`, and may grow meanwhile. A timer
+    that is removed between two parts may be yielded twice. The latest come first, so that few are:
+    timers fire from the other end. Otherwise this is `TimerSpace.registered`.
     """
     timestamps = queue.timestamps(after)
     if after:
         timestamps += sorted(set(grown).difference(timestamps))
-    seen: set[int] = set()
-    for start in range(0, len(timestamps), TIMERS_A_PART):
-        part, crowded = queue.registered(timestamps[start : start + TIMERS_A_PART], after, upto)
-        for timestamp in crowded:
-            timers = queue.timers_at(timestamp, after)
-            for first in range(0, len(timers), TIMERS_A_PART):
-                some = timers[first : first + TIMERS_A_PART]
-                part += [
-                    (timestamp, key, namespace, order)
-                    for (key, namespace), order in zip(
-                        some, queue.orders_of(timestamp, some), strict=True
-                    )
-                    if after < order <= upto
-                ]
-                if len(part) >= TIMERS_A_PART:
-                    seen.update(map(_ORDER, part))
-                    yield part
-                    part = []
-        seen.update(map(_ORDER, part))
+    for stop in range(len(timestamps), 0, -TIMERS_A_PART):
+        some = timestamps[max(0, stop - TIMERS_A_PART) : stop]
+        part, crowded = queue.registered(some, after, upto)
         yield part
+        for timestamp in crowded:
+            for timers, orders in queue.together_at(timestamp, TIMERS_A_PART, after):
+                yield _between(timestamp, timers, orders, after, upto)
     for gone in removed:
         # Timers that are removed from now on were found above.
         entries = list(gone.values())
@@ -152,5 +154,43 @@ def timers_before(
             yield [
                 entry
                 for entry in entries[start : start + TIMERS_A_PART]
-                if after < entry[3] <= upto and entry[3] not in seen
+                if after < entry[3] <= upto
             ]
+
+
+def _between(
+    timestamp: int, timers: list[Timer], orders: list[int], after: int, upto: int
+) -> Together:
+    if after or not all(orders) or max(orders) > upto:
+        wanted = [after < order <= upto for order in orders]
+        timers, orders = list(compress(timers, wanted)), list(compress(orders, wanted))
+    return Together(timestamp, timers, orders)
+
+
+def entries_of(part: TimerPart) -> list[Entry]:
+    """Returns the timers of `part` as entries."""
+    if isinstance(part, list):
+        return part
+    timestamp, timers, orders = part
+    return [
+        (timestamp, key, namespace, order)
+        for (key, namespace), order in zip(timers, orders, strict=True)
+    ]
+
+
+def columns_of(part: TimerPart) -> tuple[list[int], list[Any], list[Any], list[int]]:
+    """Returns timestamps, keys, namespaces and registration numbers of the timers of `part`."""
+    if isinstance(part, list):
+        return (
+            [timestamp for timestamp, _, _, _ in part],
+            [key for _, key, _, _ in part],
+            [namespace for _, _, namespace, _ in part],
+            [order for _, _, _, order in part],
+        )
+    timestamp, timers, orders = part
+    return (
+        [timestamp] * len(timers),
+        [key for key, _ in timers],
+        [namespace for _, namespace in timers],
+        orders,
+    )

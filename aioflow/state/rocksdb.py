@@ -30,7 +30,7 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, Entries, FileHeader
-from aioflow.state.heap_churn import Churn
+from aioflow.state.heap_churn import FIRING_MIN, REMOVED_SHARE, Churn, fires_most
 from aioflow.state.heap_restore import read_state_file
 from aioflow.state.named import RAW, NamedStates, Table, find_unclaimed
 from aioflow.state.rocksdb_cache import Cache, CacheLimits, TimerSpace
@@ -156,6 +156,10 @@ class _Timers:
     watermark: int = MIN_WATERMARK
     service: InternalTimerService | None = field(default=None)
 
+    @property
+    def left_to_fire(self) -> int:
+        return 0 if self.service is None else self.service.left_to_fire
+
 
 class RocksKeyedStateBackend:
     """All keyed state of one operator's subtask, in a RocksDB database."""
@@ -278,8 +282,9 @@ class RocksKeyedStateBackend:
             self._operator,
         )
         snapshot: RocksSnapshot | PlainSnapshot
-        if not canonical and self._is_plain():
-            snapshot = PlainSnapshot(self._cache, plan, self._churn)
+        firing = sum(timers.left_to_fire for timers in self._timers.values())
+        if not canonical and self._is_plain(firing):
+            snapshot = PlainSnapshot(self._cache, plan, self._churn, is_urgent=firing >= FIRING_MIN)
             self._is_counted = False
         else:
             churn = self._churn if self._is_counted and not canonical else None
@@ -288,13 +293,16 @@ class RocksKeyedStateBackend:
         self._snapshots[checkpoint_id] = snapshot
         return snapshot
 
-    def _is_plain(self) -> bool:
+    def _is_plain(self, firing: int) -> bool:
         cache = self._cache
+        if cache.captures or cache.past is not None:
+            return False
+        if cache.is_whole and self._churn.goes_on(cache.held):
+            return True
         return (
-            cache.is_whole
-            and not cache.captures
-            and cache.past is None
-            and self._churn.goes_on(cache.held)
+            fires_most(firing, cache.count_entries())
+            and REMOVED_SHARE * cache.count_dirty_timers() >= firing
+            and cache.holds_all()
         )
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:

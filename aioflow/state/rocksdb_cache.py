@@ -363,6 +363,17 @@ class Cache:
         """Number of the next space."""
         self._measured: list[int] = [0, 0]  # Rows that were encoded, and their bytes.
 
+    def count_entries(self) -> int:
+        """Returns the number of entries in memory, without timers."""
+        return sum(len(space.entries) for space in self.spaces.values())
+
+    def count_dirty_timers(self) -> int:
+        return sum(len(keys) for space, keys in self.dirty.items() if space.is_timers)
+
+    def holds_all(self) -> bool:
+        """Returns whether all entries are in memory."""
+        return all(space.complete or space.is_timers for space in self.spaces.values())
+
     def opened(self) -> Database:
         """Returns the database, which is opened on demand."""
         if self.database is None:

@@ -19,7 +19,7 @@ from aioflow.core.errors import StateError
 from aioflow.state.changes import MISSING, save_values, saved_values
 from aioflow.state.heap_churn import Churn, PlainFile
 from aioflow.state.heap_keys import Pace
-from aioflow.state.heap_timers import timers_before
+from aioflow.state.heap_timers import TimerPart, timers_before
 from aioflow.state.rocksdb_cache import Cache, Space, TimerSpace
 from aioflow.state.rocksdb_snapshot import SnapshotPlan
 from aioflow.state.snapshot import CANONICAL, KeyedStateHandle, StateFile, StateOutput
@@ -92,7 +92,7 @@ class Past:
         saved = self._saved.get(space)
         return saved_values(space.present(keys), keys, [] if saved is None else [saved])
 
-    def timers(self, space: TimerSpace) -> Iterator[list[Entry]]:
+    def timers(self, space: TimerSpace) -> Iterator[TimerPart]:
         return timers_before(space.queue, self._upto[space], [self._removed[space]])
 
 
@@ -101,8 +101,12 @@ class PlainSnapshot:
 
     linking = None
 
-    def __init__(self, cache: Cache, plan: SnapshotPlan, churn: Churn) -> None:
+    def __init__(
+        self, cache: Cache, plan: SnapshotPlan, churn: Churn, *, is_urgent: bool = False
+    ) -> None:
+        """`is_urgent`: very many timers fire meanwhile, see `Pace`."""
         self.plan = plan
+        self._is_urgent = is_urgent
         self.files: dict[str, StateFile] | None = None
         """Empty once it is written: no later checkpoint may refer to files of the database."""
         self._cache = cache
@@ -125,7 +129,9 @@ class PlainSnapshot:
         plan, past, renewed = self.plan, self._past, self._churn.has_renewed()
         header = plan.header
         try:
-            plain = PlainFile(header, plan.filters, past, plan.codec, plan.operator, Pace())
+            pace = Pace()
+            pace.is_urgent = self._is_urgent
+            plain = PlainFile(header, plan.filters, past, plan.codec, plan.operator, pace)
             file = await output.write(plain.content(past.spaces(), past.queues(), self.cancel))
         finally:
             self.cancel()

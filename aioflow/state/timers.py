@@ -23,8 +23,8 @@ have grown. Only a timer that the last snapshot may contain is reported when it 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, repeat
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
 from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
@@ -58,7 +58,11 @@ MAIL_MS = 20
 Timer = tuple[Any, Any]
 """(key, namespace)"""
 
+DUE_SAMPLED = 256
+"""Number of timestamps from which the number of due timers is estimated."""
+
 _NONE: dict[Timer, int] = {}
+_ALONE = {tuple}
 
 Entry = tuple[int, Any, Any, int]
 """(timestamp, key, namespace, order): one registration of a timer."""
@@ -286,15 +290,6 @@ class TimerQueue:
             return bucket.get(timer, 0)
         return 0 if bucket is None else bucket.entries.get(timer) or bucket.late.get(timer, 0)
 
-    def orders_of(self, timestamp: int, timers: Sequence[Timer]) -> Iterable[int]:
-        """Returns what `order_of` returns for each of `timers`. Takes a fifth of its time."""
-        bucket = self._buckets.get(timestamp)
-        if isinstance(bucket, dict):
-            return map(bucket.get, timers, repeat(0))
-        if isinstance(bucket, Firing) and not bucket.late:
-            return map(bucket.entries.get, timers, repeat(0))
-        return [self.order_of(timestamp, timer) for timer in timers]
-
     def registered(
         self, timestamps: Iterable[int], after: int, upto: int
     ) -> tuple[list[Entry], list[int]]:
@@ -303,17 +298,59 @@ class TimerQueue:
 
         Also returns those timestamps that have several timers.
         """
-        find = self._buckets.get
-        found: list[Entry] = []
+        buckets = list(map(self._buckets.get, timestamps))
         crowded: list[int] = []
-        for timestamp in timestamps:
-            bucket = find(timestamp)
-            if isinstance(bucket, tuple):
-                if after < bucket[3] <= upto:
-                    found.append(bucket)
-            elif bucket is not None:
-                crowded.append(timestamp)
+        if set(map(type, buckets)) != _ALONE:
+            crowded = [
+                timestamp
+                for timestamp, bucket in zip(timestamps, buckets, strict=True)
+                if bucket is not None and type(bucket) is not tuple
+            ]
+            buckets = [bucket for bucket in buckets if type(bucket) is tuple]
+        found: list[Any] = buckets
+        if after or self.order > upto:
+            found = [entry for entry in found if after < entry[3] <= upto]
         return found, crowded
+
+    def together_at(
+        self, timestamp: int, count: int, after: int = 0
+    ) -> Iterator[tuple[list[Timer], list[int]]]:
+        """Yields the timers of `timestamp` and the numbers of their registrations, up to `count`
+        at a time.
+
+        The number is 0 for a timer that has fired. Timers registered up to number `after` may be
+        left out, and so are those that are added or removed while this runs.
+        """
+        bucket = self._buckets.get(timestamp)
+        if isinstance(bucket, Firing):
+            late = list(bucket.late.items())
+            # The size of this dict does not change until it is freed.
+            items = iter(bucket.entries.items())
+            try:
+                while some := list(islice(items, count)):
+                    yield [timer for timer, _ in some], [order for _, order in some]
+            except RuntimeError:
+                pass  # All have fired.
+            for start in range(0, len(late), count):
+                some = late[start : start + count]
+                yield [timer for timer, _ in some], [order for _, order in some]
+        elif isinstance(bucket, dict):
+            timers = self.timers_at(timestamp, after)
+            orders = list(map(bucket.__getitem__, timers) if after else bucket.values())
+            for start in range(0, len(timers), count):
+                yield timers[start : start + count], orders[start : start + count]
+        elif bucket is not None:
+            yield [bucket[1:3]], [bucket[3]]
+
+    def due_about(self, limit: int) -> int:
+        """Returns about how many timers are due at `limit`, by a sample of the timestamps."""
+        if self.next_time > limit:
+            return 0
+        step = max(1, len(self._heap) // DUE_SAMPLED)
+        sample = [
+            self._buckets.get(timestamp) for timestamp in self._heap[::step] if timestamp <= limit
+        ]
+        return step * sum(map(_size_of, sample))
 
     def timers_at(self, timestamp: int, after: int = 0) -> list[Timer]:
         """Returns the timers of `timestamp` in firing order. Timers registered up to number `after`
@@ -425,6 +462,8 @@ class InternalTimerService:
         self._register_physical = register_physical
         self._now_ms = _no_clock if now_ms is None else now_ms
         self._fired_per_mail = FIRED_PER_MAIL
+        self._goal = MIN_WATERMARK
+        """The watermark whose timers fire now, or fired last."""
         self._event = TimerQueue()
         self._processing = TimerQueue()
         self._physical: Cancelable | None = None
@@ -440,6 +479,11 @@ class InternalTimerService:
     def event_time_done(self) -> int:
         """The event time up to which no timer is left, while due timers fire."""
         return min(self.current_watermark, self._event.next_time - 1)
+
+    @property
+    def left_to_fire(self) -> int:
+        """About the number of event-time timers that are due, but have not fired yet."""
+        return self._event.due_about(self._goal)
 
     @property
     def next_processing_time(self) -> int:
@@ -481,6 +525,7 @@ class InternalTimerService:
         if timer is None:
             self.current_watermark = watermark
         else:
+            self._goal = watermark
             # The end of event time is handled once, after all records, independent of the borders
             # of batches.
             reached = watermark if watermark == MAX_WATERMARK else timer[0]
@@ -497,6 +542,7 @@ class InternalTimerService:
         if watermark < self.current_watermark:
             watermark = self.current_watermark
         due = self._event.pop_together(watermark, count)
+        self._goal = watermark
         reached = watermark if due is None or watermark == MAX_WATERMARK else due[0]
         if reached > self.current_watermark:
             self.current_watermark = reached
@@ -595,6 +641,14 @@ class InternalTimerService:
         if self.on_processing_done is not None:
             self.on_processing_done()
         self._schedule()
+
+
+def _size_of(bucket: Bucket | None) -> int:
+    if bucket is None:
+        return 0
+    if isinstance(bucket, tuple):
+        return 1
+    return len(bucket) if isinstance(bucket, dict) else bucket.pending + len(bucket.late)
 
 
 def _no_clock() -> int:

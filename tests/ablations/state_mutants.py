@@ -161,8 +161,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a timer is not in the checkpoint",
         "aioflow/state/timers.py",
-        "                if after < bucket[3] <= upto:\n",
-        "                if after < bucket[3] < upto:\n",
+        "            found = [entry for entry in found if after < entry[3] <= upto]\n",
+        "            found = [entry for entry in found if after < entry[3] < upto]\n",
         (AGAINST_DICTS,),
     ),
     Mutant(
@@ -171,6 +171,20 @@ STATE_MUTANTS: list[Mutant] = [
         "        self._removed[entry[3]] = entry\n",
         "        pass\n",
         (AGAINST_DICTS,),
+    ),
+    Mutant(
+        "timers that fire while their file is written are not in it",
+        "aioflow/state/heap_timers.py",
+        "    for gone in removed:\n",
+        "    for gone in ():\n",
+        (f"{CHURN}test_timers_that_fire_while_their_file_is_written_are_in_it",),
+    ),
+    Mutant(
+        "each timer that fires leaves a note in the next checkpoint, however many are due",
+        "aioflow/state/heap_churn.py",
+        "    return firing >= max(FIRING_MIN, rows)\n",
+        "    return False\n",
+        (f"{CHURN}test_timers_that_fire_are_written_as_a_plain_file_until_they_are_gone",),
     ),
     Mutant(
         "a namespace that no file contains is noted as dropped",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -928,6 +929,24 @@ STEP = st.tuples(
 )
 
 
+FIRING_STEP = st.tuples(
+    st.sampled_from(["timer", "some_fire", "begin", "slices", "complete"]),
+    st.integers(0, 4),
+    st.sampled_from([None, 0, (0, 10)]),
+    st.integers(0, 9),
+)
+
+
+@contextmanager
+def few_fire() -> Iterator[None]:
+    """Has few timers that fire count as very many, and parts of timers be small."""
+    with (
+        patch("aioflow.state.heap_churn.FIRING_MIN", 1),
+        patch("aioflow.state.heap_timers.TIMERS_A_PART", 2),
+    ):
+        yield
+
+
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEP, min_size=20, max_size=120))
 def test_every_checkpoint_agrees_with_plain_dicts_despite_changes_while_it_is_written(
@@ -937,6 +956,24 @@ def test_every_checkpoint_agrees_with_plain_dicts_despite_changes_while_it_is_wr
     several checkpoints at once, failures, aborts, restores, rescaling.
     """
     agrees("heap", steps)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps=st.lists(st.one_of(STEP, FIRING_STEP), min_size=20, max_size=120))
+def test_every_checkpoint_amid_timers_that_fire_agrees_with_plain_dicts(steps: list[Any]) -> None:
+    """F7.9, G5: likewise, with the file of timers that fire now."""
+    with few_fire():
+        agrees("heap", steps)
+
+
+@settings(max_examples=10, deadline=None)
+@given(steps=st.lists(st.one_of(STEP, FIRING_STEP), min_size=20, max_size=120))
+def test_every_checkpoint_of_rocksdb_amid_timers_that_fire_agrees_with_plain_dicts(
+    steps: list[Any],
+) -> None:
+    """F7.9, G5, H7: likewise."""
+    with few_fire():
+        agrees(RocksDB(), steps)
 
 
 @settings(max_examples=10, deadline=None)

@@ -877,3 +877,23 @@ def test_values_of_ours_keep_the_names_that_older_savepoints_hold(value: Any, na
     content = codec.encode([value], owner="state")
     assert name in content
     assert codec.decode(content) == [value]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ([], []),
+        (["a", "b"], [None, None]),
+        ([1, True, 2.5], [None, (0, 10), None]),
+        ([("a", 1), ("b", 2)], [(0, 10), (0, 20)]),
+        ([1 << 70, 2], [None, None]),
+        (["\ud800", "b"], [None, None]),
+        ([UUID(int=1), UUID(int=2)], [None, None]),
+    ],
+    ids=repr,
+)
+def test_pairs_given_as_columns_are_read_as_tuples(columns: tuple[list[Any], list[Any]]) -> None:
+    pairs = list(zip(*columns, strict=True))
+    read = Codec().decode_batch(Codec().encode_pairs(*columns, owner="timers"))
+    assert read == pairs
+    assert [list(map(type, pair)) for pair in read] == [list(map(type, pair)) for pair in pairs]

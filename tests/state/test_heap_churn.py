@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
 
 from aioflow.core.errors import RestoreError
-from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.core.wire.serializers import Codec
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_header, read_frames
 from aioflow.state.heap import HeapKeyedStateBackend
@@ -231,3 +232,82 @@ async def test_a_replaced_value_is_written_as_it_was_and_not_copied() -> None:
     restored = backend()
     await restored.restore_from([handle], InlineState())
     assert restored.table("buffer").peek() == {"new": [7], "kept": [3, 4], "late": [8]}
+
+
+# Timers that fire.
+
+
+def waiting(timers: dict[int, int], fired: int) -> PassingJob:
+    """A job with timers (timestamp -> number), of which `fired` have fired, and others are due."""
+    job = PassingJob(backend)
+    job.passing.timers._on_event_time = lambda *_: None
+    for timestamp, count in timers.items():
+        for key in range(count):
+            job.passing.timers.register_event_time_timer(key, None, timestamp)
+    job.passing.timers.advance_watermark(1_000, fired)
+    return job
+
+
+TIMERS = {
+    "one instant": {500: 300},
+    "an instant each": {500 + i: 1 for i in range(300)},
+    "both": {500: 100, **{501 + i: 1 + i % 3 for i in range(100)}},
+}
+
+
+@pytest.mark.parametrize("timers", TIMERS.values(), ids=TIMERS.keys())
+async def test_timers_that_fire_are_written_as_a_plain_file_until_they_are_gone(
+    timers: dict[int, int],
+) -> None:
+    small = {
+        "aioflow.state.heap_churn.FIRING_MIN": 20,
+        "aioflow.state.heap_timers.TIMERS_A_PART": 7,
+    }
+    with ExitStack() as stack:
+        for place, value in small.items():
+            stack.enter_context(patch(place, value))
+        job = waiting(timers, 3)
+        for _ in range(4):
+            await job.checkpoint(0)
+            assert job.state._archive.is_plain
+            job.passing.timers.advance_watermark(1_000, 50)
+        job.passing.timers.advance_watermark(1_000)
+        await job.checkpoint(0)
+        assert not job.state._archive.is_plain
+
+
+async def test_timers_that_fire_while_their_file_is_written_are_in_it() -> None:
+    with (
+        patch("aioflow.state.heap_churn.FIRING_MIN", 20),
+        patch("aioflow.state.heap_timers.TIMERS_A_PART", 7),
+        patch("aioflow.state.heap_keys.HOLD_S", 0),
+    ):
+        job = waiting(TIMERS["both"], 3)
+        expected = seen(job.state)
+        snapshot = job.state.begin_snapshot(1)
+        writing = asyncio.ensure_future(snapshot.write(InlineState()))
+        while not writing.done():
+            job.passing.timers.advance_watermark(1_000, 5)
+            await asyncio.sleep(0)
+        handle = await writing
+        assert len(seen(job.state)[1]) < len(expected[1]), "some have fired meanwhile"
+    assert handle is not None
+    halves = [range_for_subtask(index, 2, 16) for index in range(2)]
+    assert await job.read(handle, halves) == expected
+
+
+async def test_few_timers_that_fire_before_many_others_leave_an_increment() -> None:
+    with patch("aioflow.state.heap_churn.FIRING_MIN", 20):
+        job = waiting({**{500 + i: 1 for i in range(15)}, 5_000: 400}, 3)
+        await job.checkpoint(0)
+        assert not job.state._archive.is_plain
+
+
+async def test_timers_that_fire_slowly_leave_an_increment() -> None:
+    with patch("aioflow.state.heap_churn.FIRING_MIN", 20):
+        job = waiting(TIMERS["an instant each"], 0)
+        await job.checkpoint(0)
+        assert not job.state._archive.is_plain
+        job.passing.timers.advance_watermark(1_000, 3)
+        await job.checkpoint(0)
+        assert not job.state._archive.is_plain

@@ -194,6 +194,24 @@ class Codec:
             )
         return content
 
+    def encode_pairs(self, firsts: list[Any], seconds: list[Any], *, owner: str) -> bytes:
+        """Returns what `encode_batch` returns for the tuples of `firsts` and `seconds`, or other
+        bytes of these values. There are at most 8,192 tuples.
+
+        Does not make the tuples if both columns are scalars, or tuples of scalars.
+        """
+        columns: list[Sequence[Any]] = []
+        layouts = [firsts and lay_out(column, SCALARS, columns) for column in (firsts, seconds)]
+        if firsts and None not in layouts:
+            try:
+                content = _framed(_Shape.COLUMNS, [[TUPLE, *layouts]], columns)
+            except (OverflowError, UnicodeEncodeError):
+                pass
+            else:
+                if len(content) <= self._bytes_max:
+                    return content
+        return self.encode_batch(list(zip(firsts, seconds, strict=True)), owner=owner)
+
     def decode_batch(self, content: bytes | bytearray | memoryview) -> list[Any]:
         """Returns the values of an encoded batch. Raises DecodeError. `content` is not kept."""
         try:
