@@ -65,6 +65,13 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "the next operator sees where a time slice of timers ends",
+        "aioflow/operators/process/functions.py",
+        "        return self._given(rows, max([self._sent, *rows.marks[-1:]]))\n",
+        "        return self._given(rows, self._mark)\n",
+        (f"{FIRING}test_timers_see_the_same_event_time_wherever_slices_of_timers_before_them_end",),
+    ),
+    Mutant(
         "a checkpoint waits for all windows that are due",
         "aioflow/task/chain.py",
         "            stage.operator.comes_to_rest\n",

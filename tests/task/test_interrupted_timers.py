@@ -12,7 +12,7 @@ import pytest
 import aioflow as af
 from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.operators import results
-from aioflow.operators.process import functions
+from aioflow.operators.process import async_functions, functions
 from aioflow.task import checkpointing
 from tests.task.checkpointed import Feed, Ledger
 from tests.task.test_exactly_once import strategy
@@ -157,6 +157,59 @@ async def test_aligned_checkpoint_lets_few_timers_fire_before_it(
         await amid_the_firing(run, feed, KEYS // 2)
         cut = await run.cut_here()
         assert not cut.in_flight
+
+
+class Echoes(af.KeyedProcessFunction[str, Any, Any]):
+    """Sets timers around the time of each element, and tells what they see."""
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        for later in (-3, 0, 2, 7):
+            ctx.timer_service.register_event_time_timer(ctx.timestamp + later)
+        yield "element", value, ctx.current_watermark
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        yield "timer", timestamp, ctx.current_watermark
+
+
+class Quiet(af.KeyedProcessFunction[str, Any, Any]):
+    """Sets a timer for each element; of most timers nothing comes."""
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        ctx.timer_service.register_event_time_timer(100 + int(value[0][1:]))
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        if timestamp % 7 == 0:
+            yield ctx.current_key, timestamp
+
+
+class QuietAsync(af.KeyedProcessFunction[str, Any, Any]):
+    """The same with coroutines."""
+
+    async def process_element(self, value: Any, ctx: Any) -> None:
+        ctx.timer_service.register_event_time_timer(100 + int(value[0][1:]))
+
+    async def on_timer(self, timestamp: int, ctx: Any) -> Any:
+        return [(ctx.current_key, timestamp)] if timestamp % 7 == 0 else None
+
+
+@pytest.mark.parametrize("function", [Quiet, QuietAsync])
+async def test_timers_see_the_same_event_time_wherever_slices_of_timers_before_them_end(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    for slice_ns in (0, 1 << 60):
+        for module in (functions, async_functions):
+            monkeypatch.setattr(module, "DRAIN_NS", slice_ns)
+        feed, ledger = Feed(EVENTS[:KEYS]), Ledger()
+        feed.allow_all()
+        flow = af.Flow("echoes")
+        quiet = flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0]).process(function())
+        quiet.key_by(lambda row: row[1] % 2).process(Echoes()).sink(ledger)
+        async with Execution(flow) as run:
+            await run.finished()
+        seen.append(ledger.rows)
+    assert seen[0] == seen[1]
+    assert ("timer", 247, af.MAX_WATERMARK) in seen[0], "it is behind the last output"
 
 
 # Windows.

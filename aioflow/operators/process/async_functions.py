@@ -135,7 +135,8 @@ class AsyncProcessOperator(ProcessOperator):
             self._context.watermark = self._mark = watermark
             if self._timers is not None:
                 self._timers.current_watermark = watermark
-            return empty_batch(self._news(batch))
+            self._sent = max(self._sent, news := self._news(batch))
+            return empty_batch(news)
         self._begin(index, batch)
         return empty_batch()
 
@@ -194,7 +195,7 @@ class AsyncProcessOperator(ProcessOperator):
         If very many timers are due, the remaining ones fire in another mail, so that other mail
         runs in between.
         """
-        rows, before = Rows(), self._mark
+        rows = Rows()
         self._context.collect_sides()
         try:
             is_done = await self._go_on(rows)
@@ -208,13 +209,16 @@ class AsyncProcessOperator(ProcessOperator):
         assert batch is not None
         if is_done:
             self._batch = None
-            self.ctx.emit(rows.batch(before, self._news(batch)))
+            self.ctx.emit(self._given(rows, self._news(batch)))
             if self._backlog:
                 self._begin(*self._backlog.popleft())
             elif not self.busy:
                 self.availability.set_available()
         else:
-            self.ctx.emit(rows.batch(before, self._mark))
+            is_amid_timers = self._context.timer_service.next_due <= self._context.watermark
+            self.ctx.emit(
+                self._given_amid_timers(rows) if is_amid_timers else self._given(rows, self._mark)
+            )
             self.ctx.execute(self._step, "async process")
 
     async def _go_on(self, rows: Rows) -> bool:
@@ -325,7 +329,7 @@ class AsyncProcessOperator(ProcessOperator):
 
         Timers beyond one slice fire in the next mail.
         """
-        rows, before, keyed = Rows(), self._mark, self._keyed
+        rows, keyed = Rows(), self._keyed
         assert keyed is not None
         deadline = self._perf_ns() + DRAIN_NS
         self._context.collect_sides()
@@ -345,7 +349,7 @@ class AsyncProcessOperator(ProcessOperator):
             keyed.current_key = NO_KEY
             self._context.timestamp = None
         if rows.values:
-            self.ctx.emit(rows.batch(before, MIN_WATERMARK))
+            self.ctx.emit(self._given(rows, MIN_WATERMARK))
         self._is_firing = bool(self._due)
         if self._is_firing:
             self.ctx.execute(self._fire_processing, "async timers")

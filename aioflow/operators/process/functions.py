@@ -118,6 +118,7 @@ class ProcessOperator(Operator):
         self._input = 0
         self._position = 0
         self._mark = MIN_WATERMARK  # Watermark in force before the next output.
+        self._sent = MIN_WATERMARK  # Watermark that the next operator knows.
         self._ending = False
         self._fired = Rows()  # Output of processing-time timers since the last emit.
         self.inputs = len(self.sides)
@@ -302,7 +303,7 @@ class ProcessOperator(Operator):
                 "keyed"
             )
         service = context.timer_service
-        rows, before = Rows(), self._mark
+        rows = Rows()
         out, add_stamp, add_mark = rows.values, rows.stamps.append, rows.marks.append
         append, extend, size = out.append, out.extend, len(values)
         generator, plain = GeneratorType, PLAIN_RESULTS
@@ -327,7 +328,7 @@ class ProcessOperator(Operator):
                         deadline = self._perf_ns() + DRAIN_NS
                     if not self._fire_due(current, rows, deadline, max_records):
                         self._position = size - length_hint(rest) - 1
-                        return rows.batch(before, self._mark)
+                        return self._given_amid_timers(rows)
                     marked = self._mark
                 if current > marked:
                     self._mark = marked = current
@@ -360,7 +361,7 @@ class ProcessOperator(Operator):
                     deadline = self._perf_ns() + DRAIN_NS
                 if not self._fire_due(current, rows, deadline, max_records):
                     self._position = size
-                    return rows.batch(before, self._mark)
+                    return self._given_amid_timers(rows)
                 marked = self._mark
             if current > marked:
                 self._mark = current
@@ -374,9 +375,22 @@ class ProcessOperator(Operator):
             context.broadcast_writable = False
         context.watermark = timers.current_watermark = current
         if self._ending and not self._finish_keyed(rows, max_records):
-            return rows.batch(before, self._mark)
+            return self._given(rows, self._mark)
         self._batch = None
-        return rows.batch(before, self._news(batch))
+        return self._given(rows, self._news(batch))
+
+    def _given(self, rows: Rows, watermark: int) -> RecordBatch:
+        """Returns `rows` as a batch with `watermark`, which the next operator then knows."""
+        before, self._sent = self._sent, max(self._sent, watermark)
+        return rows.batch(before, watermark)
+
+    def _given_amid_timers(self, rows: Rows) -> RecordBatch:
+        """Does the same while timers are due that have not fired.
+
+        The next operator gets a new watermark after all of them have fired, or with an output. So
+        its own timers do not see where a time slice has ended.
+        """
+        return self._given(rows, max([self._sent, *rows.marks[-1:]]))
 
     def _news(self, batch: RecordBatch) -> int:
         """Returns the watermark to emit after `batch`, or MIN_WATERMARK if there is no new one."""
@@ -445,7 +459,7 @@ class ProcessOperator(Operator):
         finally:
             context.flush_sides()
         if rows.values:
-            self.ctx.emit(rows.batch(self._mark, MIN_WATERMARK))
+            self.ctx.emit(self._given(rows, MIN_WATERMARK))
 
     # The end of the input.
 
