@@ -13,7 +13,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
@@ -34,6 +34,7 @@ __all__ = [
     "client_library",
     "committed_offsets",
     "existing",
+    "group_names",
     "is_away",
     "message_limit",
     "start_admin",
@@ -64,12 +65,15 @@ class KafkaConfig:
 
     brokers: list[str]
     topics: list[str]
+    topic_of: Callable[[Any], str] | None
+    """The topic of each record of a sink, instead of `topics`."""
     type: Any
     format: str
     records: bool
     key: Callable[[Any], str | bytes | None] | None
     headers: Callable[[Any], Mapping[str, str | bytes]] | None
     transactions: bool
+    transaction_timeout: Duration
     start: str | int
     """The first record to read: "earliest", "latest", or the least timestamp in ms since 1970."""
     until: str | None
@@ -78,6 +82,11 @@ class KafkaConfig:
     options: dict[str, Any]
     backoff: Duration
     on_error: OnError
+    prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False)
+    """The prepared transactions of the writers in this process."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"prepared": {}}
 
     @property
     def bounded(self) -> bool:
@@ -88,7 +97,8 @@ class KafkaConfig:
         return self.discover_every is not None and not self.bounded
 
     def __repr__(self) -> str:
-        return f"kafka({', '.join(self.brokers)!r}, {', '.join(map(repr, self.topics))})"
+        topics = ", ".join(map(repr, self.topics)) if self.topic_of is None else "topic=function"
+        return f"kafka({', '.join(self.brokers)!r}, {topics})"
 
 
 def client_library() -> Any:
@@ -196,30 +206,55 @@ async def start_admin(config: KafkaConfig) -> Any:
 
 
 async def committed_offsets(
-    config: KafkaConfig, group: str, partitions: Sequence[Any]
+    config: KafkaConfig, group: str, partitions: Sequence[Any] | None
 ) -> dict[Any, Any]:
     """Returns the committed offset of `group`, with metadata, for each partition that has one.
 
-    Raises ConnectionError when the coordinator does not answer, for example while it loads its
-    state. A missing answer must not be taken for "nothing committed".
+    `partitions` None means all. Raises ConnectionError when the coordinator does not answer, for
+    example while it loads its state. A missing answer must not be taken for "nothing committed".
     """
-    from aiokafka.errors import NoError
+    from aiokafka.errors import for_code
+    from aiokafka.protocol.commit import OffsetFetchRequest
+    from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
-    unknown = ConnectionError(
-        f"{config!r}: the coordinator of the group {group!r} does not tell its offsets now"
-    )
+    asked: dict[str, list[int]] | None = None if partitions is None else {}
+    for topic, partition in partitions or ():
+        assert asked is not None
+        asked.setdefault(topic, []).append(partition)
+    request = OffsetFetchRequest(group, None if asked is None else list(asked.items()))
     admin = await start_admin(config)
     try:
-        answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
-    except (AttributeError, NoError):  # aiokafka's errors if one partition has an error.
-        raise unknown from None
+        # Not by list_consumer_group_offsets, whose answer is {} for an error of the group.
+        node = await admin.find_coordinator(group)
+        answer = await admin._send_request(request, node)
     finally:
         await undisturbed(admin.close())
-    if not all(
-        one in answer for one in partitions
-    ):  # aiokafka returns -1 for "no offset", and {} for an answer that is an error.
-        raise unknown
-    return {one: answer[one] for one in partitions if answer[one].offset >= 0}
+    found = [(topic, *one) for topic, several in answer.topics for one in several]
+    codes = {code for *_, code in found} | (
+        {answer.error_code} if answer.API_VERSION >= 2 else set()
+    )
+    codes -= {0}
+    if codes:
+        error = for_code(codes.pop())
+        if not error.retriable:
+            raise error(f"{config!r}: the offsets of the group {group!r}")
+        raise ConnectionError(
+            f"{config!r}: the coordinator of the group {group!r} does not tell its offsets now"
+        )
+    return {
+        TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata)
+        for topic, partition, offset, metadata, _ in found
+        if offset >= 0
+    }
+
+
+async def group_names(config: KafkaConfig) -> list[str]:
+    """Returns the names of all groups that this user may see."""
+    admin = await start_admin(config)
+    try:
+        return [name for name, *_ in await admin.list_consumer_groups()]
+    finally:
+        await undisturbed(admin.close())
 
 
 async def existing(config: KafkaConfig, producer: Any, topic: str) -> None:

@@ -1,16 +1,12 @@
-"""Produces records to Kafka: at once and at least once, or in one transaction for each checkpoint.
+"""Produces records to Kafka: at least once, or in one transaction for each checkpoint.
 
-A transaction begins only when the checkpoint that covers its records is complete. Until then the
-checkpoint contains the records. So no transaction stays open at the brokers, where it would block
-every reader and could time out before its commit. Each transaction also commits an offset for a
-group of its own, whose metadata names the last batches of this writer. A repeated commit reads
-these names and detects that the batch was committed.
+Records go to the brokers as they come, in batches for a partition. A checkpoint waits until the
+brokers have acknowledged all of them. With transactions, the records of a checkpoint are in one
+transaction, which stays open until the checkpoint is complete. `kafka_transactions` has the
+transactions, and their recovery.
 
-The transactional id is that of the writer (flow, uid, subtask). After a rescaling, another subtask
-uses it to commit data that the former writer had prepared. A new producer under this id ends the
-open transactions of the former one, and only then reads which batches are committed. So a late
-attempt is fenced off before it can add records twice. Brokers forget the offsets of a group without
-members after a week without commits (`offsets.retention.minutes`).
+A record with a key goes to the partition that Kafka's own producers choose for the key. Records
+without a key go to one partition for each batch, in turn.
 """
 
 from __future__ import annotations
@@ -18,19 +14,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import GraphError, StateError, describe_record
+from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_encoder
 from aioflow.io.kafka_client import (
     client_library,
-    committed_offsets,
     existing,
     is_away,
     message_limit,
     started,
     undisturbed,
+)
+from aioflow.io.kafka_transactions import (
+    Prepared,
+    TransactionPool,
+    abort_prepared,
+    batches_of,
+    commit_prepared,
+    fenced_error,
 )
 from aioflow.operators.sink import BaseCommitter, BaseWriter
 
@@ -38,37 +41,24 @@ if TYPE_CHECKING:
     from aioflow.io.kafka_client import KafkaConfig
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["KafkaCommitter", "KafkaWriter", "Prepared"]
+__all__ = ["KafkaCommitter", "KafkaWriter"]
 
-Record = Sequence[Any]
-"""Key, value and, where it has any, headers."""
+Record = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes]]]
+"""Topic, key, value and headers."""
 
-PIECE_RECORDS = 1_000
+PIECE_RECORDS = 4_000
 """Number of records at which the writer requests a flush."""
 
 MAX_REQUEST_BYTES = 1_048_576
-"""Maximum size of a request of aiokafka by default."""
+"""Maximum size of a record by default, as in aiokafka."""
 
 OVERHEAD_BYTES = 512
 """Upper bound of the size of a record without its key and value."""
 
-KNOWN_BATCHES = 64
-"""Number of names that the metadata of an offset keeps, of its 4096 bytes. It exceeds the number of
-checkpoints of one writer that wait for their commit.
-"""
+KNOWN_KEYS = 65_536
+"""Number of keys whose partitions are remembered: aiokafka computes the hash in Python."""
 
 logger = logging.getLogger(__name__)
-
-
-class Prepared(NamedTuple):
-    """The committable of this sink: a batch of records for one transaction."""
-
-    sink: str
-    """Flow and uid of the sink that prepared the batch."""
-    subtask: int
-    checkpoint: int
-    batch: str
-    records: list[Record]
 
 
 class KafkaWriter(BaseWriter[Any]):
@@ -78,49 +68,84 @@ class KafkaWriter(BaseWriter[Any]):
         self._ctx = ctx
         self._config = config
         self._encode = body_encoder(config.format, repr(config))
-        self._carries = config.transactions and ctx.checkpointing
+        self._pool: TransactionPool | None = None
+        if config.transactions and ctx.checkpointing:
+            self._pool = TransactionPool(config, f"{ctx.flow_name}/{ctx.uid}", ctx)
         self._most = config.options.get("max_request_size", MAX_REQUEST_BYTES) - OVERHEAD_BYTES
+        self._partitions = Partitions()
+        self._known: set[str] = set()
+        """The topics that exist."""
         self._pending: list[Record] = []
-        self._carried: list[Record] = []
+        self._sent: list[tuple[asyncio.Future[Any], list[Record]]] = []
+        """Batches that may not be acknowledged yet, with their records."""
+        self._written = 0
+        """Number of records since the last checkpoint."""
         self._producer: Any = None
         self.full = False
+
+    def restored(self, checkpoint_id: int) -> None:
+        if self._pool is not None:
+            self._pool.checkpoint = checkpoint_id
 
     async def open(self) -> None:
         config = self._config
         if len(config.topics) > 1:
             raise GraphError(
-                f"sink {config!r} names {len(config.topics)} topics, expected the one to write to"
+                f"sink {config!r} names {len(config.topics)} topics, expected the one to write to, "
+                "or a function of a record"
             )
-        self._producer = await self._start()
-        await existing(config, self._producer, config.topics[0])
-        limit = await message_limit(config, config.topics[0])
-        if limit is not None and not config.options.get(
-            "compression_type"
-        ):  # The limit applies to the sent bytes, so a compressed record may be larger.
-            self._most = min(self._most, limit - OVERHEAD_BYTES)
+        if self._pool is not None:
+            await self._pool.open()
+            producer = self._pool.register
+        else:
+            producer = self._producer = await self._start()
+        for topic in config.topics:
+            await self._check(producer, topic)
+            limit = await message_limit(config, topic)
+            if limit is not None and not config.options.get(
+                "compression_type"
+            ):  # The limit applies to the sent bytes, so a compressed record may be larger.
+                self._most = min(self._most, limit - OVERHEAD_BYTES)
+
+    async def _check(self, producer: Any, topic: str) -> None:
+        await existing(self._config, producer, topic)
+        self._known.add(topic)
 
     async def _start(self) -> Any:
         return await started(
             self._config,
             client_library().AIOKafkaProducer,
-            {"enable_idempotence": True, "acks": "all"},
+            {"enable_idempotence": True, "acks": "all", **batches_of(self._config)},
         )
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        config = self._config
+        topic, topic_of = (config.topics or [""])[0], config.topic_of
         for value in values:
             key, body = self._key(value), None if value is None else self._encode(value)
-            headers = self._headers(value) if self._config.headers is not None else []
+            headers = self._headers(value) if config.headers is not None else []
             size = len(key or b"") + len(body or b"")
-            size += sum(len(name) * 3 + len(content) for name, content in headers)
+            if headers:
+                size += sum(len(name) * 3 + len(content) for name, content in headers)
             if size > self._most:
                 shown = describe_record(value)
                 raise ValueError(
-                    f"sink {self._config!r} got {shown}, of {size} bytes, expected at most "
+                    f"sink {config!r} got {shown}, of {size} bytes, expected at most "
                     f"{self._most}: "
                     "see max_request_size in options=, and max.message.bytes of the topic"
                 )
-            self._pending.append((key, body, headers) if headers else (key, body))
+            if topic_of is not None:
+                topic = self._topic(topic_of(value), value)
+            self._pending.append((topic, key, body, headers))
         self.full = len(self._pending) >= PIECE_RECORDS
+
+    def _topic(self, topic: Any, value: Any) -> str:
+        if isinstance(topic, str) and topic:
+            return topic
+        raise TypeError(
+            f"sink {self._config!r}: topic= gave {describe_record(topic)} for "
+            f"{describe_record(value)}, expected the name of a topic"
+        )
 
     def _key(self, value: Any) -> bytes | None:
         key = None if self._config.key is None else self._config.key(value)
@@ -150,42 +175,125 @@ class KafkaWriter(BaseWriter[Any]):
         )
 
     async def flush(self) -> None:
-        """Returns when the brokers have all records. Replaces a producer that has given up."""
+        """Hands the records over to the producer, which sends them meanwhile."""
         self.full = False
         pending, self._pending = self._pending, []
-        if self._carries:
-            self._carried += pending
-            return
+        self._written += len(pending)
+        if self._pool is None:
+            await self._deliver(pending, wait=False)
+        elif pending:
+            await self._transact(self._pool, pending, wait=False)
+
+    # In a transaction.
+
+    async def _transact(self, pool: TransactionPool, records: list[Record], *, wait: bool) -> None:
+        """Sends the records in the transaction of `pool`. With `wait`, returns when it has all."""
+        try:
+            if records and pool.producer is None:
+                await pool.begin(records[0][0])
+            await self._send(pool.producer, records)
+            left = await self._acknowledged(wait=wait)
+        except Exception as error:
+            if (fenced := fenced_error(self._config, error)) is None:
+                raise
+            raise fenced from None
+        if left:  # The producer has given up, and a transaction has one producer.
+            raise ConnectionError(
+                f"{self._config!r}: {len(left)} records of a transaction were not taken"
+            )
+
+    # At least once.
+
+    async def _deliver(self, records: list[Record], *, wait: bool) -> None:
+        """Sends the records, those again that were not taken. Replaces a producer that gave up."""
         backoff = Backoff(self._ctx.host.rng, self._config.backoff)
-        while pending:
+        while True:
             try:
                 if self._producer is None:
                     self._producer = await self._start()
-                pending = await self._send(pending)
-                continue
+                sending, records = records, []
+                await self._send(self._producer, sending)
+                records = await self._acknowledged(wait=wait)
+                if not records:
+                    return
+                logger.info(
+                    "%r: %d records were not taken, trying again", self._config, len(records)
+                )
             except Exception as error:  # Checked here, because most errors justify no retry.
                 if not is_away(error):
                     raise
+                records = await self._acknowledged(wait=True) + records
                 backoff.failed(self._config, error, "trying again")
             await self._stop()
             await backoff.sleep()
 
-    async def _send(self, pending: list[Record]) -> list[Record]:
-        """Sends the records in order. Returns those that may not have reached the brokers."""
-        (topic,) = self._config.topics
-        sent = [await _sent(self._producer, topic, record) for record in pending]
-        answers = await asyncio.gather(*sent, return_exceptions=True)
-        left = [
-            one
-            for one, answer in zip(pending, answers, strict=True)
-            if isinstance(answer, BaseException)
-        ]
-        for answer in answers:
-            if isinstance(answer, BaseException) and not is_away(answer):
-                raise answer
-        if left:
-            logger.info("%r: %d records were not taken, trying again", self._config, len(left))
-            await self._stop()
+    async def _send(self, producer: Any, records: list[Record]) -> None:
+        """Hands the records over in batches, in the order of each partition.
+
+        All of them are in `self._sent` afterwards, also after an error.
+        """
+        if not records:
+            return
+        waiting: list[tuple[str, int, list[Record]]] = [("", 0, records)]
+        try:
+            waiting = await self._placed(producer, records)
+            while waiting:
+                topic, partition, several = waiting[0]
+                batch = producer.create_batch()
+                append, count = batch.append, 0
+                for _, key, value, headers in several:
+                    if append(timestamp=None, key=key, value=value, headers=headers) is None:
+                        break
+                    count += 1
+                future = await producer.send_batch(batch, topic, partition=partition)
+                self._sent.append((future, several[:count]))
+                if count == len(several):
+                    del waiting[0]
+                else:
+                    waiting[0] = (topic, partition, several[count:])
+        finally:
+            for _, _, several in waiting:
+                refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                refused.set_exception(ConnectionError("the producer took no more records"))
+                self._sent.append((refused, several))
+
+    async def _placed(
+        self, producer: Any, records: list[Record]
+    ) -> list[tuple[str, int, list[Record]]]:
+        """Returns the records of each topic and partition, in their order."""
+        places: dict[tuple[str, int], list[Record]] = {}
+        for topic, several in _by_topic(records).items():
+            if topic not in self._known:
+                await self._check(producer, topic)
+            count = len(await producer.partitions_for(topic))
+            available = producer.client.cluster.available_partitions_for_topic(topic)
+            keyless = self._partitions.next(topic, sorted(available or range(count)))
+            partition_of = self._partitions.of
+            for record in several:
+                key = record[1]
+                partition = keyless if key is None else partition_of(key, count)
+                places.setdefault((topic, partition), []).append(record)
+        return [(*place, several) for place, several in places.items()]
+
+    async def _acknowledged(self, *, wait: bool) -> list[Record]:
+        """Returns the records that may not have reached the brokers.
+
+        Raises an error that a retry cannot help. With `wait`, all answers are there.
+        """
+        if wait and self._sent:
+            await asyncio.gather(*(future for future, _ in self._sent), return_exceptions=True)
+        left: list[Record] = []
+        sent, self._sent = self._sent, []
+        errors: list[BaseException] = []
+        for future, records in sent:
+            if not future.done():
+                self._sent.append((future, records))
+            elif (error := future.exception()) is not None:
+                left += records
+                if not is_away(error):
+                    errors.append(error)
+        if errors:
+            raise errors[0]
         return left
 
     async def _stop(self) -> None:
@@ -194,130 +302,74 @@ class KafkaWriter(BaseWriter[Any]):
             await undisturbed(producer.stop())
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
-        """Returns the records since the last checkpoint if transactions are used, otherwise
-        nothing.
-        """
+        """Returns when the brokers have all records, with the committable of the transaction."""
         await self.flush()
-        carried, self._carried = self._carried, []
-        if not carried:
+        if self._pool is None:
+            await self._deliver([], wait=True)
             return []
-        ctx = self._ctx
-        sink, name = f"{ctx.flow_name}/{ctx.uid}", ctx.host.ids.new("batch")
-        return [
-            list(
-                Prepared(
-                    sink,
-                    ctx.runtime.subtask_index,
-                    checkpoint_id,
-                    name,
-                    [list(record) for record in carried],
-                )
-            )
-        ]
-
-    async def close(self) -> None:
-        await self._stop()
-
-
-def _sent(producer: Any, topic: str, record: Record) -> Any:
-    """Returns the call that sends `record`. Headers are lists where a checkpoint held them."""
-    key, value, *rest = record
-    headers = [(name, content) for name, content in rest[0]] if rest else None
-    return producer.send(topic, value=value, key=key, headers=headers)
-
-
-class _Transactions:
-    """The transactions of one writer, under one transactional id."""
-
-    def __init__(self, config: KafkaConfig, id_: str) -> None:
-        self._config = config
-        self._id = id_
-        self._producer: Any = None
-        self._committed: list[str] = []
-        """Names of the last committed batches, the newest at the end."""
-
-    async def commit(self, prepared: Prepared) -> None:
-        """Commits `prepared` once, even if another attempt commits or has committed it."""
-        from aiokafka.errors import ProducerFenced
-
+        written, self._written = self._written, 0
+        await self._transact(self._pool, [], wait=True)
+        name = self._ctx.host.ids.new("batch")
         try:
-            if self._producer is None:
-                await self._begin()
-            if prepared.batch not in self._committed:
-                await self._commit(prepared)
-        except BaseException as error:
-            await (
-                self.close()
-            )  # The next attempt ends this transaction and reads the committed batches again.
-            if not isinstance(error, ProducerFenced):
+            return await self._pool.prepare(checkpoint_id, name, written)
+        except Exception as error:
+            if (fenced := fenced_error(self._config, error)) is None:
                 raise
-            raise StateError(
-                f"{self._config!r}: another attempt, or another program, has begun transactions "
-                f"as {self._id!r}: two jobs may not have the "
-                "same flow name and uid"
-            ) from None
-
-    async def _begin(self) -> None:
-        own = {"transactional_id": self._id, "acks": "all"}
-        self._producer = await started(self._config, client_library().AIOKafkaProducer, own)
-        known = await committed_offsets(self._config, self._id, [self._marked])
-        self._committed = known[self._marked].metadata.split() if known else []
-
-    @property
-    def _marked(self) -> Any:
-        """Returns the partition whose committed offset stores the names of the committed
-        batches.
-        """
-        return client_library().TopicPartition(self._config.topics[0], 0)
-
-    async def _commit(self, prepared: Prepared) -> None:
-        from aiokafka.structs import OffsetAndMetadata
-
-        producer, topic = self._producer, self._config.topics[0]
-        names = [*self._committed, prepared.batch][-KNOWN_BATCHES:]
-        await producer.begin_transaction()
-        sent: list[asyncio.Future[Any]] = []
-        try:
-            for record in prepared.records:
-                sent.append(await _sent(producer, topic, record))
-        finally:  # A producer that is fenced raises in `send`, and fails what it has sent before.
-            await asyncio.gather(*sent, return_exceptions=True)
-        for one in sent:
-            one.result()
-        await producer.send_offsets_to_transaction(
-            {self._marked: OffsetAndMetadata(prepared.checkpoint, " ".join(names))}, self._id
-        )
-        await producer.commit_transaction()
-        self._committed = names
+            raise fenced from None
 
     async def close(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            await undisturbed(producer.stop())
+        if self._pool is not None:
+            await self._pool.close()
+        await self._stop()
+        for future, _ in self._sent:
+            if future.done() and not future.cancelled():
+                future.exception()  # Otherwise asyncio logs the error as never retrieved.
+        self._sent = []
+
+
+def _by_topic(records: list[Record]) -> dict[str, list[Record]]:
+    if all(record[0] == records[0][0] for record in records):
+        return {records[0][0]: records} if records else {}
+    topics: dict[str, list[Record]] = {}
+    for record in records:
+        topics.setdefault(record[0], []).append(record)
+    return topics
+
+
+class Partitions:
+    """Chooses partitions as Kafka's default partitioner does."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[bytes, int] = {}
+        self._turns: dict[str, int] = {}
+
+    def of(self, key: bytes, count: int) -> int:
+        """Returns the partition of `key` in a topic with `count` partitions."""
+        found = self._hashes.get(key)
+        if found is None:
+            from aiokafka.partitioner import murmur2
+
+            if len(self._hashes) >= KNOWN_KEYS:
+                self._hashes.clear()
+            found = self._hashes[key] = murmur2(key) & 0x7FFFFFFF
+        return found % count
+
+    def next(self, topic: str, partitions: Sequence[int]) -> int:
+        """Returns the partition of the next batch of records without a key."""
+        turn = self._turns[topic] = self._turns.get(topic, -1) + 1
+        return partitions[turn % len(partitions)]
 
 
 class KafkaCommitter(BaseCommitter):
-    """The committer, which produces each prepared batch in a transaction.
-
-    It connects for the first committable; the operator retries failed commits.
-    """
+    """The committer, which commits the transactions that the writers have prepared."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
-        self._transactions: dict[str, _Transactions] = {}
 
     async def commit(self, committables: Sequence[Any]) -> None:
         for committable in committables:
-            prepared = Prepared(*committable)
-            id_ = f"aioflow/{prepared.sink}/{prepared.subtask}"
-            if id_ not in self._transactions:
-                self._transactions[id_] = _Transactions(self._config, id_)
-            await self._transactions[id_].commit(prepared)
+            await commit_prepared(self._config, Prepared(*committable))
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Does nothing: the records are only in the checkpoint."""
-
-    async def close(self) -> None:
-        transactions, self._transactions = self._transactions, {}
-        for one in transactions.values():
-            await one.close()
+        for committable in committables:
+            await abort_prepared(self._config, Prepared(*committable))

@@ -52,7 +52,7 @@ __all__ = ["KafkaReader", "KafkaTopics", "kafka"]
 @explained
 def kafka(
     bootstrap: str | Sequence[str],
-    topic: str | Sequence[str],
+    topic: str | Sequence[str] | Callable[[Any], str],
     type: type[T] | None = None,
     *,
     format: str = "json",
@@ -60,6 +60,7 @@ def kafka(
     key: Callable[[Any], str | bytes | None] | None = None,
     headers: Callable[[Any], Mapping[str, str | bytes]] | None = None,
     transactions: bool = False,
+    transaction_timeout: Duration = "15m",
     start: str | int | datetime = "earliest",
     until: str | None = None,
     group: str | None = None,
@@ -86,13 +87,17 @@ def kafka(
     `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`,
     `ssl_context` and `request_timeout_ms`.
 
-    A sink writes to one topic the values that `format` accepts. `key(record)` decides the partition
-    of a record, and `headers(record)` gives its headers. Delivery is at least once. With
-    `transactions` and checkpoints, delivery is exactly once for readers of committed records: each
-    checkpoint carries the records written since the last one, and they are produced in one
-    transaction when the checkpoint is complete.
+    A sink writes the values that `format` accepts to one topic, or to the topic that
+    `topic(record)` names. `key(record)` decides the partition of a record, as Kafka's own producers
+    do, and `headers(record)` gives its headers. Delivery is at least once. With `transactions` and
+    checkpoints, delivery is exactly once for readers of committed records: the records of a
+    checkpoint are in one transaction, which is committed when the checkpoint is complete. The
+    brokers abort a transaction that is open for longer than `transaction_timeout`. They allow at
+    most their `transaction.max.timeout.ms`, 15 minutes by default. A job that stays down for longer
+    loses the records of its last checkpoint, and then fails with an error that says so.
     """
-    brokers, topics = one_or_more_places(bootstrap), one_or_more(topic)
+    brokers, topic_of = one_or_more_places(bootstrap), topic if callable(topic) else None
+    topics = [] if callable(topic) else one_or_more(topic)
     place = f"kafka({bootstrap!r}, {', '.join(map(repr, topics))})"
     if not brokers or not all(
         isinstance(broker, str) and broker and "://" not in broker and "@" not in broker
@@ -102,7 +107,7 @@ def kafka(
             "kafka(...): expected brokers as 'HOST:PORT', without a scheme or a password, which "
             "goes into options="
         )
-    if (
+    if topic_of is None and (
         not topics
         or not all(isinstance(name, str) and name for name in topics)
         or len(set(topics)) < len(topics)
@@ -134,18 +139,21 @@ def kafka(
     if group is not None:
         checked_text(group, "group", place)
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    checked_seconds(transaction_timeout, "transaction_timeout", place)
     checked_format(format, type, place)
     on_error = checked_on_error(on_error, place)
     given = checked_options(options, "options", place)
     return KafkaTopics(
         brokers,
         topics,
+        topic_of,
         type,
         format,
         records,
         key,
         headers,
         transactions,
+        transaction_timeout,
         first,
         until,
         group,
@@ -189,6 +197,11 @@ class KafkaTopics(KafkaConfig, BaseSource[T], BaseSink[Any]):
         Its position is the first offset to read. Its payload is the topic, the number of the
         partition, and the offset at which to end, or None.
         """
+        if self.topic_of is not None:
+            raise GraphError(
+                f"{self!r}: a function chooses the topic of each record of a sink, but a source "
+                "reads topics by their names"
+            )
         return await self.finder.discover(self)
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:

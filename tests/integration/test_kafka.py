@@ -22,7 +22,6 @@ from aiokafka.protocol.commit import (
     OffsetFetchResponse_v1,
     OffsetFetchResponse_v3,
 )
-from aiokafka.structs import OffsetAndMetadata
 
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
@@ -35,6 +34,7 @@ from tests.io.kafka.brokers import (
     BROKERS_REMEDY,
     Brokers,
     MockCluster,
+    ended,
     kafka_cluster,
     produced,
     settled,
@@ -191,25 +191,22 @@ async def test_it_begins_at_a_time(brokers: Brokers, name: str, ctx: Context) ->
 
 @pytest.mark.parametrize("transactions", [False, True])
 async def test_headers_are_those_of_the_record(
-    cluster: KafkaCluster, name: str, ctx: SinkContext, transactions: bool
+    brokers: Brokers, name: str, ctx: SinkContext, transactions: bool
 ) -> None:
-    await produced(cluster, name, [])
+    await produced(brokers, name, [])
     ctx.flow_name = name
     sink = kafka(
-        cluster.bootstrap,
+        brokers.bootstrap,
         name,
         headers=lambda n: {"kind": "even", "raw": b"\0"} if n % 2 == 0 else {},
         transactions=transactions,
     )
     if transactions:
-        committer = sink.committer()
-        assert committer is not None
-        await committer.commit(await prepared(sink, ctx, [1, 2]))
-        await committer.close()
-        await settled(cluster, name)
+        await committer_of(sink).commit(await prepared(sink, ctx, [1, 2]))
+        await settled(brokers, name)
     else:
         await write(sink, ctx, [1, 2])
-    source = kafka(cluster.bootstrap, name, records=True, until="latest", options=READING)
+    source = kafka(brokers.bootstrap, name, records=True, until="latest", options=READING)
     headers = {
         record.value: list(map(tuple, record.headers)) for record in await read_all(source, ctx)
     }
@@ -572,67 +569,175 @@ async def prepared(sink: Any, ctx: SinkContext, records: list[Any]) -> list[Any]
         await writer.close()
 
 
-async def test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated(
-    cluster: KafkaCluster, name: str, ctx: SinkContext
-) -> None:
-    await produced(cluster, name, [])
-    sink = kafka(
-        cluster.bootstrap,
-        name,
-        key=lambda value: "same",
-        transactions=True,
-        options={"request_timeout_ms": 20_000},
-    )
+async def committed(cluster: KafkaCluster, name: str, ctx: Context) -> list[Any]:
+    source = kafka(cluster.bootstrap, name, until="latest", options=READING)
+    return await read_all(source, ctx)
+
+
+def transactional(brokers: Brokers, name: str, ctx: SinkContext, **arguments: Any) -> Any:
     ctx.flow_name = name
+    return kafka(brokers.bootstrap, name, transactions=True, **arguments)
+
+
+async def test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated(
+    brokers: Brokers, name: str, ctx: SinkContext
+) -> None:
+    """Its records are on the brokers before the checkpoint, but nobody reads them yet."""
+    await produced(brokers, name, [])
+    sink = transactional(brokers, name, ctx, key=lambda value: "same")
     committer = sink.committer()
-    assert committer is not None
+    writer = sink.writer(ctx)
+    await writer.open()
     seen: list[int] = []
-
-    async def committed() -> list[int]:
-        return await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx)
-
-    for records in ([1, 2], [3]):
-        committables = await prepared(sink, ctx, records)
-        assert await committed() == seen
+    for checkpoint, records in enumerate(([1, 2], [3]), 1):
+        writer.write_batch(records, None)
+        committables = await writer.prepare(checkpoint)
+        assert await read_uncommitted(brokers, name) == [*seen, *records]
+        assert await committed(brokers, name, ctx) == seen
         for _ in range(2):
             await committer.commit(committables)
             await committer.abort(committables)
         seen += records
-        await settled(cluster, name)
-        assert await committed() == seen
-    assert await prepared(sink, ctx, []) == []
-    await committer.close()
+        await settled(brokers, name)
+        assert await committed(brokers, name, ctx) == seen
+    assert await writer.prepare(3) == []
+    await writer.close()
 
 
-async def test_transaction_named_by_the_offset_of_the_writer_was_committed(
-    cluster: KafkaCluster, name: str, ctx: SinkContext
-) -> None:
-    """The attempt before committed it, and died before it could tell."""
-    await produced(cluster, name, [])
-    sink = kafka(cluster.bootstrap, name, transactions=True)
-    ctx.flow_name = name
-    ((*_, checkpoint, batch, _),) = committables = await prepared(sink, ctx, [1])
-    group = f"aioflow/{name}/{ctx.uid}/0"
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=cluster.bootstrap, group_id=group, enable_auto_commit=False
-    )
+async def read_uncommitted(brokers: Brokers, name: str) -> list[Any]:
+    """What is in a topic, with the records of open transactions."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=brokers.bootstrap)
     await consumer.start()
-    marked = TopicPartition(name, 0)
-    consumer.assign([marked])
-    await consumer.commit({marked: OffsetAndMetadata(checkpoint, f"other {batch}")})
-    await consumer.stop()
+    try:
+        partitions = [TopicPartition(name, number) for number in range(4)]
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning()
+        ends = await consumer.end_offsets(partitions)
+        values = []
+        while any([await consumer.position(one) < ends[one] for one in partitions]):
+            for records in (await consumer.getmany(timeout_ms=50)).values():
+                values += [msgspec.json.decode(record.value) for record in records]
+        return sorted(values)
+    finally:
+        await consumer.stop()
+
+
+async def test_a_prepared_transaction_is_committed_by_another_process_once(
+    brokers: Brokers, name: str, ctx: SinkContext
+) -> None:
+    """The attempt that prepared it died. The second one committed it, and died before it could
+    tell; meanwhile its id was used again.
+    """
+    await produced(brokers, name, [])
+    one = await prepared(transactional(brokers, name, ctx), ctx, [1])
+    second = transactional(brokers, name, ctx)
+    committer = second.committer()
+    await committer.commit(one)
+    writer = second.writer(ctx)
+    await writer.open()
+    writer.write_batch([2], None)
+    two = await writer.prepare(2)
+    await committer.commit(two)
+    writer.write_batch([3], None)
+    await writer.flush()
+    third = transactional(brokers, name, ctx).committer()
+    for again in (committer, third):
+        await again.commit(one)
+        await again.commit(two)
+    await writer.close()
+    await settled(brokers, name)
+    assert sorted(await committed(brokers, name, ctx)) == [1, 2]
+
+
+async def test_transactions_that_an_attempt_left_open_are_aborted_by_the_next(
+    brokers: Brokers, name: str, ctx: SinkContext
+) -> None:
+    """Those after the restored checkpoint; the one that it covers stays prepared."""
+    # aiokafka retrieves no error of the transaction that was fenced.
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    await produced(brokers, name, [])
+    sink = transactional(brokers, name, ctx)
+    gone = sink.writer(ctx)
+    await gone.open()
+    kept: list[Any] = []
+    for checkpoint in (1, 2, 3):
+        gone.write_batch([checkpoint], None)
+        kept.append(await gone.prepare(checkpoint))
+    gone.write_batch([4], None)
+    await gone.flush()
+    later_sink = transactional(brokers, name, ctx)
+    later = later_sink.writer(ctx)
+    later.restored(1)
+    await later.open()
+    later.write_batch([5], None)
+    five = await later.prepare(4)
+    committer = later_sink.committer()
+    await committer.commit(kept[0])
+    await committer.commit(five)
+    await settled(brokers, name)
+    assert sorted(await committed(brokers, name, ctx)) == [1, 5]
+    gone.write_batch([6], None)
+    with pytest.raises(StateError, match="another attempt, or another program"):
+        await gone.prepare(5)
+    await gone.close()
+    await later.close()
+
+
+async def test_a_transaction_that_timed_out_is_an_error_that_says_what_was_lost(
+    brokers: Brokers, name: str, ctx: SinkContext
+) -> None:
+    await produced(brokers, name, [])
+    sink = transactional(brokers, name, ctx, transaction_timeout="1s")
+    committables = await prepared(sink, ctx, [1, 2])
+    await settled(brokers, name)  # The brokers look for old transactions every second here.
+    with pytest.raises(
+        StateError, match=r"of checkpoint 1, and its 2 records are lost: .*transaction_timeout='1s'"
+    ):
+        await sink.committer().commit(committables)
+    assert await committed(brokers, name, ctx) == []
+
+
+async def test_a_timeout_that_the_brokers_do_not_allow_is_refused(
+    brokers: Brokers, name: str, ctx: SinkContext
+) -> None:
+    await produced(brokers, name, [])
+    sink = transactional(brokers, name, ctx, transaction_timeout="1h")
+    with pytest.raises(GraphError, match=r"raise transaction\.max\.timeout\.ms of the brokers"):
+        await prepared(sink, ctx, [1])
+
+
+@pytest.mark.parametrize("transactions", [False, True])
+async def test_a_function_chooses_the_topic_of_each_record(
+    brokers: Brokers, name: str, ctx: SinkContext, transactions: bool
+) -> None:
+    for kind in ("even", "odd"):
+        await produced(brokers, f"{name}-{kind}", [])
+    ctx.flow_name = name
+    sink = kafka(
+        brokers.bootstrap,
+        lambda n: f"{name}-{'odd' if n % 2 else 'even'}",
+        key=str,
+        transactions=transactions,
+    )
+    if transactions:
+        await committer_of(sink).commit(await prepared(sink, ctx, list(range(10))))
+    else:
+        await write(sink, ctx, list(range(10)))
+    for kind, first in (("even", 0), ("odd", 1)):
+        await settled(brokers, f"{name}-{kind}")
+        values = await committed(brokers, f"{name}-{kind}", ctx)
+        assert sorted(values) == list(range(first, 10, 2))
+    with pytest.raises(GraphError, match="a source reads topics by their names"):
+        await sink.discover()
+    wrong = kafka(brokers.bootstrap, lambda n: n)
+    with pytest.raises(TypeError, match="topic= gave 7 for 7, expected the name of a topic"):
+        await write(wrong, ctx, [7])
+
+
+def committer_of(sink: Any) -> Any:
     committer = sink.committer()
     assert committer is not None
-    await committer.commit(committables)
-    assert (
-        await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == []
-    )
-    # The same checkpoint of a job that was restored from an older savepoint: another batch.
-    await committer.commit(await prepared(sink, ctx, [2]))
-    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [
-        2
-    ]
-    await committer.close()
+    return committer
 
 
 @pytest.mark.parametrize(
@@ -641,108 +746,91 @@ async def test_transaction_named_by_the_offset_of_the_writer_was_committed(
     ids=["as a whole", "of a partition"],
 )
 async def test_a_coordinator_that_does_not_tell_is_asked_again(
-    cluster: KafkaCluster, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, answer: Any
+    brokers: Brokers, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
     """The coordinator loads its data, or another has taken over: it has not said that nothing is
     committed.
     """
-    await produced(cluster, name, [])
-    sink = kafka(cluster.bootstrap, name, transactions=True)
-    ctx.flow_name = name
-    ((*_, batch, _),) = committables = await prepared(sink, ctx, [1])
-    first, again = sink.committer(), sink.committer()
-    assert first is not None and again is not None
-    await first.commit(committables)
-    await first.close()
-    answers = [
-        answer,
-        OffsetFetchResponse_v3(0, [(name, [(0, 1, batch, 0)])], 0),
-    ]  # The second is what the mock cluster forgets.
+    await produced(brokers, name, [])
+    committables = await prepared(transactional(brokers, name, ctx), ctx, [1])
+    committer = transactional(brokers, name, ctx).committer()
+    answers = [answer]
     send = AIOKafkaAdminClient._send_request
 
     async def answered(self: Any, request: Any, node_id: Any = None) -> Any:
-        return (
-            answers.pop(0)
-            if isinstance(request, OffsetFetchRequest)
-            else await send(self, request, node_id)
-        )
+        if isinstance(request, OffsetFetchRequest) and answers:
+            return answers.pop(0)
+        return await send(self, request, node_id)
 
     monkeypatch.setattr(AIOKafkaAdminClient, "_send_request", answered)
     with pytest.raises(ConnectionError, match="does not tell its offsets now"):
-        await again.commit(committables)
-    await again.commit(committables)
-    await again.close()
-    assert answers == []
-    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [
-        1
-    ]
+        await committer.commit(committables)
+    await committer.commit(committables)
+    await settled(brokers, name)
+    assert await committed(brokers, name, ctx) == [1]
 
 
 async def test_a_record_that_no_broker_takes_fails_before_the_checkpoint(
-    cluster: KafkaCluster, name: str, ctx: SinkContext
+    brokers: Brokers, name: str, ctx: SinkContext
 ) -> None:
-    sink = kafka(cluster.bootstrap, name, transactions=True)
+    await produced(brokers, name, [])
+    sink = transactional(brokers, name, ctx)
     with pytest.raises(ValueError, match="see max_request_size"):
         await prepared(sink, ctx, ["x" * 1_100_000])
 
 
 async def test_a_record_that_the_topic_does_not_take_fails_before_the_checkpoint(
-    cluster: KafkaCluster, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
+    brokers: Brokers, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mock cluster does not tell; what a real broker says is planted."""
+    """The mock brokers does not tell; what a real broker says is planted."""
     entry = ("max.message.bytes", "2000", False, 5, False, [])
 
     async def described(self: Any, resources: Any) -> Any:
         return [DescribeConfigsResponse_v1(0, [(0, None, 2, name, [entry])])]
 
     monkeypatch.setattr(AIOKafkaAdminClient, "describe_configs", described)
-    sink = kafka(cluster.bootstrap, name, transactions=True)
+    await produced(brokers, name, [])
+    sink = transactional(brokers, name, ctx)
     with pytest.raises(ValueError, match=r"max\.message\.bytes of the topic"):
         await prepared(sink, ctx, ["x" * 1_900])
     assert len(await prepared(sink, ctx, ["x" * 1_400])) == 1
 
 
 async def test_a_job_with_transactions_writes_everything_once(
-    cluster: KafkaCluster, name: str, ctx: SinkContext, tmp_path: Path
+    brokers: Brokers, name: str, ctx: SinkContext, tmp_path: Path
 ) -> None:
-    """Over many checkpoints, the last of them with the end.
-
-    After a restore the mock cluster would not know what it has.
-    """
+    """Over many checkpoints, the last of them with the end."""
     total = 900
-    await produced(cluster, f"{name}-in", [(n % 3, b'{"n":%d}' % n) for n in range(total)])
-    await produced(cluster, f"{name}-out", [])
-    source = kafka(cluster.bootstrap, f"{name}-in", Number, until="latest")
-    sink = kafka(cluster.bootstrap, f"{name}-out", Count, transactions=True)
+    await produced(brokers, f"{name}-in", [(n % 3, b'{"n":%d}' % n) for n in range(total)])
+    await produced(brokers, f"{name}-out", [])
+    source = kafka(brokers.bootstrap, f"{name}-in", Number, until="latest")
+    sink = kafka(brokers.bootstrap, f"{name}-out", Count, transactions=True)
     async with run(counted(source, sink, parallelism=2), tmp_path) as job:
         await job.wait()
-    await settled(cluster, f"{name}-out")
+    await settled(brokers, f"{name}-out")
     rows = await read_all(
-        kafka(cluster.bootstrap, f"{name}-out", Count, until="latest", options=READING), ctx
+        kafka(brokers.bootstrap, f"{name}-out", Count, until="latest", options=READING), ctx
     )
     assert mistakes(rows, total) == []
 
 
-async def test_a_later_attempt_fences_the_former_one(
-    brokers: Brokers, name: str, ctx: SinkContext
+async def test_the_example_of_the_documentation_runs(
+    brokers: Brokers, ctx: SinkContext, tmp_path: Path
 ) -> None:
-    """The former one has a transaction in its midst, which no reader will ever see."""
-    # aiokafka retrieves no error of the transaction that was fenced.
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-    await produced(brokers, name, [])
-    sink = kafka(brokers.bootstrap, name, transactions=True)
-    ctx.flow_name = name
-    former, later = sink.committer(), sink.committer()
-    assert former is not None and later is not None
-    await former.commit(await prepared(sink, ctx, [1]))
-    await later.commit(await prepared(sink, ctx, [2]))
-    with pytest.raises(StateError, match="another attempt, or another program"):
-        await former.commit(await prepared(sink, ctx, [3]))
-    await settled(brokers, name)
-    source = kafka(brokers.bootstrap, name, until="latest")
-    assert sorted(await read_all(source, ctx)) == [1, 2]
-    for committer in (former, later):
-        await committer.close()
+    page = Path(__file__).parents[2] / "docs" / "howto" / "kafka.md"
+    program = tmp_path / "orders.py"
+    program.write_text(page.read_text().split('```py title="orders.py"\n')[1].split("```")[0])
+    orders = [(0, 6_000), (1, 500), (0, 5_000)]
+    bodies = [(n, b'{"customer":"c%d","cents":%d}' % (n, cents)) for n, cents in orders]
+    await produced(brokers, "orders", bodies)
+    for topic in ("small", "large"):
+        await produced(brokers, topic, [])
+    command = [sys.executable, str(program), brokers.bootstrap, f"file://{tmp_path}/checkpoints"]
+    run = await asyncio.create_subprocess_exec(*command)
+    assert await run.wait() == 0
+    await ended(brokers)
+    read = [await committed(brokers, topic, ctx) for topic in ("small", "large")]
+    assert [sorted(values) for values in read] == [[["c0", 6_000], ["c1", 500]], [["c0", 11_000]]]
 
 
 PROGRAM = """

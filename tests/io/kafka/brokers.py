@@ -50,6 +50,7 @@ transaction.state.log.replication.factor={copies}
 transaction.state.log.min.isr={least}
 min.insync.replicas={least}
 group.initial.rebalance.delay.ms=0
+transaction.abort.timed.out.transaction.cleanup.interval.ms=500
 """
 
 
@@ -274,6 +275,76 @@ async def settled(cluster: Brokers | MockCluster, topic: str) -> None:
         while isinstance(cluster, Brokers) and (
             await ends("read_committed") != await ends("read_uncommitted")
         ):
+            await asyncio.sleep(0.02)
+
+
+async def transactions(cluster: Brokers) -> dict[str, str]:
+    """The states of all transactional ids, by Kafka's request ListTransactions."""
+    from aiokafka.admin import AIOKafkaAdminClient
+    from aiokafka.protocol.api import Request, RequestStruct, Response
+    from aiokafka.protocol.types import (
+        CompactArray,
+        CompactString,
+        Int16,
+        Int32,
+        Int64,
+        Schema,
+        TaggedFields,
+    )
+
+    class Listed(Response):
+        API_KEY = 66
+        API_VERSION = 0
+        SCHEMA = Schema(
+            ("throttle_time_ms", Int32),
+            ("error_code", Int16),
+            ("unknown_state_filters", CompactArray(CompactString())),
+            (
+                "transaction_states",
+                CompactArray(
+                    ("transactional_id", CompactString()),
+                    ("producer_id", Int64),
+                    ("transaction_state", CompactString()),
+                    ("tags", TaggedFields),
+                ),
+            ),
+            ("tags", TaggedFields),
+        )
+
+    class List(RequestStruct):
+        FLEXIBLE_VERSION = True
+        API_KEY = 66
+        API_VERSION = 0
+        RESPONSE_TYPE = Listed
+        SCHEMA = Schema(
+            ("state_filters", CompactArray(CompactString())),
+            ("producer_id_filters", CompactArray(Int64)),
+            ("tags", TaggedFields),
+        )
+
+    class ListTransactions(Request[List]):
+        API_KEY = 66
+
+        def build(self, request_struct_class: type[List]) -> List:
+            return request_struct_class([], [], {})
+
+    admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    await admin.start()
+    try:
+        brokers = (await admin.describe_cluster())["brokers"]
+        answers = [
+            await admin._send_request(ListTransactions(), broker["node_id"]) for broker in brokers
+        ]
+    finally:
+        await admin.close()
+    assert not any(answer.error_code for answer in answers)
+    return {id_: state for answer in answers for id_, _, state, _ in answer.transaction_states}
+
+
+async def ended(cluster: Brokers) -> None:
+    """Returns once no commit or abort is under way: it is answered before it is seen."""
+    async with asyncio.timeout(PATIENCE_S):
+        while any(state.startswith("Prepare") for state in (await transactions(cluster)).values()):
             await asyncio.sleep(0.02)
 
 
