@@ -108,6 +108,8 @@ def draw_source(rng: Random, base: int | None) -> Step:
         "stamp": stamp,
         "columnar": columnar,
     }
+    if not columnar and rng.random() < 0.15:
+        args["splits"] = rng.choice((1, 2, 3, 4))
     return Step("source", (), args)
 
 

@@ -70,12 +70,14 @@ def source(program: Program, step: Step) -> Stream:
     rows = [make(*row) for row in step.args["rows"]]
     delay = step.args["delay"]
     if delay is None:
-        return Stream(tuple(Item(row, None, FIRST) for row in rows), fields=True)
-    return stamped(
-        [(row, given[2]) for row, given in zip(rows, step.args["rows"], strict=True)],
-        delay,
-        fields=True,
-    )
+        ordered = "splits" not in step.args
+        return Stream(tuple(Item(row, None, FIRST) for row in rows), ordered, fields=True)
+    timed = [(row, given[2]) for row, given in zip(rows, step.args["rows"], strict=True)]
+    if splits := step.args.get("splits"):
+        parts = [stamped(timed[number::splits], delay, fields=True) for number in range(splits)]
+        items = [item._replace(mark=FIRST) for part in parts for item in part.items]
+        return Stream(tuple(items), False, all(part.on_time for part in parts), True, fields=True)
+    return stamped(timed, delay, fields=True)
 
 
 def stamped(rows: list[tuple[Any, int]], delay: int, *, fields: bool) -> Stream:

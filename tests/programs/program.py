@@ -80,7 +80,8 @@ class Program:
         that are looked at.
         """
         lines = [*IMPORTS, "", "import aioflow as af", "from tests.programs.pieces import *"]
-        lines += ["from tests.programs.functions import *", ""]
+        lines += ["from tests.programs.functions import *"]
+        lines += ["from tests.programs.sources import Splits", ""]
         for i, step in enumerate(self.steps):
             if step.kind == "source":
                 rows = "".join(f"    {literal(tuple(row))},\n" for row in step.args["rows"])
@@ -262,7 +263,9 @@ def strategy(args: dict[str, Any]) -> str:
 
 def source_text(i: int, step: Step) -> str:
     marks = "" if step.args["delay"] is None else f", watermarks={strategy(step.args)}"
-    return f'flow.source(source(ROWS{i}, {i}), uid="s{i}"{marks})'
+    splits = step.args.get("splits")
+    rows = f"Splits(ROWS{i}, {splits})" if splits else f"ROWS{i}"
+    return f'flow.source(source({rows}, {i}), uid="s{i}"{marks})'
 
 
 def stateless_text(i: int, step: Step) -> str:

@@ -124,6 +124,7 @@ PLACE = "is about where a flow runs"
 RESTART = "decides when a job restarts; the ways take one policy, and the others have tests"
 NAMES_LEFT_OUT = {
     "Function": "is a base without a method for elements",
+    "configured": PLACE,
     "current_scope": "is for logs",
     "exponential_delay": RESTART,
     "failure_rate": RESTART,
