@@ -608,7 +608,7 @@ SINK_MUTANTS: list[Mutant] = [
         "        if False:\n",
         (
             "tests/contracts/test_sink.py::"
-            "test_an_attempt_that_is_gone_removes_nothing_of_a_later_one[kafka]",
+            "test_an_attempt_that_is_gone_removes_nothing_of_a_later_one",
         ),
     ),
     Mutant(
