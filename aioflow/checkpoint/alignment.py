@@ -325,7 +325,7 @@ class BarrierAlignment:
         return []
 
     def may_be_overtaken(self, channels: Collection[int]) -> None:
-        """Notes that from now on the data of `channels` can be kept."""
+        """Notes that barriers may overtake the data of `channels` from now on."""
         self._never_overtaken = tuple(one for one in self._never_overtaken if one not in channels)
 
     def processed(self, records: int) -> None:

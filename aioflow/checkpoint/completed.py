@@ -146,7 +146,7 @@ class CheckpointKind(StrEnum):
     commit nothing on it.
     """
     SYNC_SAVEPOINT = "SYNC_SAVEPOINT"
-    """The last act of a job that is stopped: sinks commit on it."""
+    """The savepoint with which a stopped job ends: sinks commit once it is complete."""
 
     @property
     def is_savepoint(self) -> bool:

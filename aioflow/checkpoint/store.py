@@ -548,7 +548,7 @@ class FlowStore:
     async def _put(
         self, checkpoint: CompletedCheckpoint, objects: ObjectStore, name: str, data: bytes
     ) -> None:
-        """Creates the metadata object of a checkpoint, or ensures that it does not exist."""
+        """Creates the metadata object of a checkpoint. After a failure removes the object."""
         where = join_url(objects.url, name)
         try:
             # The object may be ours despite False, if a reply was lost and the request repeated.

@@ -332,7 +332,7 @@ class ClusterJob:
         return answer.accepted, answer.rejected
 
     def not_opened(self, worker_id: str, error: bytes) -> None:
-        """A TaskManager could not load the code, so no other can either.
+        """Handles a TaskManager that could not load the code: no other can either.
 
         A replacement may: its error may be that of a file or a server, so the restart policy
         decides.
@@ -407,11 +407,11 @@ class ClusterJob:
     # For monitoring.
 
     def metrics_of(self, worker_id: str) -> dict[str, float]:
-        """The last metrics that one process reported for this job."""
+        """Returns the last metrics that one process reported for this job."""
         return self._metrics.get(worker_id, {})
 
     def all_metrics(self) -> dict[str, float]:
-        """The metrics of all processes, merged."""
+        """Returns the metrics of all processes, merged."""
         return {
             name: value for metrics in self._metrics.values() for name, value in metrics.items()
         }
@@ -444,20 +444,20 @@ class ClusterJob:
         return str(self._shipped.options.state_backend)
 
     def worker_at(self, location: str) -> str:
-        """The TaskManager that runs, or ran, tasks of this job at `location`.
+        """Returns the TaskManager that runs, or ran, tasks of this job at `location`.
 
         Empty if there was none.
         """
         return self.tasks.peers.worker_at(location)
 
     def location_of(self, worker_id: str) -> str:
-        """Where a TaskManager runs tasks of this job; empty if it runs none."""
+        """Returns where a TaskManager runs tasks of this job; empty if it runs none."""
         return self.tasks.peers.location_of(worker_id)
 
     # Calls of the submitter.
 
     def submitter_returned(self, submitter: Submitter) -> None:
-        """The process that submitted the job has connected again.
+        """Handles the return of the process that submitted the job.
 
         A process that runs a part of the job returns too late: the job is being cancelled.
         """
@@ -484,7 +484,7 @@ class ClusterJob:
             self.cancel()
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:
-        """Done once all TaskManagers that run the job now have the tap."""
+        """Returns once all TaskManagers that run the job now have the tap."""
         return wait_all(self.tasks.taps.add(place, tap_id, may_miss))
 
     def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:

@@ -209,7 +209,7 @@ class TaskDeployer:
             self._reserved.set_exception(RescaleError(f"job {name!r} goes on as it was: {why}"))
 
     def start_failed(self, loss: Broken) -> None:
-        """A worker of this job alone was lost before tasks were deployed to it.
+        """Handles the loss of a worker of this job alone before tasks were deployed to it.
 
         The tasks that wait for slots fail, so that the restart policy decides. If the job has not
         begun, its first tasks will fail, with the first of these losses.

@@ -255,7 +255,7 @@ class ExecutionGraph:
         now: float,
         jitter: float,
     ) -> list[Instruction]:
-        """A task reports its state."""
+        """Handles the report of a task on its state."""
         execution = self._current(attempt)
         if execution is None or execution.state.is_terminal:
             return []
@@ -285,7 +285,7 @@ class ExecutionGraph:
         return instructions + self._after_end(region)
 
     def restart_due(self, region_index: int, epoch: int) -> list[Instruction]:
-        """The delay of a restart is over.
+        """Handles the end of the delay of a restart.
 
         Returns nothing if the job is over, or if the region restarts for another failure.
         """
@@ -727,7 +727,7 @@ class ExecutionGraph:
 
 
 def _pipelined_regions(graph: JobGraph) -> list[list[JobVertex]]:
-    """Connected components, each in topological order; all exchanges are pipelined."""
+    """Returns the connected components, each in topological order; all exchanges are pipelined."""
     component = {vertex.id: vertex.id for vertex in graph.vertices}
 
     def root(vertex_id: int) -> int:

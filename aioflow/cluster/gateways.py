@@ -143,7 +143,7 @@ class JobMasterGateway(Protocol):
         state: SubtaskState,
         stats: CheckpointStats,
     ) -> None:
-        """All state of a subtask is written."""
+        """Reports that all state of a subtask is written."""
 
     def decline_checkpoint(
         self,
@@ -152,13 +152,13 @@ class JobMasterGateway(Protocol):
         reason: str,
         error: BaseException | None,
     ) -> None:
-        """A subtask takes no part in a checkpoint.
+        """Reports that a subtask takes no part in a checkpoint.
 
         `reason`: name of a `CheckpointFailureReason`.
         """
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
-        """The subtask has processed every record.
+        """Reports that the subtask has processed every record.
 
         It ends after the completion of a checkpoint that it takes from now on.
         """
@@ -306,7 +306,7 @@ class RunningJob(Protocol):
         return ""
 
     def own_metrics(self) -> Mapping[str, float]:
-        """The metrics of this process itself, without those of its tasks."""
+        """Returns the metrics of this process itself, without those of its tasks."""
         return {}
 
     @property
@@ -315,7 +315,7 @@ class RunningJob(Protocol):
         return 0
 
     def workers(self) -> Sequence[WorkerReport]:
-        """The other processes, oldest first."""
+        """Returns the other processes, oldest first."""
         return ()
 
     def worker_at(self, location: str) -> str:

@@ -158,7 +158,7 @@ class HeartbeatMonitor:
             known.deadline = max(known.deadline, at + self.options.timeout_s)
 
     def connection_ended(self, peer: str, now: float) -> list[Instruction]:
-        """The socket to `peer` ended.
+        """Handles the end of the socket to `peer`.
 
         A process that dies ends its sockets, so this comes long before the timeout.
         """

@@ -180,7 +180,7 @@ class JobServer:
         return session.location, job.options.cancellation_timeout_s, b""
 
     def _freeze(self) -> None:
-        """Loaded code stays for ever, so the collector need not walk it again."""
+        """Freezes loaded code, which stays for ever: the collector need not walk it again."""
         if self._collector is not None:
             gc.collect()
             gc.freeze()

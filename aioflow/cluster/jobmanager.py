@@ -257,7 +257,7 @@ class JobManager:
         )
 
     def known_jobs(self) -> dict[str, ClusterJob]:
-        """The running jobs and the last ended ones; empty while another process leads."""
+        """Returns the running jobs and the last ended ones; empty while another process leads."""
         return {} if self._now_leading() is None else {**self._ended, **self._jobs}
 
     def taskmanagers(self) -> list[tuple[str, int, int, float]]:

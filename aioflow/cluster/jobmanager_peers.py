@@ -109,7 +109,7 @@ class TaskManagerCalls:
             )
 
     def _on_alive(self, worker_id: str, registration: int, held_s: float) -> None:
-        """A heartbeat from a thread of the TaskManager, on a connection of its own."""
+        """Handles a heartbeat from a thread of the TaskManager, on a connection of its own."""
         resources = self._resources()
         if resources is None:
             raise StaleLeader(
@@ -118,7 +118,7 @@ class TaskManagerCalls:
         resources.alive(worker_id, registration)
 
     def _on_give_up(self, worker_id: str, reason: str) -> None:
-        """A TaskManager asks for its end: a function goes on although its task was cancelled."""
+        """Ends a TaskManager on its request: a function goes on although its task was cancelled."""
         resources = self._resources()
         if resources is not None:
             resources.lose(worker_id, reason)

@@ -113,7 +113,7 @@ class RemoteHome:
     # Metrics and subscriptions.
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the tasks that run here."""
+        """Returns the metrics of the tasks that run here."""
         return {} if self._session is None else self._session.metrics.snapshot()
 
     def own_metrics(self) -> dict[str, float]:

@@ -365,7 +365,7 @@ class SlotManager:
     def slot_granted(
         self, token: int, worker_id: str, registration: int, allocation_id: str
     ) -> list[Instruction]:
-        """The worker has reserved the slot and offers it to the JobMaster."""
+        """Notes that the worker has reserved the slot and offers it to the JobMaster."""
         worker = self._worker(token, worker_id, registration)
         if worker is not None:
             for slot in worker.slots:
@@ -382,7 +382,7 @@ class SlotManager:
         status: SlotStatus | None,
         now: float,
     ) -> list[Instruction]:
-        """The worker refused: `status` is the slot's content.
+        """Notes that the worker refused: `status` is the content of the slot.
 
         None: no answer, so it is asked again.
         """
@@ -400,7 +400,7 @@ class SlotManager:
     def slot_freed(
         self, token: int, worker_id: str, registration: int, allocation_id: str, now: float
     ) -> list[Instruction]:
-        """The worker has freed a slot."""
+        """Notes that the worker has freed a slot."""
         worker = self._worker(token, worker_id, registration)
         if worker is None:
             return []

@@ -181,7 +181,7 @@ class _ExponentialDelayRun:
 
 @explained
 def no_restart() -> RestartPolicy:
-    """The first failure ends the job."""
+    """Ends the job at the first failure."""
     return _NoRestart()
 
 
@@ -189,7 +189,7 @@ def no_restart() -> RestartPolicy:
 def fixed_delay(
     attempts: int, delay: str | timedelta = "1s", *, fatal: Fatal = ()
 ) -> RestartPolicy:
-    """Up to `attempts` restarts, `delay` after each failure."""
+    """Restarts up to `attempts` times, `delay` after each failure."""
     if type(attempts) is not int or attempts < 1:
         raise ValueError(
             f"fixed_delay needs at least one attempt, got {attempts!r}; use no_restart() for none"
@@ -205,7 +205,7 @@ def failure_rate(
     *,
     fatal: Fatal = (),
 ) -> RestartPolicy:
-    """Restart unless more than `failures` fall into one `interval`."""
+    """Restarts unless more than `failures` fall into one `interval`."""
     if type(failures) is not int or failures < 1:
         raise ValueError(
             f"failure_rate needs at least one failure, got {failures!r}; use no_restart() for none"
@@ -226,7 +226,7 @@ def exponential_delay(
     attempts: int | None = None,
     fatal: Fatal = (),
 ) -> RestartPolicy:
-    """Wait longer after each failure, up to `maximum`; start over after a quiet `reset_after`.
+    """Waits longer after each failure, up to `maximum`; starts over after a quiet `reset_after`.
 
     `attempts` None: for ever.
     """

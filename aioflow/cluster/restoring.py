@@ -145,7 +145,7 @@ async def restore_point(
     allow_non_restored: bool,
     job_id: str = "",
 ) -> RestorePoint:
-    """The share of `checkpoint` of each task of `graph`.
+    """Returns the part of `checkpoint` that each task of `graph` restores.
 
     `job_id`: the job that the tasks belong to. Raises RestoreError.
     """

@@ -314,14 +314,14 @@ class SlotScheduler:
         return instructions
 
     def slot_lost(self, worker_id: str, allocation_id: str) -> list[Instruction]:
-        """The worker freed the slot itself, or lost it."""
+        """Handles a slot that the worker freed itself, or lost."""
         slot = self._slots.get(allocation_id)
         if slot is None or slot.worker_id != worker_id:
             return []
         return self._lose([slot]) + self._after_change()
 
     def worker_lost(self, worker_id: str) -> list[Instruction]:
-        """The worker is gone or cut off, and all its slots are lost."""
+        """Handles the loss of a worker with all its slots."""
         return (
             self._lose([slot for slot in self._slots.values() if slot.worker_id == worker_id])
             + self._after_change()

@@ -219,7 +219,7 @@ class TaskSlotTable:
         return instructions + self._offer(job_id)
 
     def job_master_lost(self, job_id: str, token: int, now: float) -> list[Instruction]:
-        """The connection to the JobMaster is lost: fails its tasks.
+        """Fails the tasks of a JobMaster whose connection is lost.
 
         Its slots are kept for the next one until the timeout. The end of a connection to an older
         JobMaster changes nothing.
@@ -241,7 +241,7 @@ class TaskSlotTable:
         return [FailTasks(tuple(attempts), f"the job master of job {job_id} is gone")]
 
     def job_over(self, job_id: str, token: int) -> list[Instruction]:
-        """The job has reached a terminal state: frees its slots and forgets its JobMaster.
+        """Frees the slots of a job that has ended, and forgets its JobMaster.
 
         Raises StaleLeader.
         """
@@ -310,7 +310,7 @@ class TaskSlotTable:
         slot.tasks[attempt] = None
 
     def free_slot(self, allocation_id: str, token: int, reason: str) -> list[Instruction]:
-        """The JobMaster no longer needs the slot; tasks inside it are failed.
+        """Frees a slot that the JobMaster no longer needs. Tasks inside it fail.
 
         An unknown allocation is free already. Raises StaleLeader.
         """
@@ -347,7 +347,7 @@ class TaskSlotTable:
         return len(self._of_job(job_id))
 
     def task_ended(self, attempt: ExecutionAttemptId) -> list[Instruction]:
-        """A task has ended and released its resources."""
+        """Notes that a task has ended and released its resources."""
         for slot in self._slots:
             if attempt in slot.tasks:
                 del slot.tasks[attempt]

@@ -275,7 +275,7 @@ class ClusterClient:
             await cancel_and_wait([watching])
 
     async def watch_leader(self) -> None:
-        """Hang up on a JobManager that is silent, or leads no more: it would never say how a job
+        """Hangs up on a JobManager that is silent, or leads no more: it would never say how a job
         ends. The end is seen like any other.
         """
         while True:
@@ -295,7 +295,7 @@ class ClusterClient:
                     connection.abort(Closed(f"the jobmanager at {leader} leads now"))
 
     async def cancel(self, job_id: str) -> None:
-        """End a job without a result."""
+        """Ends a job without a result."""
         await self.connection.call("cancel", job_id)
 
     async def stop(
@@ -338,7 +338,7 @@ class ClusterClient:
         return int((await self.connection.call("overview"))["fenced_total"])
 
     async def shutdown(self) -> int:
-        """End the leader and its TaskManagers.
+        """Ends the leader and its TaskManagers.
 
         Its jobs stay stored. Returns the pid of the leader, on its machine.
         """

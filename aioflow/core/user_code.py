@@ -212,7 +212,7 @@ Stack = tuple[str, ...]
 
 
 def place_of(code: CodeType, line: int) -> str:
-    """Function, file and line.
+    """Returns function, file and line as text.
 
     The file is shown by its last two parts, because the machine's paths are private.
     """

@@ -168,7 +168,7 @@ class LogTail(logging.Handler):
         return tails[:1] == [self]
 
     def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
-        """The newest `most` records after `number`, oldest first."""
+        """Returns the newest `most` records after `number`, oldest first."""
         found = [
             one
             for one in list(self._records)
@@ -202,7 +202,7 @@ class ProcessInspector:
             self._watch = watch_loop(self._host)
 
     async def close(self) -> None:
-        """Stop what runs, and keep what was recorded. Idempotent."""
+        """Stops what runs, and keeps what was recorded. Idempotent."""
         if self.runs:
             self.runs = False
             self.lag.stop()
@@ -221,7 +221,7 @@ class ProcessInspector:
         }
 
     async def ask(self, what: str, *args: Any) -> Any:
-        """Plain data, which may travel.
+        """Returns the answer as plain data, which may travel.
 
         Raises Closed for an unknown question.
         """
@@ -266,7 +266,7 @@ class ProcessInspector:
         }
 
     def _waiting(self, names: Sequence[str]) -> list[list[str]]:
-        """The places where the tasks with these names wait."""
+        """Returns the places where the tasks with these names wait."""
         running, wanted = asyncio.current_task(), frozenset(names)
         return [
             await_chain(task)
@@ -311,7 +311,7 @@ TASKS_MAX = 1_000
 
 
 def await_chain(task: asyncio.Task[Any]) -> list[str]:
-    """Outermost first; the last entry is the awaited object, if it is known."""
+    """Returns the await chain, outermost first. Its last entry is the awaited object, if known."""
     chain: list[str] = []
     current: Any = task.get_coro()
     while current is not None and len(chain) < AWAITS_MAX:
@@ -342,7 +342,7 @@ def _waited_for(awaited: Any) -> str:
 
 
 def tasks_by_name(tasks: Sequence[asyncio.Task[Any]]) -> list[dict[str, Any]]:
-    """Name, state and await chain of each, in the order of their names."""
+    """Returns name, state and await chain of each task, in the order of the names."""
     ordered = sorted(tasks, key=lambda task: task.get_name())[:TASKS_MAX]
     running = asyncio.current_task()
     return [

@@ -86,7 +86,7 @@ _URL = re.compile(r"://((?:(?!://)[^\s\"<>])++)")
 
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
-    """The first `characters_max` characters of `text`, with likely secrets hidden.
+    """Returns the first `characters_max` characters of `text`, with likely secrets hidden.
 
     Names and places stay readable.
     """

@@ -66,7 +66,7 @@ class ConnectionOwner(Protocol):
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
-        """Called once, also if the connection ended before `on_connected`."""
+        """Handles the end of the connection: once, also if it ended before `on_connected`."""
 
 
 class AuthenticatedConnection(asyncio.Protocol):

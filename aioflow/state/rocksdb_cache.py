@@ -167,7 +167,8 @@ class Space:
     def forget(self, key: Any) -> None:
         """Notes that `key`, which was noted as dirty, was removed.
 
-        A fresh key need not be written. The key is noted again before it returns.
+        A key that the database does not have need not be written there. A key that comes back is
+        noted again first.
         """
         if (past := self.cache.past) is not None:
             past.forget(self, key)
@@ -473,7 +474,7 @@ class Cache:
         return loaded
 
     def count(self, space: Space, named: int) -> None:
-        """Counts `named` keys of `space` that became dirty."""
+        """Adds the number `named` of keys of `space` that became dirty."""
         self.held += named
         self._named += named
         if self._named >= NAMED_LATELY:

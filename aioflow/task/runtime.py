@@ -118,7 +118,7 @@ class _Watch:
         self._watched: list[Availability] = []
 
     def add(self, availability: Availability) -> None:
-        """Watches `availability` until it is up once."""
+        """Watches `availability` until it is available for the first time."""
         if availability not in self._watched:
             self._watched.append(availability)
             availability.on_available(partial(self._on_available, availability))

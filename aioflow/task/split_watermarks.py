@@ -84,7 +84,7 @@ class SplitWatermarks:
         self._aside.clear()
 
     def of(self, split_id: str) -> int:
-        """Returns the event time of one split; for a finished one, that of the task."""
+        """Returns the event time of a split. A finished split has the event time of the task."""
         if self._strategy is None:
             return MIN_WATERMARK
         generator = self._generators.get(split_id)

@@ -79,17 +79,17 @@ class FaultProxy:
         return len(self._links)
 
     def reset(self) -> None:
-        """Break all connections with a TCP reset. New ones are accepted."""
+        """Breaks all connections with a TCP reset. New ones are accepted."""
         for link in list(self._links):
             link.abort()
 
     def cut(self) -> None:
-        """Break all connections, and new ones as soon as they are made, until `heal`."""
+        """Breaks all connections, and new ones as soon as they are made, until `heal`."""
         self._is_cut = True
         self.reset()
 
     def heal(self) -> None:
-        """Accept connections again, let bytes flow, undo delay and what was planned."""
+        """Accepts connections and passes bytes on again, without delay and planned faults."""
         self._is_cut = self._corrupt = False
         self._cut_after = None
         self.delay_s = 0.0
@@ -100,23 +100,23 @@ class FaultProxy:
         self._stalled = True
 
     def resume(self) -> None:
-        """Deliver what was held back, and go on."""
+        """Delivers what was held back, and goes on."""
         self._stalled = False
         for link in list(self._links):
             link.release()
 
     def cut_after(self, count: int) -> None:
-        """Let `count` more bytes reach the server, then break the connection that brought the
+        """Lets `count` more bytes reach the server, then breaks the connection that brought the
         last of them.
         """
         self._cut_after = count
 
     def corrupt_next(self) -> None:
-        """Change one bit of the next chunk that goes to the server."""
+        """Changes one bit of the next chunk that goes to the server."""
         self._corrupt = True
 
     def passes(self, link: _Link, data: bytes, *, up: bool) -> bytes:
-        """What is left of `data` on its way; breaks `link` if its time has come."""
+        """Returns the part of `data` that passes. Breaks `link` if its time has come."""
         if not up:
             self.bytes_down += len(data)
             return data
@@ -138,7 +138,7 @@ class FaultProxy:
         return self._stalled
 
     def made(self, link: _Link) -> asyncio.Task[None] | None:
-        """A client has connected: the task that connects to the server, None if the link is cut."""
+        """Returns the task that connects a new client to the server; None if the link is cut."""
         self.connections_made += 1
         if self._is_cut:
             return None
@@ -239,7 +239,7 @@ class _End(asyncio.Protocol):
             self.transport.abort()
 
     def release(self) -> None:
-        """Hand on what was held back, if nothing holds it back any more."""
+        """Hands on what was held back, if nothing holds it back any more."""
         if self.other.transport is not None and not self._link.proxy.is_stalled:
             held, self._held = self._held, []
             for data in held:

@@ -43,7 +43,7 @@ class ManualClock:
         self.now_ms = now_ms
 
     def advance(self, ms: int) -> None:
-        """Let `ms` milliseconds pass."""
+        """Lets `ms` milliseconds pass."""
         if ms < 0:
             raise ValueError(f"time cannot go back, got {ms} ms")
         self.now_ms += ms
@@ -164,28 +164,31 @@ class OperatorHarness:
     # What goes in.
 
     def push(self, v: Any, ts: int | None = None, input: int = 1) -> None:
-        """One element with timestamp `ts` (ms) into input 1 or 2."""
+        """Puts one element with timestamp `ts` (ms) into input 1 or 2."""
         self._catch_up().push(v, ts, self._channel(input))
 
     def watermark(self, ms: int, input: int = 1) -> None:
-        """The watermark of one input rises to `ms`; the operator's is the minimum over inputs
+        """Raises the watermark of one input to `ms`; the operator's is the minimum over inputs
         that are not idle.
         """
         self._catch_up().advance_watermark(ms, self._channel(input))
 
     def idle(self, input: int = 1) -> None:
-        """The input holds the watermark back no more, until its next element or watermark."""
+        """Makes an input idle until its next element or watermark.
+
+        An idle input does not hold the watermark back.
+        """
         self._catch_up().set_idle(self._channel(input), idle=True)
 
     def advance(self, ms: int) -> None:
-        """Let `ms` milliseconds of processing time pass: timers due at or before the new time
+        """Lets `ms` milliseconds of processing time pass: timers due at or before the new time
         fire, sleeping coroutines go on.
         """
         self._clock.advance(ms)
         self._catch_up()
 
     def finish(self) -> None:
-        """The inputs end: MAX watermark, end of input, `finish`, `close`.
+        """Ends the inputs: MAX watermark, end of input, `finish`, `close`.
 
         Only what came out can be read afterwards.
         """
@@ -193,7 +196,7 @@ class OperatorHarness:
         self.close()
 
     def close(self) -> None:
-        """Close the functions.
+        """Closes the functions.
 
         Leaves no results behind that were not there before; again does nothing.
         """
@@ -213,21 +216,22 @@ class OperatorHarness:
     @overload
     def take(self, *, timestamps: Literal[True]) -> list[Record]: ...
     def take(self, *, timestamps: bool = False) -> list[Any]:
-        """The elements emitted since the last take; with `timestamps` as pairs (value, ms or
-        None).
+        """Returns the elements emitted since the last call.
+
+        With `timestamps` they are pairs (value, ms or None).
         """
         taken, self._task.output = self._task.output, []
         return taken if timestamps else [value for value, _ in taken]
 
     def side(self, tag: OutputTag[Any] | str) -> list[Any]:
-        """The elements of a side output since the last call of this kind."""
+        """Returns the elements of a side output since the last call for it."""
         return [
             value
             for value, _ in self._task.side.pop(OutputTag(tag) if isinstance(tag, str) else tag, [])
         ]
 
     def late(self) -> list[Any]:
-        """The elements that a window dropped as too late, since the last call.
+        """Returns the elements that a window dropped as too late since the last call.
 
         Those of joins are only counted.
         """
@@ -245,13 +249,13 @@ class OperatorHarness:
         return self._clock.now_ms
 
     def metrics(self) -> dict[str, float]:
-        """All metrics of the operators, as "operator.metric"."""
+        """Returns all metrics of the operators, as "operator.metric"."""
         return dict(self._task.metrics.snapshot())
 
     # What is inside.
 
     def timers(self) -> list[Timer]:
-        """All timers that wait, event time first, in the order in which they will fire."""
+        """Returns all timers that wait, event time first, in the order in which they will fire."""
         services = [
             service for context in self._task.contexts for service in context.timer_services
         ]
@@ -287,11 +291,14 @@ class OperatorHarness:
         )
 
     def snapshot(self) -> HarnessSnapshot:
-        """All state as a checkpoint would hold it; for `restore`. Later changes do not touch it."""
+        """Returns all state as a checkpoint would hold it, for `restore`.
+
+        Later changes of state do not change it.
+        """
         return HarnessSnapshot(self._plan, self._catch_up().snapshot(), self._clock.now_ms)
 
     def _catch_up(self) -> HarnessTask:
-        """The task, at the time of the clock."""
+        """Returns the task, at the time of the clock."""
         self._task.settle(self._clock.now_ms)
         return self._task
 

@@ -87,7 +87,7 @@ class HarnessPlan:
 
 
 def plan_of(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
-    """The plan to run first, and the one for every later run (after a restore).
+    """Returns the plan to run first, and that of every later run (after a restore).
 
     They differ for an object that the test made: the first run uses that object, so that the test
     can look at it.
@@ -163,7 +163,7 @@ def _of_function(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
 
 
 def _keys(key: Any, inputs: int) -> tuple[Any, ...]:
-    """`key` for each input: one function for all, or a tuple of them."""
+    """Returns `key` for each input: one function for all, or a tuple of them."""
     if isinstance(key, tuple):
         if len(key) != inputs:
             raise TypeError(
@@ -227,7 +227,7 @@ def _operator_of(target: Any, keyed: bool) -> tuple[Callable[[Any], Operator], i
 
 
 def _arguments(function: Callable[..., Any]) -> int:
-    """How many arguments a call must have: (value), or (value, ctx)."""
+    """Returns how many arguments a call must have: (value), or (value, ctx)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # Some builtins do not tell.

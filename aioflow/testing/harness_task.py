@@ -146,7 +146,7 @@ class HarnessTask:
     # From outside of the loop.
 
     def push(self, value: Any, timestamp: int | None, channel: int) -> None:
-        """One record into input `channel`, which becomes active by it."""
+        """Puts one record into input `channel`, which becomes active."""
         batch = RecordBatch([value], None if timestamp is None else [timestamp])
         partitioner = self._keys[channel]
         if partitioner is not None:
@@ -180,13 +180,13 @@ class HarnessTask:
         self.settle()
 
     def settle(self, now_ms: int | None = None) -> None:
-        """Let everything happen that is due at `now_ms`, or now. Raises what failed."""
+        """Lets everything happen that is due at `now_ms`, or now. Raises what failed."""
         self._check()
         self.loop.run_to(self.loop.time() if now_ms is None else now_ms / 1000)
         self._check()
 
     def call(self, action: Callable[[], T | Awaitable[T]], what: str) -> T:
-        """Run `action` between two elements."""
+        """Runs `action` between two elements."""
         results: list[asyncio.Future[T]] = []
         self.loop.call_soon(lambda: results.append(self._executor.submit(action, what)))
         self.settle()
@@ -198,11 +198,11 @@ class HarnessTask:
         return results[0].result()
 
     def snapshot(self) -> list[OperatorStateSnapshot]:
-        """The state of each operator, head first."""
+        """Returns the state of each operator, head first."""
         return self.call(self._snapshot, "take a snapshot")
 
     def finish(self) -> None:
-        """All inputs end: MAX watermark, end of input, `finish` of each operator.
+        """Ends all inputs: MAX watermark, end of input, `finish` of each operator.
 
         Takes as much time as results need.
         """
@@ -211,7 +211,7 @@ class HarnessTask:
         self._wait_for(self._task.done)
 
     def close(self) -> None:
-        """Close the operators, if they are not closed yet. Raises what that raises."""
+        """Closes the operators, if they are not closed yet. Raises what that raises."""
         if not self.loop.is_closed():
             failed, self._failed = self._failed, True
             self.loop.call_soon(self._task.cancel)
@@ -223,7 +223,7 @@ class HarnessTask:
                 self._failed = failed
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Let time pass until `condition` holds."""
+        """Lets time pass until `condition` holds."""
         self.loop.run_to(float("inf"))
         self._raise_error()
         if not condition():

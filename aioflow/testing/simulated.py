@@ -99,8 +99,9 @@ def run_simulated(
     max_virtual_s: float = float("inf"),
     **options: Any,
 ) -> SimulatedRun:
-    """Run `flow`, all its sinks included, to its end under `seed`. Synchronous; may be called while
-    a loop runs.
+    """Runs `flow`, all its sinks included, to its end under `seed`.
+
+    It is synchronous, and may be called while a loop runs.
 
     `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to
     the running job; when it returns, the flow is left as by `async with`. Without it the run waits
@@ -204,7 +205,7 @@ def _step_clock(host: SimulatedHost, by_ms: int) -> None:
 
 
 def _set_clock(host: SimulatedHost, start_ms: int) -> None:
-    """Let the wall clock of `host` read `start_ms` now."""
+    """Lets the wall clock of `host` read `start_ms` now."""
     wall_ms = host.clock.wall_ms
     shift = start_ms - wall_ms()
     host.clock.wall_ms = lambda: wall_ms() + shift

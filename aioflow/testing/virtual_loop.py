@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return int(self._now_s * 1000 + 0.01)
 
     def run_to(self, limit_s: float) -> None:
-        """Run everything that is due up to `limit_s`, until nothing is ready.
+        """Runs everything that is due up to `limit_s`, until nothing is ready.
 
         May be called while another loop runs.
         """
@@ -120,7 +120,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call `func` inline, in the next turn."""
+        """Calls `func` inline, in the next turn."""
         future: asyncio.Future[T] = self.create_future()
         self.call_soon(settle, future, func, args)
         return future
@@ -150,7 +150,7 @@ class VirtualHost:
     def blocking(
         self, fn: Callable[[*Ts], T], *args: *Ts, dedicated: bool = False, name: str | None = None
     ) -> asyncio.Future[T]:
-        """Run `fn(*args)` inline, in the next turn of the loop."""
+        """Runs `fn(*args)` inline, in the next turn of the loop."""
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
@@ -184,7 +184,7 @@ class _Ids:
 
 @contextmanager
 def outside_of_loops() -> Iterator[None]:
-    """Let another loop run inside of the running one: a test that is a coroutine uses a harness
+    """Lets another loop run inside of the running one: a test that is a coroutine uses a harness
     like any other object.
     """
     outer = asyncio._get_running_loop()
@@ -223,7 +223,7 @@ CLOSES_MAX = 8
 
 
 def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
-    """Close an async generator where no loop runs any more."""
+    """Closes an async generator where no loop runs any more."""
     # One step ends it, unless it awaits in its `finally`.
     try:
         agen.aclose().send(None)
@@ -234,7 +234,7 @@ def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
 
 
 def close_chain(awaited: Any) -> None:
-    """Close a coroutine and all that it waits for, the innermost first, each as often as its
+    """Closes a coroutine and all that it waits for, the innermost first, each as often as its
     cleanup awaits.
     """
     chain = []

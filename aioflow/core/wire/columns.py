@@ -61,8 +61,9 @@ A number never stands for another list, so that bytes that wait at either end st
 """
 
 ENTRIES_PER_RECORD = 4
-"""Maximum number of new entries of a batch for each of its records. Beyond it, naming the entries
-that the batch uses is cheaper.
+"""Maximum ratio of the new entries of a batch to its records.
+
+Beyond it the batch lists the entries that it uses, which is cheaper.
 """
 
 ENTRIES_MAX = 1 << 20

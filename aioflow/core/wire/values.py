@@ -277,7 +277,7 @@ class Tagger:
 class Untagger:
     """The decoder of tagged trees.
 
-    Malformed trees have arbitrary values and errors: the caller converts them to one error.
+    A malformed tree yields an arbitrary value or error: the caller converts errors to one kind.
     """
 
     __slots__ = ("_assemblers",)

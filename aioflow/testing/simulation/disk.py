@@ -100,7 +100,7 @@ class SimDisk:
     # Operations on whole files and names; each is atomic, `SimFileSystem` does the waiting.
 
     def operate(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
-        """Take `steps` one after the other, each after a while, and return a future of their
+        """Takes `steps` one after the other, each after a while, and returns a future of their
         result.
 
         The process may be killed before any step, and between the last one and its answer. The
@@ -134,7 +134,7 @@ class SimDisk:
             self.loop.call_later(self._delay_s(), self._advance, steps, result)
 
     def check(self, what: str, path: str, *, writes: bool = False) -> None:
-        """Fail as the faults of the moment ask for."""
+        """Fails as the faults of the moment ask for."""
         if writes and self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         if self.error_rate and self._faults.random() < self.error_rate:
@@ -147,7 +147,7 @@ class SimDisk:
         return sum(len(file.data) for file in self._names.values())
 
     def fit(self, path: str, file: SimFile, machine: SimMachine, data: bytes) -> None:
-        """Do nothing if `data` fits. Otherwise write the part that fits, and raise ENOSPC."""
+        """Does nothing if `data` fits. Otherwise writes the part that fits, and raises ENOSPC."""
         if self.capacity is None or (room := self.capacity - self.used) >= len(data):
             return
         self.append(machine, file, data[: max(0, room)])
@@ -155,13 +155,13 @@ class SimDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def split(self, data: bytes) -> int:
-        """Return how many bytes of a write reach the page cache at first."""
+        """Returns how many bytes of a write reach the page cache at first."""
         if len(data) > 1 and self._rng.random() < PARTIAL_RATE:
             return self._rng.randrange(1, len(data))
         return len(data)
 
     def file(self, path: str) -> SimFile:
-        """Return the file of this path."""
+        """Returns the file of this path."""
         found = self._names.get(path)
         if found is None:
             if path in self._dirs:
@@ -170,7 +170,7 @@ class SimDisk:
         return found
 
     def open(self, machine: SimMachine, path: str, *, empty: bool) -> SimFile:
-        """Return the file of this path for writing, made if it is missing."""
+        """Returns the file of this path for writing, made if it is missing."""
         if path not in self._names:
             self._check_parent(path)
             if path in self._dirs:
@@ -184,17 +184,17 @@ class SimDisk:
         return file
 
     def append(self, machine: SimMachine, file: SimFile, data: bytes) -> None:
-        """Add bytes to the page cache of `machine`."""
+        """Adds bytes to the page cache of `machine`."""
         file.data += data
         self._changed(machine, file)
 
     def sync(self, path: str) -> None:
-        """Bring a file's bytes to the platter."""
+        """Brings a file's bytes to the platter."""
         file = self.file(path)
         file.synced = bytes(file.data)
 
     def sync_dir(self, path: str) -> None:
-        """Bring the names in a directory to the platter."""
+        """Brings the names in a directory to the platter."""
         if path not in self._dirs:
             raise _missing(path)
         kept = []
@@ -206,7 +206,7 @@ class SimDisk:
         self._pending = kept
 
     def rename(self, machine: SimMachine, source: str, target: str) -> None:
-        """Change a name; a directory takes what is in it along."""
+        """Changes a name; a directory takes what is in it along."""
         self._check_parent(target)
         if source in self._dirs:
             if target in self._names or self.list(target, missing_ok=True):
@@ -223,7 +223,7 @@ class SimDisk:
         self._change(machine, source, target)
 
     def delete(self, machine: SimMachine, path: str, *, recursive: bool) -> bool:
-        """Remove a name, or a tree of names; False if there is none."""
+        """Removes a name, or a tree of names; False if there is none."""
         if path in self._names:
             self._change(machine, path, None)
             return True
@@ -238,7 +238,7 @@ class SimDisk:
         return True
 
     def list(self, path: str, *, missing_ok: bool = False) -> list[str]:
-        """Return the names in a directory, sorted."""
+        """Returns the names in a directory, sorted."""
         if path in self._names:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         if path not in self._dirs and not missing_ok:
@@ -251,7 +251,7 @@ class SimDisk:
         )
 
     def mkdirs(self, path: str) -> None:
-        """Make a directory and those above it."""
+        """Makes a directory and those above it."""
         missing = []
         while path not in self._dirs:
             if path in self._names:
@@ -262,7 +262,7 @@ class SimDisk:
             self._dirs[made] = None
 
     def stat(self, path: str) -> FileStat:
-        """Return size, time of the last change and kind."""
+        """Returns size, time of the last change and kind."""
         if path in self._dirs:
             return FileStat(0, 0, True)
         file = self.file(path)
@@ -273,7 +273,7 @@ class SimDisk:
         return path in self._names or path in self._dirs
 
     def power_loss(self, machine: SimMachine) -> None:
-        """Forget what only the memory of `machine` held, wholly or in part."""
+        """Forgets what only the memory of `machine` held, wholly or in part."""
         rng = self._faults
         mine = [change for change in self._pending if change.machine is machine]
         kept = mine[: rng.randrange(len(mine) + 1)] if mine else []
@@ -324,7 +324,7 @@ def _settle(result: asyncio.Future[T], value: T) -> None:
 
 
 def _apply(names: dict[str, SimFile], change: _Rename) -> None:
-    """Repeat a change of names on another view of the directory, which may lack what it starts
+    """Repeats a change of names on another view of the directory, which may lack what it starts
     from.
     """
     if change.source is not None and names.get(change.source) is change.file:

@@ -65,7 +65,7 @@ class Faults:
                 )
 
     def rates(self) -> dict[str, float]:
-        """Return the rate of each kind, in the order of the fields."""
+        """Returns the rate of each kind, in the order of the fields."""
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -74,7 +74,7 @@ class Faults:
 
     @classmethod
     def swarm(cls, rng: Random, per_s: float = 5.0) -> Faults:
-        """Return a random half of the kinds, that share about `per_s` faults a second.
+        """Returns a random half of the kinds, that share about `per_s` faults a second.
 
         Seeds that lack a kind find what the presence of that kind hides.
         """
@@ -95,8 +95,9 @@ async def inject(
     done: Counter[str] | None = None,
     ready: Callable[[], Awaitable[object]] | None = None,
 ) -> Counter[str]:
-    """Inflict `faults` on the processes `targets` for `duration_s`, then undo them all and return
-    their number by kind.
+    """Inflicts `faults` on the processes `targets` for `duration_s`, then undoes them all.
+
+    Returns their number by kind.
 
     `check` is called after each fault: raise in it to report that a guarantee broke. On return
     every target runs. `done` is the counter that is filled and returned, for callers that may
@@ -143,7 +144,7 @@ async def inject(
 def _strike(
     sim: Simulation, kind: str, targets: Sequence[str], later: Callable[[Callable[[], None]], None]
 ) -> bool:
-    """Inflict one fault; False if its target is in no state to suffer it."""
+    """Inflicts one fault; False if its target is in no state to suffer it."""
     rng, network, disk = sim.fault_rng, sim.network, sim.disk
     target = rng.choice(targets)
     here = sim.loop.process(target).machine.name

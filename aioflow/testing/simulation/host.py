@@ -69,13 +69,13 @@ class Simulation:
     def spawn(
         self, name: str, main: ProcessMain, *, machine: str | None = None
     ) -> SimulatedProcess:
-        """Start the process `name`, which must not be running, with `main`; it begins once the
+        """Starts the process `name`, which must not be running, with `main`; it begins once the
         caller awaits.
         """
         return self._start(name, main, machine, {}, None)
 
     def restart(self, name: str) -> SimulatedProcess:
-        """Start a process that has ended with the main it had before."""
+        """Starts a process that has ended with the main it had before."""
         last = self._started[name]
         return self._start(name, last.main, None, last.env, last.secret)
 
@@ -102,7 +102,7 @@ class Simulation:
     def exec(
         self, parent: SimProcess, argv: Sequence[str], env: Mapping[str, str], secret: bytes | None
     ) -> Process:
-        """Start the registered program that `argv` names first, on the machine of `parent`."""
+        """Starts the registered program that `argv` names first, on the machine of `parent`."""
         program = next((self.programs[word] for word in argv if word in self.programs), None)
         if program is None:
             raise FileNotFoundError(
@@ -132,7 +132,7 @@ class Simulation:
             self._started[name].ended(-SIGKILL, None)
 
     def power(self, name: str) -> None:
-        """Cut the power of a process's machine: silence on the network, unsynced bytes and names
+        """Cuts the power of a process's machine: silence on the network, unsynced bytes and names
         lost or torn.
         """
         machine = self.loop.process(name).machine
@@ -184,7 +184,7 @@ class SimulatedProcess:
         return self.process.name
 
     def begin(self) -> None:
-        """Run `main`; called inside the process."""
+        """Runs `main`; called inside the process."""
         host = SimulatedHost(self._sim, self.process, env=self.env, secret=self.secret)
         self._task = self._sim.loop.create_task(self.main(host), name=self.name)
         self._task.add_done_callback(self._main_done)
@@ -207,7 +207,7 @@ class SimulatedProcess:
         self.ended(code, error)
 
     def ended(self, code: int, error: BaseException | None) -> None:
-        """Note how this life ended and tell those who wait."""
+        """Notes how this life ended and tells those who wait."""
         if self.returncode is not None:
             return
         self.returncode = code
@@ -217,7 +217,7 @@ class SimulatedProcess:
         self._waiters.clear()
 
     async def wait(self) -> int:
-        """Wait until this life has ended; returns its code: 0, 1 for an error, or minus the
+        """Waits until this life has ended; returns its code: 0, 1 for an error, or minus the
         signal.
         """
         if self.returncode is None:
@@ -227,14 +227,14 @@ class SimulatedProcess:
         return self.returncode
 
     def terminate(self) -> None:
-        """Cancel its main, as a handler of SIGTERM would."""
+        """Cancels its main, as a handler of SIGTERM would."""
         if self.returncode is None and not self._terminated:
             self._terminated = True
             if self._task is not None:
                 self._sim.loop.post_io(self.process, self._task.cancel)
 
     def kill(self) -> None:
-        """End it at once; its `finally` blocks do not run."""
+        """Ends it at once; its `finally` blocks do not run."""
         if self.returncode is None:
             self._sim.kill(self.name)
 
@@ -278,7 +278,7 @@ class SimulatedHost:
         dedicated: bool = False,
         name: str | None = None,
     ) -> asyncio.Future[T]:
-        """Run `fn(*args)` inline after a seeded delay.
+        """Runs `fn(*args)` inline after a seeded delay.
 
         It must not wait for the loop: there is no other thread.
         """
@@ -290,7 +290,7 @@ class SimulatedHost:
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Take the rare branch at `point` with `probability`, in those seeds that turn the point
+        """Takes the rare branch at `point` with `probability`, in those seeds that turn the point
         on.
         """
         if not self._loop.perturb:
@@ -303,7 +303,7 @@ class SimulatedHost:
         return on and self._buggify_rng.random() < probability
 
     async def close(self) -> None:
-        """Refuse later blocking calls."""
+        """Refuses later blocking calls."""
         self._closed = True
 
 

@@ -72,13 +72,13 @@ class Switchboard(Protocol):
     async def connect(
         self, process: SimProcess, factory: Callable[[], Any], host: str, port: int
     ) -> tuple[asyncio.Transport, Any]:
-        """Connect `process` to a port of a machine."""
+        """Connects `process` to a port of a machine."""
         ...
 
     def listen(
         self, process: SimProcess, factory: Callable[[], asyncio.BaseProtocol], port: int
     ) -> asyncio.AbstractServer:
-        """Bind a port of the machine of `process`."""
+        """Binds a port of the machine of `process`."""
         ...
 
 
@@ -147,12 +147,12 @@ class SimLoop(asyncio.BaseEventLoop):
         return WALL_START_MS + int(self._now * 1000)
 
     def spend(self, seconds: float) -> float:
-        """Let virtual time pass inside the running callback, and return the new time."""
+        """Lets virtual time pass inside the running callback, and returns the new time."""
         self._now += seconds
         return self._now
 
     def stream(self, name: str) -> random.Random:
-        """Return a new random stream that depends on the seed and on `name` alone."""
+        """Returns a new random stream that depends on the seed and on `name` alone."""
         return random.Random(f"{self.seed}/{name}")
 
     # Scheduling.
@@ -176,7 +176,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def _context(self, process: SimProcess) -> Context | None:
-        """Return the context for a callback of `process`; None for a copy of the running one, if
+        """Returns the context for a callback of `process`; None for a copy of the running one, if
         that is its own.
         """
         owner = OWNER.get()
@@ -212,7 +212,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._set_timer(self.kernel, when, callback, args, None)
 
     def post_io(self, process: SimProcess, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Queue what the selector would report to `process`; nothing happens if it is dead."""
+        """Queues what the selector would report to `process`; nothing happens if it is dead."""
         if process.alive and not self.finished:
             process.io.append(self._handle(process, self._now, callback, args, None))
             if not process.runnable:
@@ -289,7 +289,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle._cancelled or handle.generation != handle.process.generation
 
     def _run_slice(self) -> None:
-        """Run 1 to 8 callbacks of one process, both chosen by the seed."""
+        """Runs 1 to 8 callbacks of one process, both chosen by the seed."""
         runnable, rng = self._runnable, self.sched_rng
         process = runnable[int(rng.random() * len(runnable)) if len(runnable) > 1 else 0]
         length = 1 + int(rng.random() * SLICE_MAX) if self.perturb else SLICE_MAX
@@ -348,14 +348,14 @@ class SimLoop(asyncio.BaseEventLoop):
     # What happened.
 
     def note(self, *what: object) -> None:
-        """Add a fact to the trace. Its text must not depend on addresses or hash order."""
+        """Adds a fact to the trace. Its text must not depend on addresses or hash order."""
         line = f"{self._now:.6f} {' '.join(map(str, what))}"
         self.crc = zlib.crc32(line.encode(), self.crc)
         if self.trace is not None:
             self.trace.append(line)
 
     def fail(self, error: BaseException) -> None:
-        """End the run with `error` as soon as the running callback returns; the first one
+        """Ends the run with `error` as soon as the running callback returns; the first one
         counts.
         """
         if self.fatal is None and not self.finished:
@@ -417,7 +417,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call `func` inline after a seeded delay."""
+        """Calls `func` inline after a seeded delay."""
         future: asyncio.Future[T] = self.create_future()
         low, high = BLOCKING_S
         self.call_later(
@@ -451,7 +451,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # Processes.
 
     def process(self, name: str, machine: str | None = None) -> SimProcess:
-        """Return the process of this name, made (not started) at the first call, on a machine of
+        """Returns the process of this name, made (not started) at the first call, on a machine of
         its own by default.
         """
         process = self.processes.get(name)
@@ -464,7 +464,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return process
 
     def start(self, process: SimProcess, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Begin a life of `process` with one callback. Its machine gets power if it had none."""
+        """Begins a life of `process` with one callback. Its machine gets power if it had none."""
         assert not process.alive, f"{process} is started, expected it to be new or dead"
         process.begin_life()
         process.machine.up = True
@@ -472,7 +472,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.post_io(process, callback, *args)
 
     def kill(self, process: SimProcess, *, power: bool = False) -> None:
-        """End a process as SIGKILL does: no `finally` runs, sockets are closed by the kernel.
+        """Ends a process as SIGKILL does: no `finally` runs, sockets are closed by the kernel.
 
         With `power` its machine goes dark instead and says nothing to its peers; kill the others on
         it as well.
@@ -504,7 +504,7 @@ class SimLoop(asyncio.BaseEventLoop):
             orphan.process_died(power)
 
     def pause(self, process: SimProcess) -> None:
-        """Stop a process as SIGSTOP does: its kernel still receives and acknowledges."""
+        """Stops a process as SIGSTOP does: its kernel still receives and acknowledges."""
         assert process is not self.root, (
             "the main process drives the simulation, expected another one to be paused"
         )
@@ -514,7 +514,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._drop_runnable(process)
 
     def resume(self, process: SimProcess) -> None:
-        """Let a paused process go on; nothing happens if it is not paused."""
+        """Lets a paused process go on; nothing happens if it is not paused."""
         if process.life is Life.PAUSED:
             self.note("RESUME", process.name)
             process.life = Life.RUNNING
@@ -535,7 +535,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._own_generators[agen] = None
 
     async def close_own_generators(self) -> None:
-        """Close what generators the main process has left open.
+        """Closes what generators the main process has left open.
 
         Those of the others died with them, or wait for what never comes.
         """
@@ -549,7 +549,7 @@ class SimLoop(asyncio.BaseEventLoop):
         end_generator(agen)
 
     def finish(self) -> None:
-        """Close what is left of every process without letting it do anything, then the loop itself.
+        """Closes what is left of every process without running any of it, then the loop itself.
 
         Coroutines that were alive are closed, so their `finally` blocks run up to the first await,
         on a world that takes no more work: nothing reaches the next seed.

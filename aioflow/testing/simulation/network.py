@@ -123,14 +123,14 @@ class SimNetwork:
     # Faults.
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Hold back every packet between two machines, or only those from `a` to `b`."""
+        """Holds back every packet between two machines, or only those from `a` to `b`."""
         self.loop.note("CUT", a, b)
         self._cut.add((a, b))
         if not one_way:
             self._cut.add((b, a))
 
     def heal(self, a: str, b: str) -> None:
-        """Let packets pass again; held ones arrive when they are sent again."""
+        """Lets packets pass again; held ones arrive when they are sent again."""
         self.loop.note("HEAL", a, b)
         self._cut -= {(a, b), (b, a)}
 
@@ -142,18 +142,18 @@ class SimNetwork:
             self._parted.add((b, a))
 
     def join(self, a: str, b: str) -> None:
-        """Let packets between two processes pass again."""
+        """Lets packets between two processes pass again."""
         self.loop.note("JOIN", a, b)
         self._parted -= {(a, b), (b, a)}
 
     def isolate(self, name: str) -> None:
-        """Cut a machine off from all others there are."""
+        """Cuts a machine off from all others there are."""
         for other in self.loop.machines:
             if other != name:
                 self.cut(name, other)
 
     def rejoin(self, name: str) -> None:
-        """Heal every link of a machine."""
+        """Heals every link of a machine."""
         for other in self.loop.machines:
             if self.is_cut(name, other):
                 self.heal(name, other)
@@ -163,13 +163,14 @@ class SimNetwork:
         return (a, b) in self._cut or (b, a) in self._cut
 
     def slow(self, a: str, b: str, factor: float) -> None:
-        """Multiply the latency between two machines; 1 is the usual one."""
+        """Multiplies the latency between two machines; 1 is the usual one."""
         self.loop.note("SLOW", a, b, factor)
         self._slow[_link(a, b)] = factor
 
     def reset(self, a: str, b: str, among: Collection[str] | None = None) -> None:
-        """Break all connections between two machines, as a firewall that lost its state does; or
-        those `among` these processes of them.
+        """Breaks connections between two machines, as a firewall that lost its state does.
+
+        `among`: only those between these processes.
         """
         self.loop.note("RESET", a, b)
         for transport in list(self._live):
@@ -181,8 +182,8 @@ class SimNetwork:
                 peer.break_off(os_error(errno.ECONNRESET))
 
     def give_up(self, a: str, b: str, among: Collection[str] | None = None) -> None:
-        """End one side of each connection between two machines with ETIMEDOUT, as a kernel does
-        that got no answer for too long. The other side hears nothing of it until it sends: its
+        """Ends one side of each connection between two machines with ETIMEDOUT, as a kernel does
+        that got no answer for too long. The other side notices nothing until it sends: its
         connection stays half open. The seed chooses the side. `among` is that of `reset`.
         """
         self.loop.note("GIVE UP", a, b)
@@ -199,7 +200,7 @@ class SimNetwork:
     # Links.
 
     def latency(self, a: SimMachine, b: SimMachine) -> float:
-        """Draw the time that a packet takes from `a` to `b`."""
+        """Draws the time that a packet takes from `a` to `b`."""
         usual = self.options.loopback_s if a is b else self.options.latency_s
         return self.rng.uniform(*usual) * self._slow.get(_link(a.name, b.name), 1.0)
 
@@ -211,7 +212,7 @@ class SimNetwork:
         return b.up and (a.name, b.name) not in self._cut
 
     def _answers(self, process: SimProcess, there: SimMachine, port: int) -> bool:
-        """Tell whether a request for a connection and its answer, if only a refusal, would
+        """Tells whether a request for a connection and its answer, if only a refusal, would
         arrive.
         """
         listener = there.ports.get(port)
@@ -224,7 +225,7 @@ class SimNetwork:
     def listen(
         self, process: SimProcess, factory: Callable[[], asyncio.BaseProtocol], port: int
     ) -> SimListener:
-        """Bind a port of the process's machine; 0 picks the next free one."""
+        """Binds a port of the process's machine; 0 picks the next free one."""
         machine = process.machine
         if port == 0:
             while machine.next_port in machine.ports:
@@ -244,7 +245,7 @@ class SimNetwork:
     async def connect(
         self, process: SimProcess, factory: Callable[[], Any], host: str, port: int
     ) -> tuple[SimTransport, Any]:
-        """Shake hands: a round trip, or a refusal, or a time-out while the link is cut or the
+        """Shakes hands: a round trip, or a refusal, or a time-out while the link is cut or the
         machine is dark.
         """
         loop, here = self.loop, process.machine
@@ -292,11 +293,11 @@ class SimNetwork:
         return client, protocol
 
     def opened(self, transport: SimTransport) -> None:
-        """Count a transport among those that a reset can hit."""
+        """Counts a transport among those that a reset can hit."""
         self._live[transport] = None
 
     def closed(self, transport: SimTransport) -> None:
-        """Forget a transport that is over."""
+        """Forgets a transport that is over."""
         self._live.pop(transport, None)
 
 

@@ -52,7 +52,7 @@ class Orphan(Protocol):
     """An object that the kernel cleans up when a process dies: a connection or a listener."""
 
     def process_died(self, power: bool) -> None:
-        """Let the other side know, unless the whole machine lost power and cannot."""
+        """Lets the other side know, unless the whole machine lost power and cannot."""
         ...
 
 
@@ -122,7 +122,7 @@ class SimProcess:
         self.context = Context()
 
     def begin_life(self) -> None:
-        """Start to run, in a fresh context that names this life as the owner."""
+        """Starts to run, in a fresh context that names this life as the owner."""
         self.life = Life.RUNNING
         self.context = copy_context()
         self.context.run(OWNER.set, (self, self.generation))

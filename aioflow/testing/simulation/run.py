@@ -64,7 +64,7 @@ def simulate(
     keep_trace: bool = False,
     max_callback_s: float = 20.0,
 ) -> SimResult[T]:
-    """Run `main(host)` in virtual time under `seed`, and return its result.
+    """Runs `main(host)` in virtual time under `seed`, and returns its result.
 
     `main` is the process that cannot be killed; it starts others with `host.sim.spawn`, which die
     with it. `perturb` lets the seed stall processes and vary slices; `fence` fails the run when
@@ -112,7 +112,7 @@ def simulate(
 
 
 async def _clean_up(loop: SimLoop) -> None:
-    """Do for `main` what `asyncio.run` does, and report what it had left behind."""
+    """Does for `main` what `asyncio.run` does, and reports what it had left behind."""
     me = asyncio.current_task()
     left = [task for task in loop.root.tasks if task is not me]
     loop.errors.extend(
@@ -211,7 +211,7 @@ def fenced(loop: SimLoop) -> Iterator[None]:
 
 @contextmanager
 def _guard(owner: object, name: str, event: str) -> Iterator[None]:
-    """Treat calls of one function as the audit event that it does not raise."""
+    """Treats calls of one function as the audit event that it does not raise."""
     real = getattr(owner, name)
 
     def guarded(*args: Any) -> object:  # Any: the arguments of the real function.
@@ -244,7 +244,7 @@ def _refuse(event: str, subject: object) -> None:
 
 
 def _is_simulated(frame: FrameType | None) -> bool:
-    """Tell whether a callback of the loop is on the stack with nothing privileged above it."""
+    """Tells whether a callback of the loop is on the stack with nothing privileged above it."""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         if module.startswith(_PASS):

@@ -82,7 +82,7 @@ class Links(Protocol):
     rng: Random
 
     def latency(self, a: SimMachine, b: SimMachine) -> float:
-        """Draw the time that a packet takes from `a` to `b`."""
+        """Draws the time that a packet takes from `a` to `b`."""
         ...
 
     def passes(self, a: SimProcess, b: SimProcess) -> bool:
@@ -90,11 +90,11 @@ class Links(Protocol):
         ...
 
     def opened(self, transport: SimTransport) -> None:
-        """Count a transport among those that a reset can hit."""
+        """Counts a transport among those that a reset can hit."""
         ...
 
     def closed(self, transport: SimTransport) -> None:
-        """Forget a transport that is over."""
+        """Forgets a transport that is over."""
         ...
 
 
@@ -227,8 +227,8 @@ class SimTransport(asyncio.Transport):
     # Sending: the kernel's side.
 
     def _pump(self) -> None:
-        """Move bytes from the send buffer to the wire, as the peer's window allows, then what
-        follows them.
+        """Moves bytes from the send buffer to the wire, as the peer's window allows, then the
+        end of the stream.
         """
         options, rng, unsent = self.network.options, self.network.rng, self._unsent
         while unsent and self._in_flight < options.window_bytes and not self._gone:
@@ -271,7 +271,7 @@ class SimTransport(asyncio.Transport):
             self._loop.kernel_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """Hand the packets that are due to the peer's kernel, or hold them while they cannot
+        """Hands the packets that are due to the peer's kernel, or holds them while they cannot
         pass.
         """
         self._arrival_set = False
@@ -298,7 +298,7 @@ class SimTransport(asyncio.Transport):
             self._set_arrival(wire[0][0])
 
     def released(self, length: int) -> None:
-        """Note that the peer's process read `length` bytes, and use the window that is free
+        """Notes that the peer's process read `length` bytes, and uses the window that is free
         again.
         """
         self._in_flight -= length
@@ -307,7 +307,7 @@ class SimTransport(asyncio.Transport):
     # Receiving.
 
     def receive(self, item: bytes | str) -> None:
-        """Take a packet from the wire, on behalf of the kernel."""
+        """Takes a packet from the wire, on behalf of the kernel."""
         if self._gone:
             if isinstance(item, bytes):
                 self._send(_RST)
@@ -332,7 +332,7 @@ class SimTransport(asyncio.Transport):
             self._loop.post_io(self.process, self._read)
 
     def _read(self) -> None:
-        """Read once, as the selector loop does for a ready socket, and leave the rest to the
+        """Reads once, as the selector loop does for a ready socket, and leaves the rest to the
         next iteration.
         """
         self._read_set = False
@@ -375,7 +375,7 @@ class SimTransport(asyncio.Transport):
     # Beginning and end.
 
     def accept(self, listener: OpenPort) -> None:
-        """Give the server's process its protocol, unless the port was closed meanwhile."""
+        """Gives the server's process its protocol, unless the port was closed meanwhile."""
         if self._gone:
             return
         if listener.is_serving():
@@ -442,7 +442,7 @@ class SimTransport(asyncio.Transport):
 
 
 def os_error(number: int, subject: str | None = None) -> OSError:
-    """Return the subclass of OSError that belongs to `number`: ConnectionResetError and the
+    """Returns the subclass of OSError that belongs to `number`: ConnectionResetError and the
     like.
     """
     text = os.strerror(number)
