@@ -126,7 +126,7 @@ class _Reading:
                 continue  # The job has not started yet.
             known = self._jobs.get(view.id)
             if known is None:
-                known = _Known(self._start("aioflow job", view.start_ms, Context(), _names(view)))
+                known = _Known(self._start("aioflow.job", view.start_ms, Context(), _names(view)))
                 self._jobs[view.id] = known
             if not known.is_over:
                 self._checkpoints(view, known)
@@ -194,7 +194,7 @@ class _Reading:
             "aioflow.checkpoint.written_size": record.checkpointed_size,
         }
         link = Link(known.span.get_span_context())
-        span = self._start("aioflow checkpoint", begin_ms, Context(), attributes, (link,))
+        span = self._start("aioflow.checkpoint", begin_ms, Context(), attributes, (link,))
         for vertex in record.tasks.values():
             for subtask in vertex.subtasks.values():
                 self._subtask(span, vertex.name, begin_ms, subtask)
@@ -251,7 +251,7 @@ class _Reading:
             attributes["aioflow.task"] = view.graph.vertex(failure.attempt.vertex_id).name
             attributes["aioflow.subtask"] = failure.attempt.subtask_index
         span = self._start(
-            "aioflow restart",
+            "aioflow.restart",
             failure.timestamp_ms,
             Context(),
             attributes,

@@ -97,18 +97,18 @@ async def test_each_checkpoint_is_a_trace_with_the_steps_of_each_subtask(
         counting().run(**options) as job,
         OpenTelemetryTraces(provider).watching(job),
     ):
-        await until(lambda: len(named(exporter, "aioflow checkpoint")) >= 3)
+        await until(lambda: len(named(exporter, "aioflow.checkpoint")) >= 3)
         await job.stop()
         await job.wait()
 
-    (whole,) = named(exporter, "aioflow job")
+    (whole,) = named(exporter, "aioflow.job")
     assert whole.attributes is not None
     assert (whole.attributes["aioflow.job"], whole.attributes["aioflow.job_id"]) == (
         "traced",
         job.id,
     )
     assert whole.attributes["aioflow.status"] == "FINISHED"
-    checkpoints = named(exporter, "aioflow checkpoint")
+    checkpoints = named(exporter, "aioflow.checkpoint")
     numbers = [span.attributes["aioflow.checkpoint.id"] for span in checkpoints]  # type: ignore[index]
     assert numbers == sorted(set(numbers))
     for span in checkpoints:
@@ -146,7 +146,7 @@ async def test_a_restart_is_a_span_with_its_cause_and_a_failed_job_an_error(
     }
     async with flow.run(**options) as job, OpenTelemetryTraces(provider).watching(job):
         spans = await until(
-            lambda: found if len(found := named(exporter, "aioflow restart")) == 2 else None
+            lambda: found if len(found := named(exporter, "aioflow.restart")) == 2 else None
         )
         await job.cancel()
     for number, span in enumerate(spans, 1):
@@ -164,9 +164,9 @@ async def test_a_restart_is_a_span_with_its_cause_and_a_failed_job_an_error(
     with pytest.raises(ValueError, match="hunter2"):
         async with flow.run() as job, OpenTelemetryTraces(provider).watching(job):
             await job.wait()
-    (whole,) = named(exporter, "aioflow job")
+    (whole,) = named(exporter, "aioflow.job")
     assert whole.status.status_code is trace.StatusCode.ERROR
-    assert len(named(exporter, "aioflow restart")) == 1
+    assert len(named(exporter, "aioflow.restart")) == 1
 
 
 async def test_one_of_every_calls_is_a_span_with_its_place(
@@ -293,6 +293,6 @@ async def test_a_receiver_of_otlp_gets_the_spans_of_worker_processes_too(tmp_pat
     ]
     names = {span.name for span in spans}
     steps = {"subtask", "alignment", "snapshot", "write", "commit"}
-    assert names >= {"aioflow job", "aioflow checkpoint", *steps}
-    whole = next(span for span in spans if span.name == "aioflow job")
+    assert names >= {"aioflow.job", "aioflow.checkpoint", *steps}
+    whole = next(span for span in spans if span.name == "aioflow.job")
     assert {one.key: one.value.string_value for one in whole.attributes}["aioflow.job"] == "remote"
