@@ -45,7 +45,7 @@ from aioflow.checkpoint.metadata import (
 )
 from aioflow.checkpoint.objects import ObjectStore, to_the_end
 from aioflow.checkpoint.state_files import FileInput, FileOutput, Places
-from aioflow.checkpoint.urls import join_url, open_objects
+from aioflow.checkpoint.urls import join_url, local_path, open_objects
 from aioflow.core.errors import CheckpointError, RestoreError
 from aioflow.state.snapshot import StateFile, StateInput, StateOutput, whole
 
@@ -603,6 +603,19 @@ def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
     return FlowStore(host, open_objects(url, host), key)
 
 
+async def _holds_any(url: str, host: Host) -> bool:
+    """Whether something is below `url`. A directory of this machine is not walked through: it may
+    be any directory, and hold millions of files.
+    """
+    path = local_path(url)
+    if path is None:
+        return bool(await open_objects(url, host).names())
+    try:
+        return bool(await host.fs.list(path))
+    except FileNotFoundError:
+        return False
+
+
 async def read_checkpoint(
     url: str, host: Host, key: bytes | None = None, *, root: ObjectStore | None = None
 ) -> CompletedCheckpoint:
@@ -624,7 +637,7 @@ async def read_checkpoint(
             with suppress(OSError):
                 what = (
                     f"it has no file {METADATA!r}"
-                    if await open_objects(url, host).names()
+                    if await _holds_any(location, host)
                     else "there is nothing"
                 )
         raise RestoreError(

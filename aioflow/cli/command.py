@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _parser(argv[0] if argv else "")
         defer_defaults(parser)
-        arguments = parser.parse_args(argv)
+        arguments = _parsed(parser, argv)
     except SystemExit as stop:  # argparse has printed the error or the help.
         return stop.code if isinstance(stop.code, int) else FINISHED
     try:
@@ -79,6 +79,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not reader_is_gone():
             raise
         return FAILED
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the arguments.
+
+    argparse takes an optional positional argument before the options only. A command with
+    `after_options` takes its last one behind them, too.
+    """
+    arguments, rest = parser.parse_known_args(argv)
+    given = vars(arguments)
+    last: str = given.get("after_options", "")
+    is_late = last and given[last] is None and len(rest) == 1
+    if is_late and not rest[0].startswith("-"):
+        given[last] = rest.pop()
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -263,7 +280,7 @@ def _config(arguments: argparse.Namespace) -> int:
         defer_defaults(parser)
         all_optional(parser)
         try:
-            asked = parser.parse_args(line)
+            asked = _parsed(parser, line)
         except SystemExit:  # argparse has printed the error.
             return USAGE
         fill_in(asked, settings)

@@ -120,7 +120,7 @@ def add_commands(commands: Any) -> None:
     savepoint.add_argument(
         "--key-file", metavar="FILE", help="with dispose: the key that it was written with"
     )
-    savepoint.set_defaults(carry_out=_savepoint)
+    savepoint.set_defaults(carry_out=_savepoint, after_options="directory")
     rescale = commands.add_parser(
         "rescale", help="let a job with checkpoints go on at another parallelism"
     )
@@ -365,6 +365,9 @@ def _dispose(arguments: argparse.Namespace) -> int:
     if arguments.directory is None:
         raise UsageError("expected the savepoint: aioflow savepoint dispose PATH")
     key = key_in(arguments.key_file)
+    url = store_root(arguments.directory)
+    if url is not None:
+        raise UsageError(f"{url} is the root of a store, expected the directory of a savepoint")
     try:
         deleted = asyncio.run(delete_savepoint(arguments.directory, key=key))
     except (CheckpointError, RestoreError) as error:
@@ -372,6 +375,15 @@ def _dispose(arguments: argparse.Namespace) -> int:
         return FAILED
     print(f"deleted {shown_path(deleted)}")
     return FINISHED
+
+
+def store_root(path: str) -> str | None:
+    """Returns `path` if it is the root of the machine or of a bucket, otherwise None."""
+    scheme, colon, rest = path.partition("://")
+    if colon and scheme != "file":
+        return path if "/" not in rest.rstrip("/") else None
+    whole = Path("/", rest) if colon else Path(path).absolute()
+    return path if whole.resolve() == Path("/") else None
 
 
 def _savepoint(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,72 @@
+"""`aioflow savepoint dispose` deletes a savepoint, in any order of arguments, and never more."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+import aioflow as af
+from aioflow.checkpoint.objects import DirectoryObjects
+from aioflow.cli.command import main
+
+KEY = b"a key of some length"
+
+
+@pytest.fixture
+async def saved(tmp_path: Path) -> tuple[Path, Path]:
+    """A savepoint with a key, and the file of the key."""
+    key = tmp_path / "key"
+    key.write_bytes(KEY)
+    flow = af.Flow("saved")
+    flow.source(af.io.push(), name="events").sink(af.io.blackhole(), name="nowhere")
+    async with flow.run(checkpoints=tmp_path / "store", checkpoint_key=key) as job:
+        path = await job.savepoint(tmp_path / "mine")
+        await job.cancel()
+    return Path(path), key
+
+
+@pytest.mark.parametrize(
+    "order",
+    [order for order in permutations(range(3)) if order.index(0) < order.index(1)],
+    ids=str,
+)
+async def test_arguments_may_be_in_any_order(
+    order: tuple[int, ...], saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, key = saved
+    parts = [["dispose"], [str(path)], ["--key-file", str(key)]]
+    argv = ["savepoint", *(text for number in order for text in parts[number])]
+    assert await asyncio.to_thread(main, argv) == 0, capsys.readouterr().err
+    assert not (path / "metadata").exists()
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/tmp/..", "file:///", "s3://bucket", "s3://bucket/"])
+def test_the_root_of_a_store_is_refused_at_once(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["savepoint", "dispose", path]) == 2
+    assert f"{path} is the root of a store, expected the directory of a savepoint" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_large_directory_is_refused_without_a_walk_through_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+
+    def walks(*_: object) -> None:
+        raise AssertionError("the directory is walked through")
+
+    monkeypatch.setattr(DirectoryObjects, "names", walks)
+    assert main(["savepoint", "dispose", str(tmp_path)]) == 1
+    assert "it has no file 'metadata'" in capsys.readouterr().err
+
+
+def test_more_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["savepoint", "dispose", "a", "b"]) == 2
+    assert main(["savepoint", "dispose", "--nonsense"]) == 2
+    assert "unrecognized arguments: --nonsense" in capsys.readouterr().err
