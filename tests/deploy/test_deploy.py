@@ -103,6 +103,24 @@ async def test_alerts_and_dashboard_use_metrics_that_a_real_job_shows(tmp_path: 
             await asyncio.sleep(0.1)
 
 
+def test_each_alert_fires_and_stays_silent_where_it_should() -> None:
+    promtool = needs.program("promtool")
+    cases = Path(__file__).with_name("aioflow.rules.test.yml")
+    done = subprocess.run([promtool, "test", "rules", cases], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    alerts = {
+        rule["alert"]
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+        for rule in group["rules"]
+    }
+    tested = {
+        (case["alertname"], bool(case.get("exp_alerts")))
+        for test in yaml.safe_load(cases.read_text())["tests"]
+        for case in test["alert_rule_test"]
+    }
+    assert tested == {(name, fires) for name in alerts for fires in (True, False)}
+
+
 @pytest.mark.parametrize(
     ("what", "path"), [("rules", RULES), ("config", DEPLOY / "prometheus" / "prometheus.yml")]
 )
