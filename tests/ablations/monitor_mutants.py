@@ -16,7 +16,30 @@ EVENTS = "tests/monitoring/test_events.py::"
 PROCESSES = "tests/integration/test_monitor.py::"
 WATCH = "tests/inspection/test_loop_watch.py::"
 
+PROBES = "tests/monitoring/test_probes.py::"
+
 MONITOR_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a job that restarts is ready",
+        "aioflow/monitoring/rest_probes.py",
+        "if view.status is not JobStatus.RUNNING:",
+        "if view.status.is_terminal:",
+        (f"{PROBES}test_a_job_that_waits_for_its_restart_is_healthy_and_not_ready",),
+    ),
+    Mutant(
+        "a job whose checkpoints do not complete is ready",
+        "aioflow/monitoring/rest_probes.py",
+        "if now_ms - since_ms > within_ms:",
+        "if newest is None and now_ms - since_ms > within_ms:",
+        (f"{PROBES}test_a_job_whose_checkpoints_do_not_complete_is_not_ready",),
+    ),
+    Mutant(
+        "a probe needs the token",
+        "aioflow/monitoring/rest_probes.py",
+        '"Whether the event loop answers", is_probe=True',
+        '"Whether the event loop answers"',
+        (f"{PROBES}test_probes_need_no_token_and_take_any_host_name",),
+    ),
     Mutant(
         "vertices of one name have metrics of one name",
         "aioflow/graph/job_graph.py",
