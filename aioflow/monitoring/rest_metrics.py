@@ -7,6 +7,7 @@ numbers where values are aggregated.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,27 @@ def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
     }
 
 
+def prefers_openmetrics(accepted: str) -> bool:
+    """Whether a client with this header `Accept` wants OpenMetrics rather than plain text."""
+    weights: dict[str, float] = {}
+    for part in accepted.split(","):
+        kind, *parameters = (piece.strip() for piece in part.split(";"))
+        weight = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip().lower() == "q":
+                weight = float(value) if _WEIGHT.fullmatch(value := value.strip()) else 0.0
+        weights[kind.lower()] = max(weight, weights.get(kind.lower(), 0.0))
+    anything = weights.get("*/*", 0.0)
+    plain = weights.get("text/plain", weights.get("text/*", anything))
+    wanted = weights.get(OPENMETRICS, 0.0)
+    return wanted > 0 and wanted >= plain
+
+
+OPENMETRICS = "application/openmetrics-text"
+_WEIGHT = re.compile(r"(0(\.[0-9]{0,3})?|1(\.0{0,3})?)")
+
+
 @get("/metrics", "Text", "All metrics, for Prometheus", "names")
 def prometheus(call: Call) -> Any:
     """Answers GET /metrics?names=, with Flink's names for `names=flink`.
@@ -218,6 +240,6 @@ def prometheus(call: Call) -> Any:
         raise BadRequest(f"names is {names[:40]!r}, expected aioflow or flink")
     accepted = "" if call.request is None else call.request.headers.get("Accept", "")
     style = Style.FLINK if names == "flink" else Style.PROMETHEUS
-    if style is Style.PROMETHEUS and "application/openmetrics-text" in accepted:
+    if style is Style.PROMETHEUS and prefers_openmetrics(accepted):
         style = Style.OPENMETRICS
     return Answer(call.monitor.page(style), content_type=CONTENT_TYPES[style])

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 import aioflow as af
 from aioflow.monitoring.metric_families import Kind, family_of
+from aioflow.monitoring.rest_metrics import prefers_openmetrics
 from tests import needs
 from tests.monitoring.test_metric_names import JOB, OPERATOR, READING_TASK, SOURCE, TASK
 from tests.monitoring.watching import Client, watched
@@ -122,6 +123,27 @@ async def test_the_parts_of_a_histogram_are_one_summary(client: Client) -> None:
             next(one.value for one in lines if one.name.endswith(end)) for end in ("_count", "_sum")
         )
         assert count > 0 and total == pytest.approx(round(total))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "wanted"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=0.2,text/plain;q=0.5", False),
+        ("application/openmetrics-text; version=1.0.0; q=0.5, text/plain;q=0.2, */*;q=0.1", True),
+        ("application/openmetrics-text;q=0.1,*/*;q=0.9", False),
+        ("text/*;q=0.9,application/openmetrics-text;q=0.8", False),
+        ("APPLICATION/OpenMetrics-Text;Q=1.000", True),
+        ("application/openmetrics-text;q=nan", False),
+        ("application/openmetrics-text-x", False),
+        (";;,=;q", False),
+    ],
+)
+def test_the_weights_of_accept_decide_between_the_formats(accepted: str, wanted: bool) -> None:
+    assert prefers_openmetrics(accepted) is wanted
 
 
 async def test_openmetrics_is_strictly_well_formed_and_has_units(client: Client) -> None:
