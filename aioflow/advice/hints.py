@@ -28,6 +28,7 @@ __all__ = [
     "field_hint",
     "hint_of_table",
     "hinted",
+    "idleness_hint",
     "is_table",
     "keys_hint",
     "nearest_method",
@@ -140,6 +141,17 @@ def window_time_hint(given: Mapping[str, Any]) -> str | None:
     if "time" not in given:
         return None
     return f'it belongs to the window: window(af.session("1s", time={given["time"]!r}))'
+
+
+def idleness_hint(given: Mapping[str, Any]) -> str | None:
+    """Returns where `idle_after=` belongs, if it or a similar name was passed to another call."""
+    name = next(iter(given))
+    if name not in ("idle_after", "idle_after_ms", "idleness", "idle_timeout"):
+        return None
+    return (
+        "did you mean idle_after= of the watermark strategy? Write "
+        'watermarks=af.WatermarkStrategy.bounded_out_of_orderness("5s", idle_after="30s")'
+    )
 
 
 def _as_expression(text: str) -> str | None:

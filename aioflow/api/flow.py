@@ -11,7 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, Unpack, overload
 
-from aioflow.advice.hints import explained_methods, nearest_method, no_such_method
+from aioflow.advice.hints import (
+    explained_methods,
+    hinted,
+    idleness_hint,
+    nearest_method,
+    no_such_method,
+)
 from aioflow.api.build import (
     OperatorOptions,
     Upstream,
@@ -198,6 +204,7 @@ class Flow:
         parallelism: int | None = None,
         watermarks: WatermarkStrategy[Any] | None = None,
     ) -> DataStream[T]: ...
+    @hinted(idleness_hint)
     def source(
         self,
         what: Any,

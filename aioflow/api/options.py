@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from os import PathLike
@@ -273,11 +273,23 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
             f"{what}{hint}"
         )
     check_backend(options.state)
+    streams: object = options.subscribe  # Callers may pass other types than it says.
+    if not hasattr(streams, "upstreams") and not isinstance(streams, Iterable):
+        what = f"{type(streams).__name__}: {streams!r}"
+        raise TypeError(f"subscribe= takes a list of streams, like subscribe=[stream], got {what}")
     if hasattr(options.subscribe, "upstreams"):
         raise TypeError(
             "subscribe= takes a list of streams, got one: write subscribe=[stream] of "
             f"{options.subscribe!r}"
         )
+    place: object = options.on  # Callers may pass other types than it says.
+    if isinstance(place, str):
+        written = (
+            f"af.Spark({place.partition('=')[2] or 'local[*]'!r})"
+            if place.startswith(("spark", "local"))
+            else f"af.RemoteCluster({place!r}, secret=...)"
+        )
+        raise TypeError(f"on= takes a place to run, got the text {place!r}: write on={written}")
     if options.on is not None and (options.workers or not hasattr(options.on, "start")):
         raise ValueError(
             "on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; "

@@ -60,7 +60,7 @@ from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.contexts import contextmanager
-from aioflow.core.errors import AioflowError
+from aioflow.core.errors import AioflowError, counted
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 from aioflow.inspection.json_logs import LOG_FORMAT_ENV
@@ -332,7 +332,7 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         secret = secret_of(arguments.secret_file or (arguments.data or DATA) / "secret")
         manager = TaskManager(host, secret, options)
         manager.inspector.start()
-        print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
+        print(f"taskmanager {manager.id[:8]} offers {counted(arguments.slots, 'slot')}", flush=True)
         with _stopped_by_signals(manager.stop):
             async with serving_health(host, arguments.health, manager.unready_reasons):
                 await manager.run()
@@ -494,7 +494,8 @@ async def _all_registered(
         await asyncio.sleep(POLL_S)
     slots = sum(line[1] for line in found)
     print(
-        f"cluster at {address}: {len(found)} taskmanagers with {slots} slots; logs in "
+        f"cluster at {address}: {counted(len(found), 'taskmanager')} with "
+        f"{counted(slots, 'slot')}; logs in "
         f"{arguments.data}"
     )
     if arguments.monitor is not None:  # Its port may be any free one.
@@ -547,7 +548,7 @@ def _status(arguments: argparse.Namespace) -> int:
         found = await client.taskmanagers()
         print("jobmanager   {}:{}".format(*client.address))
         for worker_id, slots, free in found:
-            print(f"taskmanager  {worker_id[:8]}  {slots} slots, {free} free")
+            print(f"taskmanager  {worker_id[:8]}  {counted(slots, 'slot')}, {free} free")
         print(f"fenced_total {await client.fenced_total()}")
         print_jobs(await client.jobs())
         return FINISHED

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.cluster.execution_graph import ExecutionGraph, Instruction, JobStatus
 from aioflow.cluster.scheduler import slots_needed
-from aioflow.core.errors import AioflowError, CheckpointError, JobNotRunning, RescaleError
+from aioflow.core.errors import AioflowError, CheckpointError, JobNotRunning, RescaleError, counted
 from aioflow.graph.deployment import ExecutionState
 from aioflow.graph.job_graph import same_parallelism, with_parallelism
 
@@ -270,9 +270,9 @@ class AdaptiveParallelism:
             return None
         self._wanted = wanted
         logger.warning(
-            "job %s needs %d slots and has got %d in time: it runs with fewer subtasks, %s",
+            "job %s needs %s and has got %d in time: it runs with fewer subtasks, %s",
             executions.job_id,
-            slots_needed(wanted),
+            counted(slots_needed(wanted), "slot"),
             slots,
             "and with more once there are slots for them"
             if self._can_grow

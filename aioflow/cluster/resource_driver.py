@@ -35,7 +35,7 @@ from aioflow.cluster.resource_manager import (
 )
 from aioflow.cluster.slots import SlotStatus
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.errors import AioflowError, Broken
+from aioflow.core.errors import AioflowError, Broken, counted
 
 if TYPE_CHECKING:
     from aioflow.cluster.cluster_job import ClusterJob
@@ -279,8 +279,10 @@ class ResourceManager:
                     job = self._jobs.get(job_id)
                     # A job that already runs with fewer, or waits in line, is silent about it.
                     if job is None or job.deployer.no_resources(available, existing):
-                        told = "job %s needs %d slots, %d are there"
-                        logger.warning(told, job_id, wanted, available)
+                        told = "job %s needs %s, there %s %d"
+                        needed = counted(wanted, "slot")
+                        verb = "is" if available == 1 else "are"
+                        logger.warning(told, job_id, needed, verb, available)
                 case ReleaseWorker(worker_id, reason):
                     worker = self._workers.pop(worker_id, None)
                     if worker is not None:

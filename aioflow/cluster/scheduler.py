@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aioflow.core.errors import NoResourceAvailable
+from aioflow.core.errors import NoResourceAvailable, counted
 from aioflow.graph.job_graph import JobGraph, JobVertex
 
 __all__ = [
@@ -335,9 +335,8 @@ class SlotScheduler:
         instructions: list[Instruction] = []
         for number, subtasks in self._requests.items():
             error = NoResourceAvailable(
-                f"job {self.job_id} needs {self._declared} slots and got {available} in time: "
-                "start more workers, give them more slots, "
-                "or lower the parallelism"
+                f"job {self.job_id} needs {counted(self._declared, 'slot')} and got {available} in "
+                "time: start more workers, give them more slots, or lower the parallelism"
             )
             instructions.append(PlacementFailed(number, subtasks, error))
         self._requests.clear()

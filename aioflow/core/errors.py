@@ -64,6 +64,7 @@ __all__ = [
     "StateError",
     "TypeNotSupported",
     "ValueNotSupported",
+    "counted",
     "describe_record",
     "did_you_mean",
     "has_place",
@@ -222,6 +223,11 @@ class StaleLeader(AioflowError):
 def with_article(noun: str) -> str:
     """Returns `noun` for a message, with "a" or "an" before it: a dict, an int."""
     return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns the number with the noun, such as "1 slot" or "2 slots"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(

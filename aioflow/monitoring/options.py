@@ -137,9 +137,9 @@ def parse_monitor_address(text: str) -> tuple[str, int]:
     """
     given: object = text  # Callers may pass other types than the annotation says.
     if not isinstance(given, str):
+        like = f"127.0.0.1:{given}" if type(given) is int else "127.0.0.1:8081"
         raise TypeError(
-            f'monitor is {type(given).__name__}: {given!r}, expected "HOST:PORT", like '
-            '"127.0.0.1:8081"'
+            f'monitor is {type(given).__name__}: {given!r}, expected "HOST:PORT", like "{like}"'
         )
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"

@@ -348,6 +348,27 @@ async def test_a_file_where_the_directory_of_a_sink_belongs_is_named(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"subscribe": 1}, r"takes a list of streams, like subscribe=\[stream\], got int: 1"),
+        ({"on": "host:1"}, r"write on=af\.RemoteCluster\('host:1', secret=\.\.\.\)"),
+        ({"on": "spark"}, r"write on=af\.Spark\('local\[\*\]'\)"),
+        ({"monitor": 8081}, r'expected "HOST:PORT", like "127\.0\.0\.1:8081"'),
+    ],
+)
+async def test_an_option_of_another_type_says_what_to_write(options: Any, told: str) -> None:
+    flow = af.Flow("options")
+    flow.source([1]).sink(af.io.blackhole())
+    with pytest.raises(TypeError, match=told):
+        await flow.execute(**options)
+
+
+def test_idleness_of_a_source_is_sent_to_its_watermark_strategy() -> None:
+    with pytest.raises(TypeError, match=r"did you mean idle_after= of the watermark strategy\?"):
+        af.Flow("idle").source([1], idle_after_ms=5)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
     "there, told", [(False, "there is nothing"), (True, "it has no file 'metadata'")]
 )
 async def test_a_restore_from_nowhere_says_what_was_expected(

@@ -29,7 +29,7 @@ from aioflow.cluster.remote import RemoteRun
 from aioflow.cluster.scheduler import slots_needed
 from aioflow.cluster.submission import ClusterClient
 from aioflow.core.aio import cancel_and_wait, wait_first
-from aioflow.core.errors import GraphError, NotAuthenticated, note_once
+from aioflow.core.errors import GraphError, NotAuthenticated, counted, note_once
 from aioflow.network.connection import fresh_secret
 from aioflow.network.security import SecuredHost, Security, TlsFiles, is_loopback
 from aioflow.spark.bridge.calls import check_bridge, check_executors
@@ -251,8 +251,8 @@ class SparkWorkers:
         there = self.workers * self.slots
         if there < needed:
             raise SparkError(
-                f"flow {graph.name!r} needs {needed} slots, and workers={self.workers} with "
-                f"slots={self.slots} have {there}: give "
+                f"flow {graph.name!r} needs {counted(needed, 'slot')}, and workers={self.workers} "
+                f"with slots={self.slots} have {there}: give "
                 f"slots={-(-needed // self.workers)}, or leave slots= out, or "
                 f"workers={-(-needed // self.slots)}, or a smaller parallelism="
             )
