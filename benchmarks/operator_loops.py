@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import random
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from heapq import heappop, heappush, nlargest
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
+from time import time_ns
 from typing import Any, NamedTuple
 
 DELAY_MS = 1_000
@@ -149,6 +151,21 @@ def averaged(rows: Rows) -> Rows:
         pair[0] += 1
         pair[1] += value
         out.append((key, pair[1] / pair[0]))
+    return out
+
+
+def summed_for_a_day(rows: Rows) -> Rows:
+    """Sums that are forgotten a day after their last change, the oldest one first."""
+    held: dict[Any, tuple[int, int]] = {}
+    out = []
+    for row in rows:
+        now, key = time_ns() // 1_000_000, row[0]
+        while held and now - held[oldest := next(iter(held))][0] >= 86_400_000:
+            del held[oldest]
+        before = held.pop(key, None)
+        total = row[1] if before is None else before[1] + row[1]
+        held[key] = now, total
+        out.append((key, total))
     return out
 
 
@@ -729,6 +746,11 @@ def dealt(target: Callable[[Row, int], int]) -> Callable[[Rows], Rows]:
         return mapped(VALUE)(lists[0]) + mapped(VALUE)(lists[1])
 
     return loop
+
+
+def shuffled(rows: Rows) -> Rows:
+    rng = random.Random(11)
+    return dealt(lambda row, i: rng.randrange(2))(rows)
 
 
 def to_both(rows: Rows) -> Rows:

@@ -164,9 +164,9 @@ class _Shuffle:
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
         targets: list[list[int]] = [[] for _ in range(self._consumers)]
-        randrange, consumers = self._rng.randrange, self._consumers
+        random, consumers = self._rng.random, self._consumers
         for index in range(len(batch.values)):
-            targets[randrange(consumers)].append(index)
+            targets[int(random() * consumers)].append(index)
         return _gather(batch, targets)
 
 
