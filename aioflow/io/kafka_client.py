@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -51,6 +52,11 @@ CLOSE_TIMEOUT_S = 5.0
 SILENT_AFTER_S = 5.0
 """Time without an answer of the brokers before the reader logs: aiokafka waits for 40 s."""
 
+START_PATIENCE_S = 30.0
+"""Time for which the start of a job tries to reach a broker."""
+
+START_PAUSE_S = 1.0
+
 TOPIC_TIMEOUT_S = 10.0
 """Maximum time for the brokers to create a topic that is requested."""
 
@@ -65,6 +71,8 @@ class KafkaConfig:
 
     brokers: list[str]
     topics: list[str]
+    pattern: re.Pattern[str] | None
+    """The names of the topics to read, instead of `topics`."""
     topic_of: Callable[[Any], str] | None
     """The topic of each record of a sink, instead of `topics`."""
     type: Any
@@ -75,7 +83,9 @@ class KafkaConfig:
     transactions: bool
     transaction_timeout: Duration
     start: str | int
-    """The first record to read: "earliest", "latest", or the least timestamp in ms since 1970."""
+    """The first record to read: "earliest", "latest", "group", or the least timestamp in ms since
+    1970.
+    """
     until: str | None
     group: str | None
     discover_every: Duration | None
@@ -97,7 +107,9 @@ class KafkaConfig:
         return self.discover_every is not None and not self.bounded
 
     def __repr__(self) -> str:
-        topics = ", ".join(map(repr, self.topics)) if self.topic_of is None else "topic=function"
+        topics = ", ".join(map(repr, self.topics)) or (
+            "topic=function" if self.pattern is None else f"pattern {self.pattern.pattern!r}"
+        )
         return f"kafka({', '.join(self.brokers)!r}, {topics})"
 
 
@@ -319,6 +331,8 @@ class KafkaPartitions:
         """Start position of each known split."""
         self._begun: set[str] = set()
         """Topics that had partitions at an earlier look."""
+        self._has_looked = False
+        self._by_pattern = False
 
     def fresh(self) -> Self:
         """Returns a new instance for another use of the source or another run."""
@@ -326,7 +340,7 @@ class KafkaPartitions:
 
     def forget(self) -> None:
         """Forgets the known partitions, because another job begins."""
-        self._begins, self._begun = {}, set()
+        self._begins, self._begun, self._has_looked = {}, set(), False
 
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
@@ -334,13 +348,16 @@ class KafkaPartitions:
         """Returns the ids of `former`, unchanged, and the splits of `found` that are not in
         `former`.
 
-        A new partition of a topic that was read before starts at its beginning.
+        A new partition of a topic that was read before starts at its beginning. So does a topic
+        that matches the pattern.
         """
         ids = [split.id for split in former]
         topics = {split.payload[0] for split in former}
         new = [split for split in found if split.id not in set(ids)]
         return ids, [
-            replace(split, position=self._begins[split.id]) if split.payload[0] in topics else split
+            replace(split, position=self._begins[split.id])
+            if split.payload[0] in topics or (self._by_pattern and topics)
+            else split
             for split in new
         ]
 
@@ -350,27 +367,19 @@ class KafkaPartitions:
         Its position is the first offset to read. Its payload is the topic, the number of the
         partition, and the offset at which to end, or None.
         """
-        consumer = await start_consumer(config)
+        consumer = await (start_consumer if self._has_looked else _first_consumer)(config)
         try:
             from aiokafka import TopicPartition
 
-            known = (
-                await consumer.topics()
-            )  # All topics are requested: a request that names a topic may create it.
-            for topic in config.topics:
-                if topic not in known:
-                    raise GraphError(
-                        f"{config!r}: there is no topic {topic!r}: make it first, with as many "
-                        "partitions as it needs"
-                    )
-            firsts = [TopicPartition(topic, 0) for topic in config.topics]
+            # All topics are requested: a request that names a topic may create it.
+            topics = _chosen(config, await consumer.topics())
+            firsts = [TopicPartition(topic, 0) for topic in topics]
             consumer.assign(firsts)
-            await consumer.end_offsets(
-                firsts
-            )  # This request also loads the numbers of the other partitions.
+            # This request also loads the numbers of the other partitions.
+            await consumer.end_offsets(firsts)
             partitions = [
                 TopicPartition(one, number)
-                for one in config.topics
+                for one in topics
                 for number in sorted(consumer.partitions_for_topic(one))
             ]
             ends = await consumer.end_offsets(partitions)
@@ -383,23 +392,62 @@ class KafkaPartitions:
                 }
         finally:
             await undisturbed(consumer.stop())
+        # A topic that comes later has no record that the job was meant to skip.
+        later = config.pattern is not None and self._has_looked
         positions = {
-            one: (begins if one.topic in self._begun else start)[one] for one in partitions
+            one: (begins if later or one.topic in self._begun else start)[one] for one in partitions
         }
-        if config.group is not None and not self._begun:
-            positions |= {
-                one: told.offset
-                for one, told in (await _committed(config, config.group, partitions)).items()
-            }
+        if config.group is not None and partitions and not self._has_looked:
+            told = await _committed(config, config.group, partitions)
+            missing = [f"{one.topic}-{one.partition}" for one in partitions if one not in told]
+            if config.start == "group" and missing:
+                raise GraphError(
+                    f"{config!r}: the group {config.group!r} has no offset for {missing[0]!r}, "
+                    "where start='group' would begin: give start='earliest' or 'latest', which "
+                    "applies where the group has none"
+                )
+            positions |= {one: offset.offset for one, offset in told.items()}
         splits = []
         for one in partitions:
             payload = [one.topic, one.partition, None if config.until is None else ends[one]]
             split = Split(f"{one.topic}-{one.partition}", positions[one], payload)
             self._begins[split.id] = begins[one]
             splits.append(split)
+        self._by_pattern = config.pattern is not None
         if config.looks_again:
-            self._begun.update(config.topics)
+            self._begun.update(topics)
+            self._has_looked = True
         return splits
+
+
+def _chosen(config: KafkaConfig, known: Iterable[str]) -> list[str]:
+    """Returns the topics to read, of those that are `known`."""
+    if config.pattern is not None:
+        found = sorted(topic for topic in known if config.pattern.fullmatch(topic))
+        if not found and not config.looks_again:
+            raise GraphError(f"{config!r}: no topic matches the pattern, and none may come later")
+        return found
+    for topic in config.topics:
+        if topic not in known:
+            raise GraphError(
+                f"{config!r}: there is no topic {topic!r}: make it first, with as many "
+                "partitions as it needs"
+            )
+    return config.topics
+
+
+async def _first_consumer(config: KafkaConfig) -> Any:
+    """Returns a connected consumer. Waits for brokers that start at the same time as the job."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + START_PATIENCE_S
+    while True:
+        try:
+            return await start_consumer(config)
+        except ConnectionError as error:
+            if loop.time() >= until:
+                raise
+            logger.warning("%r: %s; trying again for %.0f s", config, error, until - loop.time())
+        await asyncio.sleep(START_PAUSE_S)
 
 
 async def _committed(config: KafkaConfig, group: str, partitions: Sequence[Any]) -> dict[Any, Any]:

@@ -89,6 +89,8 @@ class KafkaWriter(BaseWriter[Any]):
 
     async def open(self) -> None:
         config = self._config
+        if config.pattern is not None:
+            raise GraphError(f"sink {config!r} has a pattern, expected the topic to write to")
         if len(config.topics) > 1:
             raise GraphError(
                 f"sink {config!r} names {len(config.topics)} topics, expected the one to write to, "

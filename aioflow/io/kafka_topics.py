@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
@@ -52,7 +54,7 @@ __all__ = ["KafkaReader", "KafkaTopics", "kafka"]
 @explained
 def kafka(
     bootstrap: str | Sequence[str],
-    topic: str | Sequence[str] | Callable[[Any], str],
+    topic: str | Sequence[str] | re.Pattern[str] | Callable[[Any], str],
     type: type[T] | None = None,
     *,
     format: str = "json",
@@ -76,10 +78,12 @@ def kafka(
     "bytes". A record without a value becomes None. With `records`, each element is a `KafkaRecord`
     of this value and the record's key, timestamp, headers, topic, partition and offset.
 
-    `start` is "earliest", "latest", or a time: an aware datetime, or ms since 1970. A time starts
-    each partition at its first record of that time or later. The offsets in a restored checkpoint
-    take precedence. With
-    `until="latest"` the source ends with the last record that exists when the job begins. `group`
+    `topic` may be a compiled pattern: all topics whose whole name matches are read, and topics that
+    come later from their beginning. `start` is "earliest", "latest", "group", or a time: an aware
+    datetime, or ms since 1970. A time starts each partition at its first record of that time or
+    later. "group" starts at the offsets of `group`, and a partition without one is an error. The
+    offsets in a restored checkpoint take precedence. With `until="latest"` the source ends with the
+    last record that exists when the job begins. `group`
     is a consumer group to which the offsets of completed checkpoints are committed, for monitoring;
     a job that starts without a checkpoint begins at the offsets of the group. `discover_every` is
     the interval of looking for new partitions, which are read from their beginning. `options` are
@@ -97,7 +101,8 @@ def kafka(
     loses the records of its last checkpoint, and then fails with an error that says so.
     """
     brokers, topic_of = one_or_more_places(bootstrap), topic if callable(topic) else None
-    topics = [] if callable(topic) else one_or_more(topic)
+    pattern = topic if isinstance(topic, re.Pattern) else None
+    topics = [] if callable(topic) or pattern is not None else one_or_more(topic)
     place = f"kafka({bootstrap!r}, {', '.join(map(repr, topics))})"
     if not brokers or not all(
         isinstance(broker, str) and broker and "://" not in broker and "@" not in broker
@@ -107,7 +112,9 @@ def kafka(
             "kafka(...): expected brokers as 'HOST:PORT', without a scheme or a password, which "
             "goes into options="
         )
-    if topic_of is None and (
+    if pattern is not None and not isinstance(pattern.pattern, str):
+        raise GraphError(f"{place}: topic is {topic!r}, expected a pattern of text")
+    if (topic_of, pattern) == (None, None) and (
         not topics
         or not all(isinstance(name, str) and name for name in topics)
         or len(set(topics)) < len(topics)
@@ -138,6 +145,8 @@ def kafka(
         checked_seconds(discover_every, "discover_every", place)
     if group is not None:
         checked_text(group, "group", place)
+    elif first == "group":
+        raise GraphError(f"{place}: start='group' needs group=, the group that has the offsets")
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
     checked_seconds(transaction_timeout, "transaction_timeout", place)
     checked_format(format, type, place)
@@ -146,6 +155,7 @@ def kafka(
     return KafkaTopics(
         brokers,
         topics,
+        pattern,
         topic_of,
         type,
         format,
@@ -164,6 +174,9 @@ def kafka(
     )
 
 
+STARTS = ("earliest", "latest", "group")
+
+
 def _checked_start(start: Any, place: str) -> str | int:
     """Returns `start` with a time in ms since 1970, or raises GraphError."""
     if isinstance(start, datetime) and start.tzinfo is not None:
@@ -171,12 +184,12 @@ def _checked_start(start: Any, place: str) -> str | int:
         return -((datetime.fromtimestamp(0, UTC) - start) // timedelta(milliseconds=1))
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return start
-    if start in ("earliest", "latest"):
+    if start in STARTS:
         return str(start)
-    hint = did_you_mean(start, ("earliest", "latest")) if isinstance(start, str) else ""
+    hint = did_you_mean(start, STARTS) if isinstance(start, str) else ""
     raise GraphError(
-        f"{place}: start is {start!r}, expected 'earliest', 'latest', an aware datetime or ms "
-        f"since 1970{hint}"
+        f"{place}: start is {start!r}, expected 'earliest', 'latest', 'group', an aware datetime "
+        f"or ms since 1970{hint}"
     )
 
 
@@ -240,6 +253,18 @@ class KafkaReader(GroupReader):
         self._next: dict[str, int] = {}
         """Split -> the offset after its last record in the buffer."""
         self._over: set[str] = set()
+        self._lags = ctx.runtime.metrics.add_group("recordsLag")
+
+    def lag(self, split_id: str) -> int:
+        """Returns the number of offsets in a partition after the last record that was polled."""
+        from aiokafka import TopicPartition
+
+        one = TopicPartition(*self.splits[split_id].payload[:2])
+        consumer = self._consumer
+        high = None
+        if consumer is not None and one in consumer.assignment():
+            high = consumer.highwater(one)
+        return 0 if high is None else max(0, int(high - self.position(split_id)))
 
     def content_of(self, content: Any) -> bytes:
         return content.value or b""
@@ -298,6 +323,8 @@ class KafkaReader(GroupReader):
                 return
             if wanted != reads:
                 reads = wanted
+                for split_id in reads.values():
+                    self._lags.gauge(split_id, partial(self.lag, split_id))
                 consumer.assign(list(reads))
                 for one, split_id in reads.items():
                     consumer.seek(one, self._next[split_id])

@@ -626,9 +626,16 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_KAFKA}test_a_coordinator_that_does_not_tell_is_asked_again",),
     ),
     Mutant(
+        "topics of Kafka that match a pattern and come later begin at their end",
+        "aioflow/io/kafka_client.py",
+        "        later = config.pattern is not None and self._has_looked\n",
+        "        later = False\n",
+        (f"{_KAFKA}test_topics_that_match_a_pattern_are_read_also_those_that_come_later",),
+    ),
+    Mutant(
         "partitions of Kafka that come later begin at their end",
         "aioflow/io/kafka_client.py",
-        "(begins if one.topic in self._begun else start)[one]",
+        "(begins if later or one.topic in self._begun else start)[one]",
         "start[one]",
         (f"{_KAFKA}test_partitions_that_come_after_the_job_begin_at_their_beginning",),
     ),

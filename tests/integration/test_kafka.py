@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,7 @@ from aiokafka.protocol.commit import (
 
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
+from aioflow.io import kafka_client
 from aioflow.io.kafka_client import KafkaRecord
 from aioflow.io.kafka_topics import PAGE_RECORDS, kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
@@ -58,6 +60,12 @@ def brokers(cluster: KafkaCluster) -> Brokers:
     if isinstance(cluster, MockCluster):
         unreachable("brokers of Kafka", BROKERS_REMEDY)
     return cluster
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that are away at the start of a job are not waited for."""
+    monkeypatch.setattr("aioflow.io.kafka_client.START_PATIENCE_S", 0.0)
 
 
 @pytest.fixture
@@ -289,6 +297,86 @@ async def test_partitions_that_come_after_the_job_begin_at_their_beginning(
     )
     source.finder.forget()
     assert [split.position for split in await source.discover()] == [1, 0, 0, 1]
+
+
+async def test_topics_that_match_a_pattern_are_read_also_those_that_come_later(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
+    source = kafka(cluster.bootstrap, re.compile(f"{name}-[a-z]"), start="latest")
+    assert await source.discover() == []
+    source.finder.forget()
+    await produced(cluster, f"{name}-a", [(0, b"1")])
+    await produced(cluster, f"{name}-a2", [(0, b"2")])
+    first = await source.discover()
+    assert [split.payload[0] for split in first] == [f"{name}-a"] * 4
+    assert first[0].position == 1
+    reader: Any = source.reader(ctx)
+    await reader.open(first)
+    await produced(cluster, f"{name}-b", [(1, b"3")])
+    known = {split.id for split in first}
+    later = [split for split in await source.discover() if split.id not in known]
+    assert [split.position for split in later] == [0] * 4
+    assert source.finder.recognise(first, [*first, *later]) == ([s.id for s in first], later)
+    await reader.open(later)
+    assert await take(reader, 1) == [3]
+    await reader.close()
+    bounded = kafka(cluster.bootstrap, re.compile("none-of-these"), until="latest")
+    with pytest.raises(GraphError, match="no topic matches the pattern"):
+        await bounded.discover()
+
+
+async def test_a_start_at_the_offsets_of_a_group_needs_them(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
+    await produced(cluster, name, [(0, b"1"), (0, b"2")])
+    with pytest.raises(GraphError, match="start='group' needs group="):
+        kafka(cluster.bootstrap, name, start="group")
+    source = kafka(cluster.bootstrap, name, start="group", group=f"g-{name}", until="latest")
+    with pytest.raises(GraphError, match=f"has no offset for '{name}-0'"):
+        await source.discover()
+    before = kafka(cluster.bootstrap, name, group=f"g-{name}")
+    reader: Any = before.reader(ctx)
+    await reader.open(await before.discover())
+    assert await take(reader, 1, max_records=1) == [1]
+    reader.checkpoint(1)
+    reader.checkpoint_completed(1)
+    await reader.close()
+    assert await read_all(source, ctx) == [2]
+
+
+async def test_each_partition_has_a_metric_of_its_lag(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
+    await produced(cluster, name, [(0, b"1"), (0, b"2"), (0, b"3"), (1, b"4")])
+    source = kafka(cluster.bootstrap, name)
+    reader: Any = source.reader(ctx)
+    await reader.open((await source.discover())[:1])
+    assert await take(reader, 1, max_records=1) == [1]
+    assert ctx.runtime.metrics.snapshot()[f"recordsLag.{name}-0"] == 2
+    await take(reader, 2)
+    assert ctx.runtime.metrics.snapshot()[f"recordsLag.{name}-0"] == 0
+    await reader.close()
+
+
+async def test_a_broker_that_starts_after_the_job_is_waited_for(
+    name: str, ctx: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aioflow.io.kafka_client.START_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr("aioflow.io.kafka_client.START_PAUSE_S", 0.01)
+    tries = 0
+    start = kafka_client.start_consumer
+
+    async def counted_start(config: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            raise GraphError("the third attempt")
+        return await start(config)
+
+    monkeypatch.setattr(kafka_client, "start_consumer", counted_start)
+    with pytest.raises(GraphError, match="the third attempt"):
+        await kafka("127.0.0.1:1", name).discover()
+    assert sum("trying again for" in record.message for record in caplog.records) == 2
 
 
 async def test_malformed_records_count_once(
