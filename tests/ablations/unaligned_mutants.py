@@ -72,6 +72,27 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         (f"{FIRING}test_timers_see_the_same_event_time_wherever_slices_of_timers_before_them_end",),
     ),
     Mutant(
+        "keys of a window that fired before a checkpoint fire again after the restore",
+        "aioflow/operators/window/slices.py",
+        "            self._fired.of(end, keys).update(dict.fromkeys(keys, True))\n",
+        "            self._fired.of(end, keys)\n",
+        (f"{FIRING}test_checkpoint_amid_the_keys_of_one_window_is_taken_and_restored_exactly",),
+    ),
+    Mutant(
+        "a late element of a key whose window has fired counts as on time after a restore",
+        "aioflow/operators/window/slices.py",
+        "                least = max(least, last_instant(end))\n",
+        "                pass\n",
+        (f"{FIRING}test_checkpoint_amid_the_keys_of_one_window_is_taken_and_restored_exactly",),
+    ),
+    Mutant(
+        "a checkpoint waits for all keys of a window",
+        "aioflow/operators/window/slices.py",
+        "        self._at_rest = can_rest\n",
+        "        self._at_rest = False\n",
+        (f"{FIRING}test_checkpoint_amid_the_keys_of_one_window_is_taken_and_restored_exactly",),
+    ),
+    Mutant(
         "a checkpoint waits for all windows that are due",
         "aioflow/task/chain.py",
         "            stage.operator.comes_to_rest\n",

@@ -274,6 +274,71 @@ async def test_checkpoint_amid_windows_that_fire_is_taken_and_restored_exactly(
     assert before < all_fired
 
 
+SLICES: dict[str, Windowed] = {
+    "tumbling": lambda s: s.window(af.tumbling("10ms")).aggregate(af.count(), window_fn=fired),
+    "sliding": lambda s: s.window(af.sliding("20ms", "10ms")).aggregate(
+        af.count(), window_fn=fired
+    ),
+    "late": lambda s: s.window(af.tumbling("10ms"), lateness="2s").aggregate(
+        af.count(), window_fn=fired
+    ),
+}
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("at", [1, KEYS // 2, KEYS - 1])
+@pytest.mark.parametrize("barrier", [{}, OVERTAKES], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("windowed", SLICES.values(), ids=SLICES.keys())
+async def test_checkpoint_amid_the_keys_of_one_window_is_taken_and_restored_exactly(
+    windowed: Windowed, barrier: dict[str, Any], at: int, parallelism: int
+) -> None:
+    """Some elements are late for the window, and some of them may fire it again."""
+    events = [(f"k{i}", i % 10) for i in range(KEYS)]
+    events += [("z", 1_000), *((f"k{i}", i) for i in range(0, KEYS, 7)), ("z", 1_001)]
+    feed, ledger = Feed(events), Ledger()
+    feed.allow_all()
+    async with Execution(windows(windowed, feed, ledger)) as run:
+        await run.finished()
+    rows = Counter(map(repr, ledger.rows))
+    Reminders.fired = 0
+    feed, ledger = Feed(events, bounded=False), Ledger()
+    async with Execution(windows(windowed, feed, ledger)) as run:
+        await amid_the_firing(run, feed, at)
+        cut = await run.cut_here(**barrier)
+        assert cut.in_flight
+        assert Reminders.fired < at + 20, "it does not wait for the other keys"
+    feed.bounded = True
+    async with Execution(windows(windowed, feed, ledger, parallelism), cut) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == rows
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("at", [1, KEYS // 2])
+@pytest.mark.parametrize("barrier", [{}, OVERTAKES], ids=["aligned", "unaligned"])
+async def test_checkpoint_amid_windows_of_the_clock_is_taken_and_restored_exactly(
+    barrier: dict[str, Any], at: int, parallelism: int
+) -> None:
+    def by_clock(stream: Any) -> Any:
+        clocks = af.tumbling("200ms", time="processing")
+        return stream.window(clocks).aggregate(af.count(), window_fn=fired)
+
+    feed, ledger = Feed(EVENTS[:KEYS], bounded=False), Ledger()
+    async with Execution(windows(by_clock, feed, ledger)) as run:
+        await amid_the_firing(run, feed, at)
+        cut = await run.cut_here(**barrier)
+        assert Reminders.fired < KEYS
+    feed.bounded = True
+    async with Execution(windows(by_clock, feed, ledger, parallelism), cut) as run:
+        feed.allow_all()
+        await run.finished()
+    counts: Counter[str] = Counter()
+    for key, _start, count in ledger.rows:
+        counts[key] += count
+    assert counts == dict.fromkeys((key for key, _ in EVENTS[:KEYS]), 1)
+
+
 @pytest.mark.parametrize("windowed", WINDOWS.values(), ids=WINDOWS.keys())
 async def test_new_input_stays_behind_restored_elements_while_windows_fire(
     windowed: Windowed,

@@ -17,6 +17,9 @@ Invariants:
   keeps that order within each key group only: in a window that was open at a restore, the earlier
   keys are emitted group by group.
 
+A checkpoint may interrupt a window between two of its keys. It lists the keys that the window has
+fired (`FIRED`), and after the restore they are ahead of the watermark: the window fires the others.
+
 Windows of processing time use the same slices, so that one call adds a whole batch with
 all its keys.
 
@@ -34,7 +37,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from itertools import compress, islice, repeat
+from itertools import chain, compress, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from msgspec import convert
@@ -46,6 +49,7 @@ from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.aggregate.functions import explain_failure
 from aioflow.operators.aggregate.local import at_record, between_records, why_rows
+from aioflow.operators.operator import Unprocessed
 from aioflow.operators.results import flush_in_slices
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.aggregating import AddingWindowOperator
@@ -57,11 +61,13 @@ from aioflow.operators.window.assigners import (
     last_instant,
 )
 from aioflow.operators.window.slice_store import SliceStore
+from aioflow.state.backend import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction
     from aioflow.core.states import ListState
     from aioflow.operators.operator import ProcessingTimeTimer
+    from aioflow.state.backend import StateTable
 
 __all__ = ["ClockWindowOperator", "SliceWindowOperator", "window_grid"]
 
@@ -70,6 +76,11 @@ SLICES = "window-slices"
 
 PROGRESS = "window-progress"
 """Name of the union list state of (first key group, last key group, watermark) of each subtask."""
+
+FIRED = f"{INTERNAL_PREFIX}window-fired"
+"""Name of the table window end -> key -> True, which lists the keys that a window had fired when a
+checkpoint interrupted it.
+"""
 
 _RESULTS = list[WindowResult[Any, Any]]
 
@@ -88,6 +99,14 @@ class SliceWindowOperator(AddingWindowOperator):
 
     _progress: ListState[Any]
     _slices: SliceStore
+    _fired: StateTable | None = None
+    """The table `FIRED`, made when a checkpoint first interrupts a window."""
+    _fired_ends: tuple[int, ...] = ()
+    """Ends of the windows that checkpoints had interrupted, from the last on. The keys that `FIRED`
+    lists of them are ahead of the watermark.
+    """
+    _firing: int | None = None
+    """End of the window that fires now."""
 
     def __init__(
         self,
@@ -103,6 +122,8 @@ class SliceWindowOperator(AddingWindowOperator):
         self._width, self._offset = self._grid.width, self._grid.offset
         self.reads_columns = why_rows(self._aggregate) is None
         self._ahead: list[tuple[KeyGroupRange, int]] = []
+        self._given: list[Sequence[Any]] = []
+        """Keys that the window has fired which fires now, and which `FIRED` does not list."""
         self._watermark = MIN_WATERMARK
         self._deadline = self._live_from = self._late_below = 0
         self._moved_to(MIN_WATERMARK)
@@ -131,13 +152,34 @@ class SliceWindowOperator(AddingWindowOperator):
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         groups = self._state.key_group_range
         self._progress.update([(groups.start, groups.end, self._watermark)])
-        return flush_in_slices(self._slices.settle())
+        return flush_in_slices(chain(self._slices.settle(), self._list_fired()))
+
+    def _list_fired(self) -> Iterator[None]:
+        """Lists the keys that were fired of a window that a checkpoint interrupts."""
+        end, given = self._firing, self._given
+        if end is None:
+            return
+        while given:
+            keys = list(given.pop())
+            if self._fired is None:
+                self._fired = self._state.table(FIRED)
+            self._fired.of(end, keys).update(dict.fromkeys(keys, True))
+            yield
 
     async def open(self) -> None:
         await super().open()
         table = self._state.table(SLICES, result=self._aggregate.get_result)
         self._slices = SliceStore(table, self._grid, self._aggregate)
         self._restore_progress()
+        if FIRED in self._state.names():
+            self._fired = self._state.table(FIRED)
+            self._fired_ends = tuple(sorted(self._fired.namespaces(), reverse=True))
+            self._moved_to(self._watermark)
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether some keys are ahead of the watermark."""
+        return bool(self._ahead or self._fired_ends)
 
     # Input.
 
@@ -159,7 +201,7 @@ class SliceWindowOperator(AddingWindowOperator):
                 and reached < self._deadline
                 and least >= self._live_from
                 and latest < start + self._width
-                and not self._ahead
+                and not self._is_ahead
             ):
                 self._fold(start, batch.keys, values)
             else:
@@ -215,6 +257,13 @@ class SliceWindowOperator(AddingWindowOperator):
             self._ahead = [
                 (groups, reached) for groups, reached in self._ahead if reached > watermark
             ]
+        if self._fired is not None:
+            for end in self._fired.namespaces():
+                if last_instant(end) <= watermark:
+                    self._fired.drop(end)
+            self._fired_ends = tuple(
+                end for end in self._fired_ends if last_instant(end) > watermark
+            )
 
     def _restore_progress(self) -> None:
         """Continues at the progress of the former subtasks: no window fires twice, and late stays
@@ -243,10 +292,15 @@ class SliceWindowOperator(AddingWindowOperator):
         """Returns the watermark of the group of `key` before a restore, or the present one if it is
         higher.
         """
+        least, fired = self._watermark, self._fired
+        for end in self._fired_ends:
+            if fired is not None and key in fired.peek(end):
+                least = max(least, last_instant(end))
+                break
+        if not self._ahead:
+            return least
         group = key_group(key, self._state.max_parallelism)
-        return max(
-            [self._watermark, *(reached for groups, reached in self._ahead if group in groups)]
-        )
+        return max([least, *(reached for groups, reached in self._ahead if group in groups)])
 
     # Adding records.
 
@@ -260,7 +314,7 @@ class SliceWindowOperator(AddingWindowOperator):
         )
         assert timestamps is not None and keys is not None  # Checked in process_batch.
         live_from = self._live_from
-        if type(values) is not list and self.reads_columns and not self._ahead:
+        if type(values) is not list and self.reads_columns and not self._is_ahead:
             if least < live_from:
                 values, timestamps, keys = yield from self._add_late_rows(
                     values, timestamps, keys, watermarks
@@ -268,9 +322,9 @@ class SliceWindowOperator(AddingWindowOperator):
             if len(values):
                 yield from self._slices.fold_columns(values, timestamps, keys, self._fold)
             return
-        if least < live_from or self._ahead:
+        if least < live_from or self._is_ahead:
             live = [timestamp >= live_from for timestamp in timestamps]
-            if self._ahead:
+            if self._is_ahead:
                 live = [
                     flag and self._reached(key) == self._watermark
                     for flag, key in zip(live, keys, strict=True)
@@ -342,7 +396,7 @@ class SliceWindowOperator(AddingWindowOperator):
         A record that is late for all its windows is dropped.
         """
         reached, late_below = watermark, self._late_below
-        if self._ahead:
+        if self._is_ahead:
             reached = max(watermark, self._reached(key))
             late_below = self._grid.late_below(reached)
         if timestamp < late_below:
@@ -413,7 +467,10 @@ class SliceWindowOperator(AddingWindowOperator):
                 end = grid.first_end(starts[index])
                 continue
             pieces = out.pieces
+            self._firing = end
             yield from self._fire(end)
+            self._firing = None
+            self._given.clear()
             # Everything up to here is done, so a snapshot taken now counts this window as fired.
             self._moved_to(last_instant(end))
             if out.pieces != pieces:  # Many small windows share a piece.
@@ -428,7 +485,9 @@ class SliceWindowOperator(AddingWindowOperator):
         """Emits all results of the window that ends at `end`."""
         slices, aggregate, out = self._slices, self._aggregate, self._out
         # A window function, or keys that are ahead, need each result.
-        pieces = slices.column_results(end) if self._window_fn is None and not self._ahead else None
+        pieces = (
+            slices.column_results(end) if self._window_fn is None and not self._is_ahead else None
+        )
         if pieces is not None:
             for piece in pieces:
                 if not out.empty:
@@ -438,11 +497,13 @@ class SliceWindowOperator(AddingWindowOperator):
             return
         parts = tables = yield from slices.cover(end)
         if (
-            len(tables) > 1 and not self._ahead and type(tables[0]) is dict
+            len(tables) > 1 and not self._is_ahead and type(tables[0]) is dict
         ):  # A window on disk need not fit into memory.
             tables = [(yield from slices.merged(tables))]
         out.tried(len(parts))
-        if len(tables) == 1 and not self._ahead and type(tables[0]) is dict:
+        # A table on disk cannot be read on after a checkpoint.
+        can_rest = all(type(table) is dict for table in tables)
+        if len(tables) == 1 and not self._is_ahead and type(tables[0]) is dict:
             # Keys and accumulators are kept separately, because splitting pairs costs three times
             # as much.
             keys_left, held_left = iter(tables[0]), iter(tables[0].values())
@@ -453,19 +514,21 @@ class SliceWindowOperator(AddingWindowOperator):
                     keys,
                     aggregate.results(islice(held_left, len(keys))),
                 )
+                self._given.append(keys)
                 if out.full:
-                    yield
+                    yield from self._rest(can_rest)
             return
         for j, table in enumerate(tables):
             earlier = tables[:j]
             later = tables[j:]
             items = iter(table.items())
             while chunk := list(islice(items, max(1, out.room))):
-                if len(tables) == 1 and not self._ahead:
+                if len(tables) == 1 and not self._is_ahead:
+                    keys = [key for key, _ in chunk]
                     self._emit(
                         end,
                         last_instant(end) - 1,
-                        [key for key, _ in chunk],
+                        keys,
                         aggregate.results([held for _, held in chunk]),
                     )
                 else:
@@ -474,11 +537,19 @@ class SliceWindowOperator(AddingWindowOperator):
                         if earlier
                         else [key for key, _ in chunk]
                     )
-                    if self._ahead:
+                    if self._is_ahead:
                         keys = [key for key in keys if self._reached(key) < last_instant(end)]
                     self._emit(end, last_instant(end) - 1, keys, slices.results(keys, later))
+                self._given.append(keys)
+                out.tried(len(chunk))
                 if out.full:
-                    yield
+                    yield from self._rest(can_rest)
+
+    def _rest(self, can_rest: bool) -> Iterator[None]:
+        """Yields once. Until then a checkpoint can store the keys that are left of a window."""
+        self._at_rest = can_rest
+        yield
+        self._at_rest = False
 
     def _emit(self, end: int, watermark: int, keys: list[Any], values: list[Any]) -> None:
         start = end - self._grid.size
@@ -572,6 +643,16 @@ class ClockWindowOperator(SliceWindowOperator):
         """
         return self._out.start(self._advance(MAX_WATERMARK), self._event_time)
 
+    @property
+    def comes_to_rest(self) -> bool:
+        return self._out.pending
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns no records: those behind the windows that fire have not come yet."""
+        if not self._at_rest or not self._out.pending:
+            return None
+        return Unprocessed(0, empty_batch(), self._event_time)
+
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -583,12 +664,18 @@ class ClockWindowOperator(SliceWindowOperator):
         This time lies in no window that has fired, even if the clock was put back a little.
         """
         now = self.ctx.processing_time() + self._lead
-        return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])
+        return max(now, *self._later_than())
+
+    def _later_than(self) -> list[int]:
+        """Returns instants before which no element may come any more."""
+        reached = [self._watermark, *(reached for _, reached in self._ahead)]
+        reached += map(last_instant, self._fired_ends)
+        return [instant + 1 for instant in reached]
 
     def _continue(self) -> None:
         """Continues after a restore at the time that was reached, or later."""
         starts = self._slices.starts
-        reached = [self._watermark + 1, *(reached + 1 for _, reached in self._ahead), *starts[-1:]]
+        reached = [*self._later_than(), *starts[-1:]]
         self._lead = max(0, max(reached) - self.ctx.processing_time())
         if self._lead > 0:
             logger.warning(
