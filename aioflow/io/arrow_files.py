@@ -15,6 +15,7 @@ from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.io.arguments import checked_columns, checked_whole, require_columns
 from aioflow.io.column_files import ColumnFiles, Pages, mark_of_file, named
+from aioflow.io.file_access import file_access
 from aioflow.io.parts import RollPolicy, checked_roll
 from aioflow.io.paths import SPLIT_BYTES
 from aioflow.operators.source import BaseReader, BaseSource, Split
@@ -169,7 +170,7 @@ class ArrowFiles(ColumnFiles):
 
     async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
         def count() -> int:
-            with host.fs.open_read(path) as file:
+            with file_access(host, path).open_read(path) as file:
                 return _ArrowFile(file, path).pages
 
         return [Pages(path, 0, await host.blocking(count))]
@@ -203,6 +204,8 @@ class _ArrowFile:
                     included_fields=[i for i, name in enumerate(names) if name in fields]
                 )
                 self._file = pa.ipc.open_file(file, options=wanted)
+        except ConnectionError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise MalformedInput(f"{path} is no file in Arrow's IPC format: {error}") from error
 
@@ -337,13 +340,15 @@ def _opened(file: BinaryIO, path: str) -> Any:
 
     try:
         return pq.ParquetFile(file)
+    except ConnectionError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise MalformedInput(f"{path} is no Parquet file: {error}") from error
 
 
 def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:
     """Returns the splits of a file: consecutive row groups of about `split_bytes`."""
-    with host.fs.open_read(path) as file:
+    with file_access(host, path).open_read(path) as file:
         mark = mark_of_file(file)
         metadata = _opened(file, path).metadata
     parts, start, size = [], 0, 0

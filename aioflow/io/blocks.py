@@ -23,7 +23,7 @@ from aioflow.core.errors import MalformedInput, RestoreError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflow.core.host import FileSystem
+    from aioflow.io.file_access import FileAccess
 
 __all__ = [
     "BLOCK_BYTES",
@@ -116,7 +116,7 @@ def mark_of(data: bytes) -> Mark:
     return len(end), hashlib.blake2b(end, digest_size=8).digest()
 
 
-def marks_before(fs: FileSystem, path: str, offsets: Sequence[int]) -> list[Mark]:
+def marks_before(fs: FileAccess, path: str, offsets: Sequence[int]) -> list[Mark]:
     """Returns, for each of `offsets` in a plain file, the mark (length and digest) of the bytes
     before it.
     """
@@ -133,7 +133,7 @@ def is_compressed(path: str) -> bool:
     return path.endswith(COMPRESSED)
 
 
-def zip_members(fs: FileSystem, path: str) -> list[str]:
+def zip_members(fs: FileAccess, path: str) -> list[str]:
     """Returns the names of the files in an archive, in its order.
 
     Raises MalformedInput naming the archive if it is damaged.
@@ -154,7 +154,7 @@ class BlockFile:
 
     def __init__(
         self,
-        fs: FileSystem,
+        fs: FileAccess,
         part: FilePart,
         offset: int | None,
         line: int | None,

@@ -21,9 +21,10 @@ from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import MalformedInput, RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.column_parts import ColumnPartWriter
+from aioflow.io.file_access import file_access
 from aioflow.io.found_files import FileConnector, FoundFiles
 from aioflow.io.parts import RollPolicy
-from aioflow.io.paths import checked_path
+from aioflow.io.paths import checked_place
 from aioflow.io.readers import ReadAhead
 from aioflow.operators.source import BaseReader
 
@@ -69,8 +70,8 @@ def named(path: str, part: str = "") -> Iterator[None]:
         RecursionError,
         MemoryError,
     ) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+        if isinstance(error, (FileNotFoundError, ConnectionError)):
+            raise  # ConnectionError: an object store did not answer.
         place = f"{path}, {part}" if part else path
         raise MalformedInput(
             f"{place} cannot be read: {error}. The file is damaged, or of another format"
@@ -192,7 +193,7 @@ class ColumnReader(BaseReader[Any]):
         is_begun = self._positions[split_id] != (pages.start, 0)
         so_far = f"{path} was {'begun' if is_begun or pages.mark is None else 'cut'}, and"
         try:
-            file = self._file = self._host.fs.open_read(path)
+            file = self._file = file_access(self._host, path).open_read(path)
         except FileNotFoundError:
             if not is_begun:
                 raise
@@ -272,7 +273,7 @@ class ColumnFiles(FileConnector[Any], ABC):
     def __init__(
         self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy
     ) -> None:
-        self._path, self._extension = checked_path(path, self.name), self.name
+        self._path, self._extension = checked_place(path, self.name), self.name
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
         """The fields to read of each row; None: all."""

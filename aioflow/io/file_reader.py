@@ -39,8 +39,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from aioflow.core.errors import RestoreError, add_note
 from aioflow.io.arguments import Malformed
 from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, FilePart, is_compressed, mark_of
+from aioflow.io.file_access import file_access
 from aioflow.io.merged_splits import FIRST_BYTES, MergedSplits
-from aioflow.io.paths import cut, find_files, fixed_part, pattern_hint
+from aioflow.io.paths import cut, find_files, pattern_hint
+from aioflow.io.patterns import fixed_part
 from aioflow.io.readers import ReadAhead
 from aioflow.operators.source import BaseReader, Split
 
@@ -212,7 +214,7 @@ class FileReader(BaseReader[Any]):
                     self._decoders[split.id] = self._make_decoder(position[2] if position else None)
                 offset, line, _, *mark = position or (None, None, None)
                 file = BlockFile(
-                    self._host.fs,
+                    file_access(self._host, split.payload[0]),
                     FilePart(*split.payload),
                     offset,
                     line,
@@ -245,7 +247,13 @@ class FileReader(BaseReader[Any]):
                 split.position[2] if split.position else None
             )
         self._file = file = BlockFile(
-            self._host.fs, part, offset, line, block_bytes=self._block_bytes, tail=tail, mark=mark
+            file_access(self._host, part.path),
+            part,
+            offset,
+            line,
+            block_bytes=self._block_bytes,
+            tail=tail,
+            mark=mark,
         )
         final = False
         while not final:

@@ -20,7 +20,8 @@ from aioflow.io.blocks import BLOCK_BYTES, FilePart
 from aioflow.io.file_reader import Bad, Decoded, FileReader, FollowReader
 from aioflow.io.found_files import FileConnector, FoundFiles
 from aioflow.io.parts import PartWriter, RollPolicy, checked_roll
-from aioflow.io.paths import SPLIT_BYTES, checked_path, cut
+from aioflow.io.paths import SPLIT_BYTES, checked_place, cut
+from aioflow.io.patterns import is_object_url
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def lines(
     roll: RollPolicy | None = None,
 ) -> Files[str]:
     """Returns a connector that reads or writes the lines of text files, without line ends.
+
+    `path` is a file, a glob or a directory, on this machine or in an object store: `s3://`, `gs://`
+    or `az://`, with the extra `[s3]`.
 
     With `follow` the source reads for ever, including new files and new lines: it looks once per
     `every`, and one subtask reads all files. With `discover_every` the source also reads for ever,
@@ -122,11 +126,16 @@ class Files(FileConnector[T]):
         columns, and the advice for `explain()`. `stands_in` are the fields of the records, if
         `decoder` can make simpler objects with the same fields.
         """
-        self._path = checked_path(path, function)
+        self._path = checked_place(path, function)
         place = f"{function}({str(self._path)!r})"
         checked_on_error(on_error, place)
         checked_whole(split_bytes, "split_bytes", place)
         self.name = self._function = function
+        if follow and is_object_url(str(self._path)):
+            raise GraphError(
+                f"{place}: follow=True reads what is added to a file, and nothing is added to an "
+                "object: find new objects with discover_every="
+            )
         if discover_every is not None and follow:
             raise GraphError(
                 f"{function}({str(path)!r}): follow=True finds new files too: leave out "

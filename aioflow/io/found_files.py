@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.core.timeunits import to_seconds
-from aioflow.io.parts import PartCommitter
-from aioflow.io.paths import find_files, fixed_part, is_matched, lent, pattern_hint, respelled
+from aioflow.io.file_access import file_access
+from aioflow.io.parts import PartCommitter, RollPolicy
+from aioflow.io.paths import find_files, lent, pattern_hint, respelled
+from aioflow.io.patterns import fixed_part, is_matched, is_object_url
 from aioflow.operators.sink import BaseSink
 from aioflow.operators.source import BaseSource, Split
 
@@ -39,6 +41,11 @@ LOOKED_AT_ONCE = 4_096
 
 NEW_AT_ONCE = 64
 """Number of new names between two yields: each takes as long as sixty known names."""
+
+COPIED_BYTES = 4 << 30
+"""Maximum size of a part in an object store. S3 copies up to 5 GiB, and a part ends a little later
+than its size says.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +193,10 @@ class FoundFiles:
         The name of the path may be mistyped.
         """
         needed = fixed_part(self.path)
-        missed, self._is_missed = self._is_missed, not found and not await host.fs.exists(needed)
+        missed, self._is_missed = (
+            self._is_missed,
+            not found and not await file_access(host, needed).exists(needed),
+        )
         if self._is_missed and not missed:
             hint = pattern_hint(self.path)
             logger.warning(
@@ -360,6 +370,7 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
     """The part of a `Source` and a `Sink` of files that is the same for all formats."""
 
     _path: str | PurePath
+    _roll: RollPolicy
     _extension: str
     """Suffix of the part files of a sink."""
     finder: FoundFiles
@@ -411,7 +422,14 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
         return "" if self.discover_every is None else "discover_every="
 
     def check_sink(self) -> None:
-        """Raises GraphError if the sink has options that only a source can have."""
+        """Raises GraphError if the sink has options that only a source can have, or parts too large
+        to be copied in an object store.
+        """
+        if is_object_url(str(self._path)) and self._roll.size_bytes > COPIED_BYTES:
+            raise GraphError(
+                f"{self!r}: roll has size_bytes={self._roll.size_bytes}, expected at most "
+                f"{COPIED_BYTES}: an object store copies no larger object"
+            )
         if self._reading:
             raise GraphError(
                 f"{self!r} stands as a sink, and {self._reading} is about reading: leave it out, "

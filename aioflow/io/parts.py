@@ -23,9 +23,10 @@ later one. A killed attempt leaves hidden files, which readers ignore. The next 
 Invariants: a visible part is complete and never changes. Committing and aborting are idempotent. No
 name is used twice, so a late copy of a request has no effect. Several sinks, of one flow or of
 many, may write to one directory. A part never replaces another: it gets the next free number
-instead. A sink never touches the hidden files of another sink. Two concurrent runs of one flow
-without checkpoints are told apart by age. With checkpoints the lease prevents a second run, unless
-the runs have different stores: then they must not share a directory.
+instead. In an object store, where a name cannot be taken atomically, its name has a random token:
+`part-<subtask>-<n>-<token>.<ext>`. A sink never touches the hidden files of another sink. Two
+concurrent runs of one flow without checkpoints are told apart by age. With checkpoints the lease
+prevents a second run, unless the runs have different stores: then they must not share a directory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.io.arguments import checked_whole
+from aioflow.io.file_access import file_access
 from aioflow.io.paths import lent
+from aioflow.io.patterns import is_object_url
 from aioflow.operators.sink import BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
@@ -61,11 +64,11 @@ that time, and for at least this long, it is abandoned.
 """
 
 _HIDDEN = re.compile(
-    r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+"
+    r"\.part-(\d+)-(\d+)(?:-[0-9a-f]+)?\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+"
 )
 """Groups: subtask, number, since, sink, job, attempt."""
 
-_VISIBLE = re.compile(r"(part-\d+-)(\d+)(\..+)")
+_VISIBLE = re.compile(r"(part-\d+-)(\d+)((?:-[0-9a-f]+)?\..+)")
 
 BUFFER_BYTES = 1024 * 1024
 """Number of bytes at which the writer requests a flush: one call of the executor, one `write`."""
@@ -123,7 +126,8 @@ class PartWriter(BaseWriter[Any]):
         roll: RollPolicy,
     ) -> None:
         self._ctx = ctx
-        self._fs = ctx.host.fs
+        self._fs = file_access(ctx.host, directory)
+        self._is_store = is_object_url(directory)
         self._directory = directory
         self._prefix = f"part-{ctx.runtime.subtask_index}-"
         self._extension = extension
@@ -158,9 +162,10 @@ class PartWriter(BaseWriter[Any]):
         """Creates the directory, removes the parts that will never be committed, and continues the
         numbers of earlier runs.
         """
-        await self._make_directory()
+        if not self._is_store:
+            await self._make_directory()
         names = await self._fs.list(self._directory)
-        pattern = re.compile(rf"\.?{re.escape(self._prefix)}(\d+)\.")
+        pattern = re.compile(rf"\.?{re.escape(self._prefix)}(\d+)[.-]")
         matches = [pattern.match(name) for name in names]
         self._next = max((int(match[1]) + 1 for match in matches if match), default=0)
         for name in names:
@@ -173,11 +178,12 @@ class PartWriter(BaseWriter[Any]):
         """
         missing = []
         path = self._directory
-        while path and not await self._fs.exists(path):
+        fs = self._ctx.host.fs
+        while path and not await fs.exists(path):
             missing.append(path)
             path = posixpath.dirname(path)
         try:
-            await self._fs.mkdirs(self._directory)
+            await fs.mkdirs(self._directory)
         except (FileExistsError, NotADirectoryError) as error:
             what = (
                 f"{error.filename or self._directory} is a file, expected a directory, which is "
@@ -193,7 +199,7 @@ class PartWriter(BaseWriter[Any]):
             )
             raise type(error)(error.errno, what) from error
         for made in reversed(missing):
-            await self._fs.fsync_dir(posixpath.dirname(made) or ".")
+            await fs.fsync_dir(posixpath.dirname(made) or ".")
 
     def _is_orphan(self, name: str) -> bool:
         match = _HIDDEN.fullmatch(name)
@@ -254,10 +260,11 @@ class PartWriter(BaseWriter[Any]):
         buffer, self._buffer, self._buffered = self._buffer, [], 0
         if self._part is None:
             buffer.insert(0, self._encoder.head)
-            final = f"{self._prefix}{self._next}.{self._extension}"
+            token = self._ctx.host.ids.new("part")[:12]
+            number = f"{self._next}-{token}" if self._is_store else f"{self._next}"
+            final = f"{self._prefix}{number}.{self._extension}"
             self._next += 1
             since = UNCHECKED if self._self_commit else self._since
-            token = self._ctx.host.ids.new("part")[:12]
             hidden = (
                 f".{final}.{since}-{self._sink}-{self._job}-{self._ctx.runtime.attempt}-{token}"
             )
@@ -315,7 +322,8 @@ class PartWriter(BaseWriter[Any]):
         async with self._lock:
             left = [*self._rolled, *([self._part] if self._part is not None else [])]
             self._rolled, self._part = [], None
-            await PartCommitter(self._directory, self._ctx.host).abort(left)
+            for hidden, _ in left:
+                await self._fs.delete(hidden)
 
 
 class PartCommitter(BaseCommitter):
@@ -367,14 +375,15 @@ class PartCommitter(BaseCommitter):
             return
         parts = self._checked(committables)
         async with lent(self._host) as host:
+            fs = file_access(host, self._directory)
             directories: dict[str, None] = {}
             for hidden, final in parts:
                 try:
                     shown = final
-                    while not await host.fs.rename_new(hidden, shown):
+                    while not await fs.rename_new(hidden, shown):
                         shown = _next_name(shown)
                 except FileNotFoundError:
-                    if not await host.fs.exists(final):
+                    if not await fs.exists(final):
                         logger.warning(
                             "part %s was prepared, but neither it nor its hidden file %s exists: "
                             "it was committed and then moved away, "
@@ -387,7 +396,7 @@ class PartCommitter(BaseCommitter):
                 # have been killed before the name was durable.
                 directories[posixpath.dirname(final) or "."] = None
             for directory in directories:
-                await host.fs.fsync_dir(directory)
+                await fs.fsync_dir(directory)
 
     async def abort(self, committables: Sequence[Any]) -> None:
         """Deletes the hidden files; committed parts stay."""
@@ -395,8 +404,9 @@ class PartCommitter(BaseCommitter):
             return
         parts = self._checked(committables)
         async with lent(self._host) as host:
+            fs = file_access(host, self._directory)
             for hidden, _ in parts:
-                await host.fs.delete(hidden)
+                await fs.delete(hidden)
 
 
 def _next_name(path: str) -> str:

@@ -7,7 +7,7 @@ They count only if a pattern contains the dot or underscore.
 Work outside of a task, such as finding splits and committing, needs a host (access to files and the
 executor). The caller of a connector may lend its own host.
 
-`local_path` and `url_scheme` decide whether a path or URL belongs to this machine.
+`checked_place` decides whether a path or URL belongs to this machine or to an object store.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 from collections.abc import AsyncIterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -28,6 +29,8 @@ from aioflow.core.errors import GraphError
 from aioflow.core.system_host import SystemHost
 from aioflow.inspection.redaction import redacted
 from aioflow.io.blocks import FilePart, is_compressed, marks_before, zip_members
+from aioflow.io.file_access import file_access
+from aioflow.io.patterns import has_pattern, is_object_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,10 +40,9 @@ if TYPE_CHECKING:
 __all__ = [
     "SPLIT_BYTES",
     "checked_path",
+    "checked_place",
     "cut",
     "find_files",
-    "fixed_part",
-    "is_matched",
     "lent",
     "local_path",
     "pattern_hint",
@@ -50,8 +52,6 @@ __all__ = [
 
 SPLIT_BYTES = 64 * 1024 * 1024
 """Minimum size of files that are divided at line ends, so that several subtasks read them."""
-
-_MAGIC = re.compile(r"[*?\[]")
 
 
 def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
@@ -66,6 +66,40 @@ def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
         raise GraphError(f"{function}({shown!r}): {error}") from None
 
 
+def checked_place(path: str | os.PathLike[str], function: str) -> str | PurePath:
+    """Returns `path` as `checked_path` does, or the URL of an object store, without a slash at its
+    end.
+
+    Raises GraphError naming `function`, also if the extra for object stores is not installed.
+    """
+    given: object = path  # Callers may pass other types than the annotation says.
+    if isinstance(given, PurePath) and is_object_url(str(given).replace(":/", "://", 1)):
+        raise GraphError(
+            f"{function}({str(given)!r}): a Path loses a slash of a URL, expected the URL as a text"
+        )
+    if not isinstance(given, str) or not is_object_url(given) or "\0" in given:
+        return checked_path(path, function)
+    shown = redacted(given)
+    scheme, _, rest = given.partition("://")
+    bucket, _, key = rest.strip("/").partition("/")
+    if not bucket or "@" in bucket or has_pattern(bucket):
+        raise GraphError(
+            f"{function}({shown!r}): expected a URL with a bucket, as in {scheme}://bucket/prefix; "
+            "credentials come from the environment"
+        )
+    if any(part in ("", ".", "..") for part in key.split("/")) and key:
+        raise GraphError(
+            f"{function}({shown!r}): the URL has an empty segment, '.' or '..', expected names "
+            "joined by one slash"
+        )
+    if find_spec("obstore") is None:
+        raise GraphError(
+            f"{function}({shown!r}) needs the package obstore, which is not installed: pip install "
+            "'aioflow[s3]'"
+        )
+    return f"{scheme.lower()}://{rest.strip('/')}"
+
+
 async def find_files(
     host: Host, path: str | PurePath, *, may_be_missing: bool = False
 ) -> dict[str, FileStat]:
@@ -76,6 +110,8 @@ async def find_files(
     very many files are listed again and again.
     """
     text = str(path)
+    if is_object_url(text):
+        return await _find_objects(host, text, may_be_missing)
     (itself,) = await host.fs.stats([text])
     if itself is not None:
         if not itself.is_dir:
@@ -84,7 +120,7 @@ async def find_files(
             host, await host.blocking(_data_in, text, await _names(host, text))
         )
         what = "the directory holds no file that is data"
-    elif isinstance(path, str) and _MAGIC.search(text):
+    elif isinstance(path, str) and has_pattern(text):
         parts = [part for part in text.split("/") if part]
         candidates = await _expand(host, "/" if text.startswith("/") else "", parts)
         found = await _only_files(host, sorted(set(candidates)))
@@ -101,6 +137,18 @@ async def find_files(
     return found
 
 
+async def _find_objects(host: Host, url: str, may_be_missing: bool) -> dict[str, FileStat]:
+    from aioflow.io.object_files import ObjectFiles  # Its package is an extra.
+
+    found = await ObjectFiles(host).find(url)
+    if not found and not may_be_missing:
+        what = "no object matches" if has_pattern(url) else "there is no such object or prefix"
+        raise FileNotFoundError(
+            errno.ENOENT, f"{what}, expected an object, a prefix with objects, or a glob", url
+        )
+    return found
+
+
 def pattern_hint(path: str | PurePath) -> str:
     """Returns advice if `path` is a `Path`, which is never a pattern, but looks like one. Otherwise
     returns an empty text.
@@ -108,16 +156,9 @@ def pattern_hint(path: str | PurePath) -> str:
     text = str(path)
     return (
         f" (a Path is no pattern: write {text!r})"
-        if not isinstance(path, str) and _MAGIC.search(text)
+        if not isinstance(path, str) and has_pattern(text)
         else ""
     )
-
-
-def fixed_part(path: str | PurePath) -> str:
-    """Returns the part of `path` that must exist: all, or the directory before the pattern."""
-    text = str(path)
-    magic = _MAGIC.search(text) if isinstance(path, str) else None
-    return text if magic is None else posixpath.dirname(text[: magic.start()]) or "."
 
 
 async def _names(host: Host, directory: str) -> list[str]:
@@ -153,7 +194,7 @@ async def _expand(
     if not parts:
         return [base]
     part, rest = parts[0], parts[1:]
-    if part != "**" and not _MAGIC.search(part):
+    if part != "**" and not has_pattern(part):
         path = posixpath.join(base, part)
         return await _expand(host, path, rest) if await host.fs.exists(path) else []
     names = await _names(host, base or ".")
@@ -180,26 +221,6 @@ async def _expand(
     return found
 
 
-def is_matched(path: list[str], pattern: list[str]) -> bool:
-    """Returns whether `find_files` finds a file by a pattern.
-
-    Both are given as the parts between slashes.
-    """
-    if not pattern or not path:
-        return not pattern and not path
-    part, rest = pattern[0], pattern[1:]
-    is_data = not path[0].startswith((".", "_"))
-    if part == "**":
-        return is_matched(path, rest) or (
-            is_data and (path[1:] == rest == [] or is_matched(path[1:], pattern))
-        )
-    return (
-        (is_data or part.startswith((".", "_")))
-        and fnmatchcase(path[0], part)
-        and is_matched(path[1:], rest)
-    )
-
-
 async def cut(
     host: Host, path: str, size: int, *, divisible: bool, split_bytes: int
 ) -> list[FilePart]:
@@ -208,10 +229,10 @@ async def cut(
     The parts are the members of an archive, or ranges of a large file if it is `divisible`,
     otherwise the whole file.
     """
+    fs = file_access(host, path)
     if path.endswith(".zip"):
         return [
-            FilePart(path, member=member)
-            for member in await host.blocking(zip_members, host.fs, path)
+            FilePart(path, member=member) for member in await host.blocking(zip_members, fs, path)
         ]
     if not divisible or is_compressed(path):
         return [FilePart(path)]
@@ -220,7 +241,7 @@ async def cut(
     starts = range(0, size, split_bytes)
     marks = [
         None,
-        *await host.blocking(marks_before, host.fs, path, [start - 1 for start in starts[1:]]),
+        *await host.blocking(marks_before, fs, path, [start - 1 for start in starts[1:]]),
     ]
     ends = [*starts[1:], None]
     return [
@@ -234,6 +255,8 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
 
     An id whose new spelling is in use stays as it is.
     """
+    if is_object_url(path):
+        return list(ids)  # An object has one name.
     spell: Callable[[str], str] = os.path.abspath if os.path.isabs(path) else os.path.relpath
     # The result is cached for each directory, because each look asks for thousands of files.
     spelled = lru_cache(maxsize=64)(spell)

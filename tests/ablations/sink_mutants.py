@@ -15,6 +15,7 @@ _RESTORED = (
     "test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore"
 )
 
+_STORES = "tests/integration/test_object_stores.py::"
 _UPSERTS = "tests/integration/test_upserts.py::"
 
 _REDIS, _NATS, _KAFKA = (
@@ -22,6 +23,34 @@ _REDIS, _NATS, _KAFKA = (
 )
 
 SINK_MUTANTS: list[Mutant] = [
+    Mutant(
+        "an upload that is given up is not aborted",
+        "aioflow/io/object_files.py",
+        '            await self._call("abort", path, upload.__exit__, type(ended), ended, None)\n',
+        "            pass\n",
+        (f"{_STORES}test_a_large_part_is_an_upload_that_is_aborted_unless_it_is_prepared",),
+    ),
+    Mutant(
+        "an object that was replaced is read on",
+        "aioflow/io/object_files.py",
+        "        if self._tag is not None:\n",
+        "        if False:\n",
+        (f"{_STORES}test_an_object_that_was_replaced_is_refused",),
+    ),
+    Mutant(
+        "the hidden object of a committed part stays",
+        "aioflow/io/object_files.py",
+        "        await self.delete(source)\n",
+        "",
+        (f"{_STORES}test_a_large_part_is_an_upload_that_is_aborted_unless_it_is_prepared",),
+    ),
+    Mutant(
+        "parts in an object store have names that another sink takes too",
+        "aioflow/io/parts.py",
+        '            number = f"{self._next}-{token}" if self._is_store else f"{self._next}"\n',
+        '            number = f"{self._next}"\n',
+        (f"{_STORES}test_parts_of_two_sinks_in_one_prefix_both_stay",),
+    ),
     Mutant(
         "the first change of a key in a batch wins",
         "aioflow/io/postgres_tables.py",
@@ -251,9 +280,9 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a part replaces that of another sink",
         "aioflow/io/parts.py",
-        "                    while not await host.fs.rename_new(hidden, shown):\n                 "
+        "                    while not await fs.rename_new(hidden, shown):\n                 "
         "       shown = _next_name(shown)\n",
-        "                    await host.fs.rename(hidden, shown)\n",
+        "                    await fs.rename(hidden, shown)\n",
         (
             "tests/io/"
             "test_parts.py::test_several_sinks_write_to_one_directory_and_no_part_replaces_another",
@@ -402,7 +431,7 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "the names of committed parts are not durable",
         "aioflow/io/parts.py",
-        "                await host.fs.fsync_dir(directory)\n",
+        "                await fs.fsync_dir(directory)\n",
         "                pass\n",
         (_CRASH,),
     ),

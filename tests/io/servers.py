@@ -81,6 +81,10 @@ class Server:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
+    def send(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def resume(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
@@ -166,12 +170,23 @@ def nats_server(*options: str) -> Iterator[Server]:
 BUCKET = "checkpoints"
 
 S3_SERVER = """
-import sys
+import signal, sys, threading, time
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import run_simple
+from werkzeug.serving import make_server
 # One request at a time: this one looks whether a name is free and takes it in two steps.
 application = DomainDispatcherApplication(create_backend_app)
-run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=False)
+away = threading.Event()
+signal.signal(signal.SIGUSR1, lambda number, frame: away.set())
+while True:
+    server = make_server("127.0.0.1", int(sys.argv[1]), application, threaded=False)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    while not away.wait(0.05):
+        pass
+    server.shutdown()
+    server.server_close()
+    time.sleep(1.5)
+    away.clear()
 """
 
 
@@ -179,7 +194,8 @@ run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=False)
 def s3_server() -> Iterator[Server]:
     """A server that speaks the S3 protocol, with an empty bucket `BUCKET`.
 
-    It keeps objects in memory.
+    It keeps objects in memory. At SIGUSR1 it refuses connections for 1.5 s, and has its objects
+    again afterwards, as a store that is restarted.
     """
     with tempfile.TemporaryDirectory(prefix="aioflow-s3-") as directory:
         port = free_port()

@@ -24,13 +24,10 @@ CONNECTORS: dict[str, Callable[[Any], Any]] = {
 }
 
 ELSEWHERE = [
-    "s3://bucket/x",
-    "gs://bucket/x",
     "hdfs://name/x",
     "abfss://c@a/x",
     "S3A://bucket/x",
     "odd+scheme://x",
-    "s3:/bucket/x",
 ]
 
 
@@ -42,6 +39,20 @@ def test_a_place_of_another_system_is_refused_and_the_remedy_named(name: str, pa
         match="not read or written here, expected a path of this machine: mount the store",
     ):
         CONNECTORS[name](path)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/x", Path("s3://bucket/x")], ids=repr)
+def test_a_database_is_no_object_and_a_path_no_url(path: Any) -> None:
+    with pytest.raises(af.GraphError, match="not read or written here"):
+        CONNECTORS["sqlite"](path)
+    if isinstance(path, Path):
+        with pytest.raises(af.GraphError, match="a Path loses a slash of a URL"):
+            CONNECTORS["lines"](path)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket", "AZ://container/x/"])
+def test_the_url_of_an_object_store_stands_where_a_path_does(url: str) -> None:
+    assert url.rstrip("/").lower() in repr(af.io.lines(url))
 
 
 @pytest.mark.parametrize("name", CONNECTORS)
