@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.programs.draw import draw
+import aioflow as af
+from tests.programs.draw import ODD, draw
 from tests.programs.hunt import shrunk
 from tests.programs.kept import KEPT
 from tests.programs.pieces import plain
 from tests.programs.program import Program
 from tests.programs.run import Difference, build_of, check
+from tests.programs.sinks import WRITTEN, Written
 
 GROUP = 10
 SEEDS = range(0, 240, GROUP)
@@ -84,6 +87,16 @@ def test_a_difference_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -
     assert [step.kind for step in small.steps] == ["source", "running"]
     assert len(small.steps[0].args["rows"]) == 1
     build_of(small)  # It is a program.
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+async def test_what_a_connector_wrote_is_read_as_texts(kind: str, tmp_path: Path) -> None:
+    flow = af.Flow("written")
+    stream = flow.source([*ODD, 'a,"b"\n\r\u2028', "\t"])
+    written = Written(str(tmp_path), kind, loose=False)
+    written.add([0], [stream])
+    await flow.execute()
+    assert written.read([0]) == [list(map(plain, [*ODD, 'a,"b"\n\r\u2028', "\t"]))]
 
 
 def test_values_that_look_alike_are_told_apart() -> None:
