@@ -137,7 +137,8 @@ class OrderedQueue:
         self, values: Sequence[Any], timestamps: Iterable[int | None], marks: Sequence[int]
     ) -> range:
         first = self.base + len(self.values)
-        self.values += values
+        # `+=` with a column makes another list, and workers hold this one.
+        self.values.extend(values)
         self.results += repeat(None, len(values))
         self._timestamps += timestamps
         self._marks += marks

@@ -249,6 +249,16 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/network/test_door.py::test_a_client_of_a_slow_link_has_time_as_long_as_it_reads",),
     ),
     Mutant(
+        "a column makes another list of the elements that workers of async calls hold",
+        "aioflow/operators/async_io.py",
+        "self.values.extend(values)\n",
+        "self.values += values\n",
+        (
+            "tests/operators/test_async_wait.py::"
+            "test_a_queue_keeps_its_list_of_elements_when_columns_come",
+        ),
+    ),
+    Mutant(
         "a call that was cancelled is tried again",
         "aioflow/operators/async_io.py",
         (

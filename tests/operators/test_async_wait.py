@@ -10,10 +10,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflow.core.column_batch import NumberColumn
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import Failed, MapFunction, OutputTag, RuntimeContext
@@ -767,6 +769,15 @@ def test_queues_keep_their_order_for_any_order_of_completion(
     assert not len(queue) and not queue.errors and not queue.results
     if ordered and not failing:
         assert [stamp for _, stamp, _ in taken] == numbers
+
+
+def test_a_queue_keeps_its_list_of_elements_when_columns_come() -> None:
+    """Workers hold the list: an element after columns and rows in turn was taken from another."""
+    queue = OrderedQueue()
+    held = queue.values
+    for values in (NumberColumn(np.array([1, 2])), [3], NumberColumn(np.array([4]))):
+        queue.add(values, [None] * len(values), [0] * len(values))
+    assert queue.values is held == [1, 2, 3, 4]
 
 
 async def wait_until(context: Context, condition: Any) -> None:

@@ -121,4 +121,30 @@ KEPT: dict[str, tuple[str, Program]] = {
             (2,),
         ),
     ),
+    "an async function took elements of another batch where columns and rows came in turn": (
+        "on_columns",
+        Program(
+            1100068,
+            False,
+            (
+                Step(
+                    "source",
+                    (),
+                    {
+                        "rows": [(i % 3, i, 10 * i, 1.5) for i in range(40)],
+                        "type": "dict",
+                        "keys": "int",
+                        "delay": 40,
+                        "strategy": "bounded",
+                        "stamp": "expression",
+                        "columnar": True,
+                    },
+                ),
+                Step("map", (0,), {"fn": "doubled", "form": "name"}),
+                Step("union", (1, 0), {}),
+                Step("flat_map", (2,), {"fn": "some", "form": "async"}),
+            ),
+            (3,),
+        ),
+    ),
 }
