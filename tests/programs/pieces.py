@@ -108,7 +108,7 @@ TAG: af.OutputTag[Any] = af.OutputTag("aside")
 def plain(value: Any, *, loose: bool = False) -> str:
     """A text that is equal for equal values of equal types.
 
-    `loose`: numbers that are equal are one, as keys are.
+    `loose`: numbers that are equal are one, and a pair is one with or without names, as keys are.
     """
     inner = partial(plain, loose=loose)
     if (
@@ -118,8 +118,12 @@ def plain(value: Any, *, loose: bool = False) -> str:
         and value == int(value)
     ):
         return str(int(value))
+    if loose and isinstance(value, Decimal) and value == Decimal(float(value)):
+        return repr(float(value))
     if isinstance(value, Enum):
         return str(value)
+    if loose and isinstance(value, Names):
+        return inner(tuple(value))
     if isinstance(value, tuple):
         return f"{type(value).__name__}({', '.join(map(inner, value))})"
     if isinstance(value, list):
