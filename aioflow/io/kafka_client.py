@@ -52,6 +52,9 @@ CLOSE_TIMEOUT_S = 5.0
 SILENT_AFTER_S = 5.0
 """Time without an answer of the brokers before the reader logs: aiokafka waits for 40 s."""
 
+REFUSAL_TIMEOUT_S = 3.0
+"""Maximum time to ask a broker why it does not accept a client."""
+
 START_PATIENCE_S = 30.0
 """Time for which the start of a job tries to reach a broker."""
 
@@ -168,6 +171,12 @@ async def started(
         await undisturbed(client.start())
         connected = True
     except KafkaConnectionError as error:
+        if (refusal := await _refusal(config)) is not None:
+            raise GraphError(
+                f"{config!r}: the brokers do not accept the user of options= "
+                f"({type(refusal).__name__}): look at sasl_mechanism, sasl_plain_username and "
+                "sasl_plain_password"
+            ) from None
         raise ConnectionError(
             f"{config!r}: no broker of Kafka answers there ({error}): look at host and port, and "
             "at security_protocol in options="
@@ -178,6 +187,32 @@ async def started(
             # The method of the admin client is called `close`.
             await undisturbed((client.close if hasattr(client, "close") else client.stop)())
     return client
+
+
+async def _refusal(config: KafkaConfig) -> Exception | None:
+    """Returns the error with which a broker refuses the user of `config`.
+
+    A client of aiokafka only logs this error, and then says that no broker answers.
+    """
+    if not str(config.options.get("security_protocol", "")).startswith("SASL"):
+        return None
+    from aiokafka.conn import create_conn
+    from aiokafka.errors import KafkaConnectionError, KafkaError
+
+    taken = inspect.signature(create_conn).parameters
+    options = {name: value for name, value in config.options.items() if name in taken}
+    for broker in config.brokers:
+        host, _, port = broker.rpartition(":")
+        try:
+            async with asyncio.timeout(REFUSAL_TIMEOUT_S):
+                connection = await create_conn(host or broker, int(port), **options)
+            connection.close()
+        except (KafkaConnectionError, OSError, ValueError):
+            continue
+        except KafkaError as error:
+            refusal: Exception = error
+            return refusal
+    return None
 
 
 async def undisturbed(call: Coroutine[Any, Any, R]) -> R:
@@ -287,7 +322,7 @@ async def existing(config: KafkaConfig, producer: Any, topic: str) -> None:
     if topic not in known:
         raise GraphError(
             f"{config!r}: there is no topic {topic!r}: make it first, or let the brokers "
-            "(auto.create.topics.enable)"
+            "(auto.create.topics.enable), or give the user the right to write to it"
         )
 
 
@@ -431,7 +466,7 @@ def _chosen(config: KafkaConfig, known: Iterable[str]) -> list[str]:
         if topic not in known:
             raise GraphError(
                 f"{config!r}: there is no topic {topic!r}: make it first, with as many "
-                "partitions as it needs"
+                "partitions as it needs (or the user has no right to describe it)"
             )
     return config.topics
 

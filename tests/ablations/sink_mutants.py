@@ -655,6 +655,13 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_KAFKA}test_a_coordinator_that_does_not_tell_is_asked_again",),
     ),
     Mutant(
+        "a wrong password of Kafka looks like a broker that does not answer",
+        "aioflow/io/kafka_client.py",
+        "        if (refusal := await _refusal(config)) is not None:\n",
+        "        if (refusal := None) is not None:\n",
+        (f"{_KAFKA}test_wrong_passwords_and_missing_rights_are_clear_errors",),
+    ),
+    Mutant(
         "topics of Kafka that match a pattern and come later begin at their end",
         "aioflow/io/kafka_client.py",
         "        later = config.pattern is not None and self._has_looked\n",

@@ -34,9 +34,11 @@ from tests.integration.processes import eventually
 from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
 from tests.io.kafka.brokers import (
     BROKERS_REMEDY,
+    SASL,
     Brokers,
     MockCluster,
     ended,
+    kafka_brokers,
     kafka_cluster,
     produced,
     settled,
@@ -450,6 +452,37 @@ async def test_no_brokers_are_an_error_of_the_start_and_a_password_is_never_show
     stream.sink(source)
     shown.append(str(stream.explain()))
     assert SECRET not in "".join(shown) + caplog.text
+
+
+def as_user(user: str, password: str) -> dict[str, Any]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": user,
+        "sasl_plain_password": password,
+    }
+
+
+async def test_wrong_passwords_and_missing_rights_are_clear_errors(
+    brokers: Brokers, name: str, ctx: SinkContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kafka_brokers(is_open=False, **SASL) as closed:
+        bootstrap = closed.bootstrap
+        writing = {"transactions": True, "options": as_user("me", "word")}
+        ctx.flow_name = name
+        for options in (as_user("me", SECRET), as_user("eve", SECRET)):
+            wrong = kafka(bootstrap, name, options=options)
+            for attempt in (wrong.discover(), write(wrong, ctx, [1])):
+                with pytest.raises(
+                    GraphError, match=r"do not accept the user .*SaslAuth"
+                ) as caught:
+                    await attempt
+                assert SECRET not in str(caught.value)
+        with pytest.raises(GraphError, match="the user has no right to describe it"):
+            await kafka(bootstrap, name, options=as_user("me", "word")).discover()
+        with pytest.raises(Exception, match=r"(?i)authoriz|right"):
+            await prepared(kafka(bootstrap, name, **writing), ctx, [1])
+    assert SECRET not in caplog.text
 
 
 async def test_offsets_that_are_gone_are_an_error(

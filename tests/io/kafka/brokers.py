@@ -105,8 +105,11 @@ class Brokers:
 
 
 @contextmanager
-def kafka_brokers(count: int = 1, **settings: str) -> Iterator[Brokers]:
-    """Starts `count` brokers with further `settings` (`_` for `.`), and ends them at the end."""
+def kafka_brokers(count: int = 1, *, is_open: bool = True, **settings: str) -> Iterator[Brokers]:
+    """Starts `count` brokers with further `settings` (`_` for `.`), and ends them at the end.
+
+    `is_open` says that they accept clients without a user.
+    """
     java, folder = program("java"), jars()
     with tempfile.TemporaryDirectory(prefix="aioflow-kafka-") as directory, ExitStack() as stack:
         ports, controllers = ([free_port() for _ in range(count)] for _ in range(2))
@@ -142,7 +145,8 @@ def kafka_brokers(count: int = 1, **settings: str) -> Iterator[Brokers]:
         for server in servers:
             server.wait()
         brokers = Brokers(servers)
-        asyncio.run(_coordinated(brokers.bootstrap))
+        if is_open:
+            asyncio.run(_coordinated(brokers.bootstrap))
         yield brokers
 
 
@@ -217,6 +221,22 @@ def kafka_cluster() -> Iterator[Brokers | MockCluster]:
             yield cluster
         finally:
             cluster.stop()
+
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+
+SASL = {
+    "listener_security_protocol_map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter_broker_listener_name": "PLAINTEXT",
+    "sasl_mechanism_inter_broker_protocol": "PLAIN",
+    "sasl_enabled_mechanisms": "PLAIN",
+    "listener_name_plaintext_plain_sasl_jaas_config": (
+        f'{PLAIN} username="admin" password="admin-word" user_admin="admin-word" user_me="word";'
+    ),
+    "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super_users": "User:admin;User:ANONYMOUS",
+}
+"""Settings of brokers with the users admin, who may do all, and me, who may do nothing."""
 
 
 async def produced(
