@@ -525,6 +525,7 @@ def died(run: Run) -> Any:
     workers = run.draw("workers", 0, 0, 0, 2)
     unaligned = run.draw("unaligned", False, True, "2ms")
     state = run.draw("state", "heap", "rocksdb") if has_rocksdb() else "heap"
+    parallelism = run.parallelism
     deaths = [run.draw("death", 0.0, 0.05, 0.2, 0.4, 0.8) for _ in range(run.draw("deaths", 1, 2))]
     with tempfile.TemporaryDirectory() as place:
         for death_s in [*deaths, None]:
@@ -539,7 +540,9 @@ def died(run: Run) -> Any:
                 "state": state,
                 "restart": af.fixed_delay(attempts=3, delay="10ms"),
             }
-            given = (program, run.parallelism, pace, Written(place, kind, program.loose), options)
+            if not unaligned:  # Data in flight needs the same chains, as in `restored`.
+                parallelism = run.parallelism
+            given = (program, parallelism, pace, Written(place, kind, program.loose), options)
             Path(place, "program").write_bytes(pickle.dumps(given))
             one_life(f"{place}/program", death_s)
         return Written(place, kind, program.loose).read(program.outputs)
