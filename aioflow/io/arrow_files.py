@@ -8,7 +8,7 @@ directory of part files.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from aioflow.advice.hints import explained
@@ -196,6 +196,8 @@ class _ArrowFile:
         import pyarrow as pa
 
         self._path = path
+        self._counted = -1, 0
+        """The page of which parts were read last, and its number of rows."""
         try:
             self._file = pa.ipc.open_file(file)
             names = self._file.schema.names
@@ -218,6 +220,17 @@ class _ArrowFile:
             batch = self._file.get_batch(number)
             batch.validate(full=True)
         return batch
+
+    def read_parts(self, number: int, start: int, rows: int) -> Iterator[Any]:
+        batch = self.read_page(number)
+        self._counted = number, batch.num_rows
+        while start < batch.num_rows:
+            yield batch.slice(start, rows)
+            start += rows
+
+    def count_rows(self, number: int) -> int:
+        counted, rows = self._counted
+        return rows if counted == number else int(self.read_page(number).num_rows)
 
 
 @explained
@@ -332,6 +345,24 @@ class _ParquetFile:
             table = self._file.read_row_group(number, columns=self._columns, use_threads=False)
             table.validate(full=True)
         return table
+
+    def read_parts(self, number: int, start: int, rows: int) -> Iterator[Any]:
+        parts = self._file.iter_batches(
+            batch_size=rows, row_groups=[number], columns=self._columns, use_threads=False
+        )
+        while True:
+            with named(self._path, f"row group {number + 1}"):
+                part = next(parts, None)
+                if part is not None:
+                    part.validate(full=True)
+            if part is None:
+                return
+            if start < part.num_rows:
+                yield part.slice(start)
+            start = max(start - part.num_rows, 0)
+
+    def count_rows(self, number: int) -> int:
+        return int(self._file.metadata.row_group(number).num_rows)
 
 
 def _opened(file: BinaryIO, path: str) -> Any:

@@ -15,6 +15,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, Self
 
 from aioflow.core.contexts import contextmanager
@@ -23,6 +24,7 @@ from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.column_parts import ColumnPartWriter
 from aioflow.io.file_access import file_access
 from aioflow.io.found_files import FileConnector, FoundFiles
+from aioflow.io.merged_splits import MergedSplits
 from aioflow.io.parts import RollPolicy
 from aioflow.io.paths import checked_place
 from aioflow.io.readers import ReadAhead
@@ -42,6 +44,18 @@ __all__ = ["ColumnFiles", "ColumnReader", "PagedFile", "Pages", "mark_of_file", 
 PAGES_AHEAD = 1
 """Number of pages read ahead: a row group may have a million rows."""
 
+FIRST_ROWS = 64
+"""Number of rows that give a split an event time."""
+
+PART_ROWS = 262_144
+"""Maximum number of rows of a page that are read at a time from splits side by side."""
+
+PART_ROWS_LEAST = 16_384
+"""Maximum of the same if there are many splits: each may hold one part in memory."""
+
+ROWS_AHEAD = 1_048_576
+"""Number of rows that the splits hold together, as long as few are read side by side."""
+
 
 class PagedFile(Protocol):
     """The interface of an open file with pages. Its methods are called in the executor."""
@@ -50,6 +64,12 @@ class PagedFile(Protocol):
     def pages(self) -> int: ...
     def read_page(self, number: int) -> Any:
         """Returns page `number` as an Arrow table or record batch."""
+
+    def read_parts(self, number: int, start: int, rows: int) -> Iterator[Any]:
+        """Reads page `number` from row `start` on, at most `rows` rows at a time."""
+
+    def count_rows(self, number: int) -> int:
+        """Returns the number of rows of page `number`."""
 
 
 @contextmanager
@@ -128,8 +148,53 @@ def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
     return mark
 
 
+class _Part(NamedTuple):
+    """Rows of a page."""
+
+    page: int
+    start: int
+    rows: ColumnBatch | None
+    """The rows; None if the split has no more."""
+    ends_page: bool
+    final: bool
+
+
+class _Parts:
+    """An open file, of which a split is read part by part. Used in the executor."""
+
+    def __init__(self, file: BinaryIO, opened: PagedFile, page: int, row: int, end: int) -> None:
+        self._file = file
+        self._opened = opened
+        self._page = page
+        self._row = row
+        self._end = end
+        self._parts: Iterator[Any] | None = None
+
+    def read(self, rows: int, *, first: bool) -> tuple[int, int, Any, bool, bool]:
+        """Returns the next part, as the fields of a `_Part`. `first`: no more of it is read now."""
+        opened = self._opened
+        while self._page < self._end:
+            if self._parts is None:
+                self._parts = opened.read_parts(self._page, self._row, rows)
+            page, start = self._page, self._row
+            part = next(self._parts, None)
+            if first:
+                self._parts = None
+            self._row += 0 if part is None else part.num_rows
+            ends_page = part is None or self._row >= opened.count_rows(page)
+            if ends_page:
+                self._page, self._row, self._parts = page + 1, 0, None
+            if part is not None:
+                return page, start, part, ends_page, self._page >= self._end
+        return self._page, 0, None, False, True
+
+    def close(self) -> None:
+        self._parts = None
+        self._file.close()
+
+
 class ColumnReader(BaseReader[Any]):
-    """A reader that reads each split to its end, one after the other."""
+    """A reader that reads each split to its end: one after the other, or by event time."""
 
     columnar = True
     one_at_a_time = True
@@ -147,6 +212,12 @@ class ColumnReader(BaseReader[Any]):
         """Size and end of each file."""
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
         """(split, page, number of its rows that were emitted, whether it is the last, rows)."""
+        self._merged: MergedSplits[_Part, _Parts] | None = None
+        """The splits in place of `_splits`, if they are read side by side."""
+        self._part: tuple[str, _Part] | None = None
+        """The part of a split that is being emitted."""
+        self._taken = 0
+        """Number of its rows that were emitted."""
         self._ahead = ReadAhead(ctx.host, "column-reader")
         self._file: BinaryIO | None = None
         self.current_split = ""
@@ -159,13 +230,54 @@ class ColumnReader(BaseReader[Any]):
             self._positions[split.id] = (page, row)
             if mark and mark[0] is not None:
                 self._marks[split.id] = mark[0]
-            self._splits.append(split)
+            if self._merged is None:
+                self._splits.append(split)
+            else:
+                self._merged.add(split)
         self._ahead.start(self._read_ahead)
 
+    def read_by(self, event_time: Callable[[str], int]) -> None:
+        self._merged = MergedSplits(event_time, PAGES_AHEAD)
+
     async def _read_ahead(self) -> None:
+        if self._merged is not None:
+            await self._read_merged(self._merged)
+            return
         while self._splits:
             await self._read(self._splits[0])
             self._splits.popleft()
+
+    async def _read_merged(self, merged: MergedSplits[_Part, _Parts]) -> None:
+        while merged:
+            split = merged.next_to_read()
+            if split is None:
+                await self._ahead.added(lambda: bool(merged) and merged.next_to_read() is None)
+                continue
+            file = merged.file_of(split.id)
+            pages = Pages(*split.payload)
+            is_first = file is None and self._positions[split.id] == (pages.start, 0)
+            if file is None:
+                file = await self._ahead.blocking(self._open_parts, split.id, pages)
+            merged.use(split.id, file, None if self._part is None else self._part[0])
+            is_first = is_first and len(merged) > 1
+            rows_max = min(PART_ROWS, max(ROWS_AHEAD // len(merged), PART_ROWS_LEAST))
+            page, start, table, ends_page, final = await self._ahead.blocking(
+                partial(file.read, FIRST_ROWS if is_first else rows_max, first=is_first)
+            )
+            rows = None
+            if table is not None:
+                arrow = self._arrow_pages()
+                rows = arrow.settle(await self._ahead.blocking(arrow.read, table))
+            merged.add_block(split.id, _Part(page, start, rows, ends_page, final))
+            await self._ahead.added(lambda: False)
+
+    def _open_parts(self, split_id: str, pages: Pages) -> _Parts:
+        opened = self._open(split_id, pages)
+        file, self._file = self._file, None
+        assert file is not None, "it was opened"
+        page, row = self._positions[split_id]
+        end = opened.pages if pages.end is None or pages.is_whole else pages.end
+        return _Parts(file, opened, page, row, end)
 
     async def _read(self, split: Split) -> None:
         pages = Pages(*split.payload)
@@ -223,6 +335,8 @@ class ColumnReader(BaseReader[Any]):
 
     def poll_batch(self, max_records: int) -> ColumnBatch | None:
         """Returns at most `max_records` rows of one page."""
+        if self._merged is not None:
+            return self._poll_merged(self._merged, max_records)
         while self._pages:
             split_id, number, taken, last, rows = self._pages[0]
             stop = min(taken + max_records, len(rows))
@@ -242,13 +356,49 @@ class ColumnReader(BaseReader[Any]):
             raise self._ahead.error
         return None
 
+    def _poll_merged(
+        self, merged: MergedSplits[_Part, _Parts], max_records: int
+    ) -> ColumnBatch | None:
+        """Returns rows of the split with the least event time."""
+        while True:
+            if self._part is None:
+                found = merged.take()
+                self._ahead.taken()  # There is room, or another split is to be read.
+                if found is None:
+                    if self._ahead.error is not None:
+                        raise self._ahead.error
+                    return None
+                self._part, self._taken = (found[0].id, found[1]), 0
+            split_id, part = self._part
+            taken, count = self._taken, 0 if part.rows is None else len(part.rows)
+            stop = self._taken = min(taken + max_records, count)
+            self._positions[split_id] = (part.page, part.start + stop)
+            if stop == count:
+                self._part = None
+                if part.ends_page or part.rows is None:
+                    self._positions[split_id] = (part.page + part.ends_page, 0)
+                if part.final:
+                    self.finished_splits.add(split_id)
+                    merged.remove(split_id)
+                    self._ahead.taken()
+            if part.rows is not None and stop > taken:
+                self.current_split = split_id
+                return part.rows.part(slice(taken, stop))
+
     async def wait(self) -> None:
-        if not self._pages:
+        is_ready = bool(self._pages) if self._merged is None else self._merged.is_ready
+        if self._part is None and not is_ready:
             await self._ahead.wait()
 
     @property
     def finished(self) -> bool:
-        return not self._splits and not self._pages and self._ahead.error is None
+        return (
+            not self._splits
+            and not self._merged
+            and self._part is None
+            and not self._pages
+            and self._ahead.error is None
+        )
 
     def position(self, split_id: str) -> tuple[int, int, tuple[int, Mark] | None]:
         return (*self._positions[split_id], self._marks.get(split_id))
@@ -256,6 +406,8 @@ class ColumnReader(BaseReader[Any]):
     async def close(self) -> None:
         await self._ahead.close()
         self._close_file()
+        if self._merged is not None:
+            self._merged.close()
 
 
 class ColumnFiles(FileConnector[Any], ABC):

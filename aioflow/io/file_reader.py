@@ -163,7 +163,7 @@ class FileReader(BaseReader[Any]):
         self._malformed = Malformed(ctx, on_error)
         self._block_bytes = block_bytes
         self._splits: deque[Split] = deque()
-        self._merged: MergedSplits | None = None
+        self._merged: MergedSplits[Block, BlockFile] | None = None
         """The splits in place of `_splits` and `_blocks`, if they are read side by side."""
         self._positions: dict[str, Any] = {}
         self._decoders: dict[str, Decoder] = {}
@@ -201,7 +201,7 @@ class FileReader(BaseReader[Any]):
             )
             self._splits.popleft()
 
-    async def _read_merged(self, merged: MergedSplits) -> None:
+    async def _read_merged(self, merged: MergedSplits[Block, BlockFile]) -> None:
         while merged:
             split = merged.next_to_read()
             if split is None:

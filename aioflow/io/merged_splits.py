@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from aioflow.io.blocks import Block, BlockFile
     from aioflow.operators.source import Split
 
 __all__ = ["FIRST_BYTES", "MergedSplits"]
@@ -33,10 +32,32 @@ AHEAD = 4
 """Number of splits that are read ahead, and of blocks of the split that is emitted."""
 
 
-class MergedSplits:
-    """The unfinished splits of a reader. `event_time(split_id)` returns how far a split is."""
+class AnyBlock(Protocol):
+    """The interface of a piece of a file."""
 
-    def __init__(self, event_time: Callable[[str], int]) -> None:
+    @property
+    def final(self) -> bool:
+        """Whether this is the last block of the split."""
+
+
+class AnyFile(Protocol):
+    """The interface of an open file."""
+
+    def close(self) -> None: ...
+
+
+BlockT = TypeVar("BlockT", bound=AnyBlock)
+FileT = TypeVar("FileT", bound=AnyFile)
+
+
+class MergedSplits(Generic[BlockT, FileT]):
+    """The unfinished splits of a reader. `event_time(split_id)` returns how far a split is.
+
+    Of the split that is emitted up to `ahead` blocks are read ahead.
+    """
+
+    def __init__(self, event_time: Callable[[str], int], ahead: int = AHEAD) -> None:
+        self._ahead = ahead
         self._event_time = event_time
         self._splits: dict[str, Split] = {}
         self._order: list[tuple[int, int, str]] = []
@@ -48,8 +69,8 @@ class MergedSplits:
         self._numbers: dict[str, int] = {}
         """The number of each split in the heap."""
         self._added = 0
-        self._blocks: dict[str, deque[Block]] = {}
-        self._files: dict[str, BlockFile] = {}
+        self._blocks: dict[str, deque[BlockT]] = {}
+        self._files: dict[str, FileT] = {}
         """Open files, the one that was read last at the end."""
         self._at_end: set[str] = set()
         """Splits whose last block was read."""
@@ -81,7 +102,7 @@ class MergedSplits:
         current = self._least()
         return current is not None and bool(self._blocks[current])
 
-    def take(self) -> tuple[Split, Block] | None:
+    def take(self) -> tuple[Split, BlockT] | None:
         """Returns the next block of the split with the least event time, if it was read."""
         current = self._least()
         if current is None or not self._blocks[current]:
@@ -118,7 +139,7 @@ class MergedSplits:
     def next_to_read(self) -> Split | None:
         """Returns the split of which a block is read next; None: enough was read for now."""
         first = self._current
-        if first is not None and self._has_room(first, AHEAD):
+        if first is not None and self._has_room(first, self._ahead):
             return self._splits[first]
         for split_id in self._front(AHEAD):
             if self._has_room(split_id, 1):
@@ -128,11 +149,11 @@ class MergedSplits:
     def _has_room(self, split_id: str, blocks: int) -> bool:
         return split_id not in self._at_end and len(self._blocks[split_id]) < blocks
 
-    def file_of(self, split_id: str) -> BlockFile | None:
+    def file_of(self, split_id: str) -> FileT | None:
         """Returns the open file of a split."""
         return self._files.get(split_id)
 
-    def use(self, split_id: str, file: BlockFile, emitted: str | None) -> str | None:
+    def use(self, split_id: str, file: FileT, emitted: str | None) -> str | None:
         """Notes that `file` is read for a split.
 
         Returns the split whose file was closed in its place, if there were too many, and whose
@@ -147,7 +168,7 @@ class MergedSplits:
         self._files[split_id] = file
         return oldest
 
-    def add_block(self, split_id: str, block: Block) -> None:
+    def add_block(self, split_id: str, block: BlockT) -> None:
         """Adds a block that was read."""
         self._blocks[split_id].append(block)
         if block.final:

@@ -1075,6 +1075,18 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "files of columns with event time are read one after the other",
+        "aioflow/io/column_files.py",
+        "        self._merged = MergedSplits(event_time, PAGES_AHEAD)\n",
+        "        pass\n",
+        (
+            "tests/io/test_merged_splits.py::"
+            "test_results_come_while_files_of_columns_of_the_same_time_are_read",
+            "tests/io/test_merged_splits.py::"
+            "test_results_come_while_a_parquet_file_of_several_splits_is_read",
+        ),
+    ),
+    Mutant(
         "only the first of several malformed lines is told",
         "aioflow/io/file_reader.py",
         "            page.bad_next += 1\n            self._malformed.report(",

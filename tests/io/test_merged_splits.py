@@ -7,13 +7,16 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import aioflow as af
-from aioflow.io import merged_splits
+from aioflow.io import column_files, merged_splits
 from aioflow.io.blocks import Block
 
 BY_TIME = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda e: e["ts"])
+BY_COLUMN = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=af.col.ts)
 RECORDS = 60_000
 
 
@@ -123,6 +126,93 @@ async def test_files_that_follow_each_other_are_read_in_order_of_time(tmp_path: 
     seen = await results(af.io.jsonl(tmp_path))
     check(seen, rows)
     assert lag_max(seen, rows) < RECORDS // 2
+
+
+def written(path: Path, kind: str, rows: list[dict[str, int]], page: int = 500) -> None:
+    """Writes a file of columns with pages of `page` rows."""
+    table = pa.Table.from_pylist(rows or [{"i": 0, "ts": 0, "user": 0}]).slice(0, len(rows))
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=page)
+        return
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=page)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(column_files, "FIRST_ROWS", 3)
+    monkeypatch.setattr(column_files, "PART_ROWS", 200)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("strategy", [BY_TIME, BY_COLUMN])
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+async def test_results_come_while_files_of_columns_of_the_same_time_are_read(
+    tmp_path: Path, kind: str, strategy: Any
+) -> None:
+    rows = records()
+    for number in range(8):
+        written(tmp_path / f"{number}.{kind}", kind, rows[number::8])
+    written(tmp_path / f"9.{kind}", kind, [])
+    seen = await results(getattr(af.io, kind)(tmp_path), strategy)
+    check(seen, rows)
+    assert lag_max(seen, rows) < RECORDS // 2
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_results_come_while_a_parquet_file_of_several_splits_is_read(tmp_path: Path) -> None:
+    rows = records()
+    written(tmp_path / "a.parquet", "parquet", rows)
+    source = af.io.parquet(tmp_path, split_bytes=(tmp_path / "a.parquet").stat().st_size // 8)
+    assert len(await source.discover()) > 4
+    seen = await results(source)
+    check(seen, rows)
+    assert lag_max(seen, rows) < RECORDS // 2
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+async def test_more_files_of_columns_than_may_be_open_are_read_side_by_side(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = records()
+    for number in range(12):
+        written(tmp_path / f"{number:02}.{kind}", kind, rows[number::12], page=2_000)
+    monkeypatch.setattr(merged_splits, "OPEN_MAX", 3)
+    check(await results(getattr(af.io, kind)(tmp_path)), rows)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+async def test_files_of_columns_go_on_at_their_positions_after_a_failure(
+    tmp_path: Path, kind: str
+) -> None:
+    rows = records(6_000)
+    for number in range(4):
+        written(tmp_path / f"{number}.{kind}", kind, rows[number::4])
+    calls = 0
+
+    def failing(row: dict[str, int]) -> dict[str, int]:
+        nonlocal calls
+        calls += 1
+        if calls in (1_500, 4_000, 6_500):
+            raise ConnectionError("try again")
+        return row
+
+    flow = af.Flow("restored")
+    source = flow.source(getattr(af.io, kind)(tmp_path), watermarks=BY_TIME)
+    counts: dict[tuple[int, int], int] = {}
+    keyed = source.throttle(1_000, "50ms").map(failing).key_by(lambda e: e["user"])
+    keyed.window(af.tumbling("2s")).aggregate(af.count()).sink(
+        lambda row: counts.update({(row.key, row.start): row.value})
+    )
+    await flow.execute(
+        checkpoints=tmp_path / "checkpoints",
+        every="10ms",
+        restart=af.fixed_delay(attempts=5, delay="1ms"),
+    )
+    assert calls > 6_500
+    assert counts == expected(rows)
 
 
 async def test_without_event_time_files_are_read_in_order_of_their_names(tmp_path: Path) -> None:
