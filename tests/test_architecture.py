@@ -41,6 +41,10 @@ FOREIGN_NAMES = {
 }
 """Names in the pages that are of Python, Spark and Flink, or stand for any name."""
 
+NAMED_MODULE = re.compile(r"`(?:aioflow\.)?([a-z]\w*(?:\.[a-z_]+)+)`")
+FOREIGN_MODULES = {"api.windowing", "spark.driver.host"}
+"""Names in docstrings that begin like our modules, but are of Flink and Spark."""
+
 NAMED_FILE = re.compile(r"`([a-z]\w*(?:/[\w.*]+)+/?)`")
 NAMED_OBJECT = re.compile(r"`(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w+)(?:\([^`\n]*\))?=?`")
 
@@ -294,6 +298,25 @@ def test_check_for_circles_sees_lazy_imports_and_those_for_types(
     for types, circle in ((False, set()), (True, set(modules))):
         graph = {name: imported_modules(path, modules, types) for name, path in modules.items()}
         assert modules_in_circles(graph) == circle
+
+
+def test_docstrings_name_modules_that_exist() -> None:
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in MODULES}
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+
+    missing = [
+        f"{name_of(path)}: {name}"
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in NAMED_MODULE.findall(ast.get_docstring(node) or "")
+        if name.partition(".")[0] in packages
+        and not any(name == module or name.startswith(f"{module}.") for module in modules)
+        and not (PACKAGE / name.replace(".", "/")).is_dir()
+        and name not in FOREIGN_MODULES
+    ]
+
+    assert not missing, "these modules were moved or renamed"
 
 
 def test_imports_keep_the_layers(

@@ -198,7 +198,7 @@ Sides = Collection[tuple[int, "OutputTag[Any]"]]
 
 
 def tell_unread_sides(names: Sequence[str], read: Sides, sent: Sides) -> None:
-    """Logs such side outputs of a task that has finished.
+    """Logs side outputs without a reader, and readers of empty ones, when a task has finished.
 
     `names` are those of the operators of the chain. `read` are the side outputs with a reader, and
     `sent` those with records.

@@ -247,7 +247,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, of_cluster: bool) -> None:
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns `parse` for argparse, which shows only the text of its own error."""
+    """Returns `parse` with its ValueError as the error whose text argparse shows."""
 
     def parsed(text: str) -> Any:
         try:

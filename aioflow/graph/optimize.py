@@ -13,7 +13,7 @@ why it produces rows.
 `with_stand_ins` replaces the records of some sources by cheap objects with the same fields. Making
 a NamedTuple from a line of JSON costs several times what it takes to read the line. A stand-in is
 possible if the records go straight into a keyed exchange that sends only keys, or one field
-(`operators.aggregate.projection`). Functions with known bodies (`operators.inlining`) must read the
+(`with_projection`). Functions with known bodies (`operators.inlining`) must read the
 times, the keys and that field. Then no user code sees the stand-in. Stand-ins are only used with
 worker processes: subscriptions and in-flight data there encode the record itself. Within one
 process a subscriber would see the stand-in.

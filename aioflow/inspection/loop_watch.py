@@ -73,7 +73,7 @@ class Hold:
     cpu_s: float
     """Processor time of the thread meanwhile."""
     stack: Stack
-    """Frames of user code, outermost first; empty if no look met any."""
+    """Frames of user code, outermost first; empty if no sample saw any."""
 
     @property
     def place(self) -> str:
@@ -315,7 +315,7 @@ def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bo
 
 
 def _commonest(looks: list[_Look]) -> _Look:
-    """Returns the last look at the operator and task that were met most often."""
+    """Returns the last sample of the operator and task with the most samples."""
     counts = Counter((look.operator, look.task) for look in looks)
     ((best, _),) = counts.most_common(1)
     return next(look for look in reversed(looks) if (look.operator, look.task) == best)

@@ -388,8 +388,7 @@ SWITCH_S = 0.0001
 mostly reach its `select` first, where it releases the GIL, and the samples would find it idle."""
 
 KEPT_S = 5.0
-"""A call within this time gets the same graph: the pages of several readers cost one sampling.
-"""
+"""Time for which a graph is kept, so that several readers of the page cost one sampling."""
 
 IDLE_FILES = (
     "asyncio/runners.py",

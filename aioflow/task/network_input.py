@@ -3,7 +3,7 @@
 Two or more logical inputs alternate, one batch each. Watermarks of all channels go through one
 valve, which also maps the watermarks inside a batch. After Flink's StreamMultipleInputProcessor.
 
-If one input is to be read first, the sources of the others wait (`cluster.source_limits`). So no
+If one input is to be read first, the sources of the others wait (`cluster.split_discovery`). So no
 data of the others comes before that input has ended or is idle, and nothing is held back here.
 """
 

@@ -54,7 +54,7 @@ class Faults:
     connections gives up.
     """
     outage_s: tuple[float, float] = (0.02, 1.5)
-    """How long "a while" is."""
+    """Range of the length of a fault that ends after a while."""
 
     def __post_init__(self) -> None:
         for kind, rate in self.rates().items():

@@ -125,7 +125,7 @@ class Simulation:
         return process is not None and process.alive
 
     def kill(self, name: str) -> None:
-        """SIGKILL: nothing of the process runs again, its kernel closes its connections."""
+        """Ends a process as SIGKILL does: none of its code runs, and its connections close."""
         process = self.loop.process(name)
         if process.alive:
             self.loop.kill(process)
@@ -144,11 +144,11 @@ class Simulation:
         self.disk.power_loss(machine)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP: the process stands still, its connections stay open."""
+        """Stops a process as SIGSTOP does: its connections stay open."""
         self.loop.pause(self.loop.process(name))
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
+        """Continues a paused process, as SIGCONT does."""
         self.loop.resume(self.loop.process(name))
 
 
