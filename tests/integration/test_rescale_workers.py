@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import aioflow as af
+from benchmarks import bench_rescale
 from tests.integration.clusters import Cluster, until
 from tests.integration.processes import alive, eventually
 
@@ -77,6 +78,14 @@ async def test_workers_are_added_and_removed_while_the_job_runs(tmp_path: Path, 
     if not job._cluster.job_master.executions.restarts:
         assert len(rows) == put
     counted(put, rows)
+
+
+def test_pauses_of_rescales_with_kills_are_reported() -> None:
+    report = bench_rescale.main(
+        ["--rescales", "2", "--keys", "200", "--rate", "500", "--kill", "2"]
+    )
+    (row,) = report["rows"]
+    assert (row["rescales"], row["kills"]) == (2, 1)
 
 
 async def test_workers_whose_memory_does_not_suffice_go_on_as_they_were(tmp_path: Path) -> None:
