@@ -247,7 +247,7 @@ class KafkaWriter(BaseWriter[Any]):
                     if append(timestamp=None, key=key, value=value, headers=headers) is None:
                         break
                     count += 1
-                future = await producer.send_batch(batch, topic, partition=partition)
+                future = await self._handed_over(producer, batch, topic, partition)
                 self._sent.append((future, several[:count]))
                 if count == len(several):
                     del waiting[0]
@@ -258,6 +258,26 @@ class KafkaWriter(BaseWriter[Any]):
                 refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 refused.set_exception(ConnectionError("the producer took no more records"))
                 self._sent.append((refused, several))
+
+    async def _handed_over(
+        self, producer: Any, batch: Any, topic: str, partition: int
+    ) -> asyncio.Future[Any]:
+        """Returns the answer to come. Waits while the partition has no leader."""
+        from aiokafka.errors import KafkaTimeoutError
+
+        while True:
+            try:
+                answer: asyncio.Future[Any] = await producer.send_batch(
+                    batch, topic, partition=partition
+                )
+                return answer
+            except KafkaTimeoutError:
+                logger.warning(
+                    "%r: partition %d of %r takes no records for now, waiting for it",
+                    self._config,
+                    partition,
+                    topic,
+                )
 
     async def _placed(
         self, producer: Any, records: list[Record]
