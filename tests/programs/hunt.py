@@ -48,7 +48,7 @@ def run_seed(seed: int, ways: Sequence[str], spark: bool) -> tuple[int, int, lis
         gc.collect()
     program = draw(seed)
     chosen = list(ways) or ways_of(program)
-    if spark and not ways and seed % SPARK_EVERY == 0:
+    if spark and not ways and seed % SPARK_EVERY == 0 and not program.reads_first:
         chosen.append("on_spark")
     wrong = []
     for way in chosen:

@@ -58,6 +58,11 @@ class Program:
         )
 
     @property
+    def reads_first(self) -> bool:
+        """Whether a stream waits until another one is read, which a job of Spark does not do."""
+        return any(step.kind == "ruled" or step.args.get("read_first") for step in self.steps)
+
+    @property
     def columnar(self) -> bool:
         """Whether all of its sources could be tables."""
         return all(step.args["columnar"] for step in self.steps if step.kind == "source")

@@ -168,9 +168,7 @@ def otherwise(run: Run) -> Any:
     rng = Random(f"{run.program.seed} more")  # Leaves the other draws of a seed as they are.
     form = run.draw("form", *SOURCE_FORMS)
     form = rng.choice((form, form, form, "hybrid"))
-    if form == "hybrid" and any(
-        step.kind == "ruled" or step.args.get("read_first") for step in run.program.steps
-    ):
+    if form == "hybrid" and run.program.reads_first:
         form = "list"  # What follows a hybrid's first source might not end.
     more = rng.choice(({}, {}, {"network_memory": "4MiB"}, {"latency_tracking": "1ms"}))
     run.log.append(f"{form} {more}")
