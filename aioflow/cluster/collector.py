@@ -185,7 +185,8 @@ def tune_gc() -> None:
     they change nothing without this call.
     """
     if collector_of_process() is None:
-        install_collector()
+        # The collection below walks everything, so the next complete one is not due soon.
+        install_collector().look_everywhere()
     gc.collect()
     gc.freeze()
     _log_settings("af.tune_gc()")

@@ -15,6 +15,7 @@ import pytest
 import aioflow as af
 from aioflow.api.runner import new_event_loop
 from aioflow.cli.progress import Watcher, run_flow
+from aioflow.cluster import collector as collector_module
 from aioflow.cluster.collector import (
     COLLECTED_AFTER,
     COMPLETE_FROM_NS,
@@ -214,6 +215,19 @@ def test_cyclic_garbage_is_freed_after_tune_gc() -> None:
     collector.look_everywhere()
     gc.collect()
     assert weak() is None
+
+
+@pytest.mark.usefixtures("pythons_collector")
+def test_the_collection_of_tune_gc_counts_as_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a service with millions of objects it took the time after which all are walked again."""
+    monkeypatch.setattr(collector_module, "FREEZE_FROM_NS", 0)
+    monkeypatch.setattr(collector_module, "COMPLETE_FROM_NS", 1)
+    made = Cycle()
+    weak, made.itself = weakref.ref(made), made
+    af.tune_gc()
+    del made
+    gc.collect()
+    assert weak() is not None, "all objects were walked again at once"
 
 
 def collector_seen_by(run: Callable[[af.Flow], object]) -> tuple[int, int, int]:
