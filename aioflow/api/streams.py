@@ -77,6 +77,7 @@ from aioflow.core.functions import (
     CoProcessFunction,
     FilterFunction,
     FlatMapFunction,
+    Function,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -174,6 +175,9 @@ class FlowOfStreams(Protocol):
     async def collect(
         self, /, *streams: DataStream[Any], **options: Unpack[RunArguments]
     ) -> tuple[list[Any], ...]: ...
+    async def execute(
+        self, **options: Unpack[RunArguments]
+    ) -> Any: ...  # Reason: results of jobs are above streams.
     def rows(self, stream: DataStream[T], options: RunArguments) -> RowStream[T]: ...
 
 
@@ -660,7 +664,7 @@ class DataStream(Generic[T]):
 
     def sink(
         self,
-        sink: Sink[T] | Callable[[T], Any],
+        sink: Sink[T] | type[Function] | Callable[[T], Any],
         *,
         name: str | None = None,
         uid: str | None = None,

@@ -31,7 +31,7 @@ from aioflow.testing.virtual_loop import outside_of_loops
 if TYPE_CHECKING:
     from aioflow.api.flow import Flow
     from aioflow.api.job import Job, JobResult
-    from aioflow.api.streams import DataStream
+    from aioflow.api.streams import DataStream, FlowOfStreams
 
 __all__ = ["SimulatedRun", "run_simulated"]
 
@@ -85,7 +85,7 @@ class _Outcome:
 
 
 def run_simulated(
-    flow: Flow,
+    flow: Flow | FlowOfStreams,
     *,
     seed: int | str = 0,
     faults: Faults | None = None,
@@ -116,6 +116,7 @@ def run_simulated(
     """
     if faults is not None:
         _check(faults)
+    whole: Any = flow  # The flow of a stream is an `af.Flow` too.
     graph = flow.graph.copy()
     outcome = _Outcome(tuple([] for _ in collect))
     for stream, rows in zip(collect, outcome.outputs, strict=True):
@@ -142,7 +143,7 @@ def run_simulated(
             asyncio.get_running_loop().call_later(after_s, _step_clock, host, by_ms)
         try:
             # The flow's own way of running a graph that is not all of it, which collect() goes too.
-            async with flow._run(graph, {**options, "host": host}) as job:
+            async with whole._run(graph, {**options, "host": host}) as job:
                 if drive is None:
                     outcome.job = await job.wait()
                 else:
