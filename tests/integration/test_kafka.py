@@ -1010,36 +1010,41 @@ async def test_kills_of_the_program_and_of_the_broker_leave_the_output_exact(
     assert mistakes(await rows(), total) == []
 
 
+@pytest.fixture
+def three(brokers: Brokers) -> Iterator[Brokers]:
+    with kafka_brokers(3) as running:
+        yield running
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_each_of_three_brokers_is_killed_before_and_after_a_prepare(
-    brokers: Brokers, name: str, ctx: SinkContext
+    three: Brokers, name: str, ctx: SinkContext
 ) -> None:
     """One of them is the coordinator. A partition without a leader takes no records for longer than
     `request_timeout_ms`.
     """
     ctx.flow_name = name
     expected: list[int] = []
-    with kafka_brokers(3) as three:
-        await produced(three, name, [])
-        options = {"request_timeout_ms": 5_000}
-        sink = kafka(three.bootstrap, name, key=str, transactions=True, options=options)
-        writer, committer = sink.writer(ctx), committer_of(sink)
-        await writer.open()
-        kills = [(victim, before) for victim in range(3) for before in (True, False)]
-        for checkpoint, (victim, before) in enumerate(kills, 1):
-            values = list(range(len(expected), len(expected) + 200))
-            writer.write_batch(values[:100], None)
-            await writer.flush()
-            if before:
-                three.kill(victim)
-            writer.write_batch(values[100:], None)
-            committables = await writer.prepare(checkpoint)
-            if not before:
-                three.kill(victim)
-            await committer.commit(committables)
-            expected += values
-            await asyncio.to_thread(three.restart, victim)
-        await settled(three, name)
-        assert sorted(await committed(three, name, ctx)) == expected
-        await writer.close()
+    await produced(three, name, [])
+    options = {"request_timeout_ms": 5_000}
+    sink = kafka(three.bootstrap, name, key=str, transactions=True, options=options)
+    writer, committer = sink.writer(ctx), committer_of(sink)
+    await writer.open()
+    kills = [(victim, before) for victim in range(3) for before in (True, False)]
+    for checkpoint, (victim, before) in enumerate(kills, 1):
+        values = list(range(len(expected), len(expected) + 200))
+        writer.write_batch(values[:100], None)
+        await writer.flush()
+        if before:
+            three.kill(victim)
+        writer.write_batch(values[100:], None)
+        committables = await writer.prepare(checkpoint)
+        if not before:
+            three.kill(victim)
+        await committer.commit(committables)
+        expected += values
+        await asyncio.to_thread(three.restart, victim)
+    await settled(three, name)
+    assert sorted(await committed(three, name, ctx)) == expected
+    await writer.close()
