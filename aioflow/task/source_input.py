@@ -22,7 +22,7 @@ downstream: smaller batches would shorten neither.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.source_state import FinishedSplits, SourceState, SplitState
@@ -206,6 +206,9 @@ class SourceInput:
         if report is None or strategy is None or strategy.alignment is None:
             return
         over = self._is_finished or self._idle_since_ms is not None
+        if self._held and not over:
+            # A split that has ended meanwhile no longer holds back those ahead of it.
+            self._advance(() if self._quiet is None else self._quiet.idle)
         report(MAX_WATERMARK if over else self._times.current)
         self._schedule(self._now_ms() + strategy.alignment.every_ms, self._report_progress)
 
@@ -447,7 +450,10 @@ class SourceInput:
         quiet = self._quiet
         assert quiet is not None, "the timer is registered for silent splits only"
         self._look_for_quiet(quiet, max(timestamp_ms, self._now_ms()))
-        if self._times.advance(quiet.idle):
+        self._advance(quiet.idle)
+
+    def _advance(self, idle: Collection[str]) -> None:
+        if self._times.advance(idle):
             self._owed = self._times.current
             self.availability.set_available()
 

@@ -1388,4 +1388,14 @@ JOB_MUTANTS: list[Mutant] = [
         "self._waits",
         ("tests/task/test_source_input.py::test_a_source_above_its_limit_is_not_polled",),
     ),
+    Mutant(
+        "a split that has ended holds back the splits ahead of it",
+        "aioflow/task/source_input.py",
+        "        if self._held and not over:\n",
+        "        if False:\n",
+        (
+            "tests/task/test_source_input.py::"
+            "test_a_split_that_has_ended_no_longer_holds_splits_ahead_of_it",
+        ),
+    ),
 ]

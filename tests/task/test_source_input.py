@@ -558,6 +558,28 @@ async def test_event_time_is_reported_at_the_start_and_in_turn(group: OrderedTas
     assert told == [MIN_WATERMARK, 49, MAX_WATERMARK]
 
 
+async def test_a_split_that_has_ended_no_longer_holds_splits_ahead_of_it(
+    group: OrderedTaskGroup,
+) -> None:
+    """G4.5"""
+    told: list[int] = []
+    reader = Holding()
+    aligned = BY_VALUE.with_alignment("group", "1s", every="100ms")
+    world = await opened(group, aligned, "ab", reader, report=told.append)  # type: ignore[arg-type]
+    world.input.limit(100)
+    world.poll(201, split="a")
+    world.poll(50, split="b")
+    reader.finished_splits.add("b")
+    assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE, "b has ended, a is held"
+    world.advance(100)
+    assert told == [MIN_WATERMARK, 200]
+    assert world.input.emit_next(10) is InputStatus.MORE_AVAILABLE
+    assert watermarks(world) == [MIN_WATERMARK, 49, 200]
+    world.input.limit(200)
+    assert reader.held[-1] == []
+    world.input.close()
+
+
 async def test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once(
     group: OrderedTaskGroup,
 ) -> None:
