@@ -433,7 +433,8 @@ class Job:
     async def checkpoint(self) -> int:
         """Takes a checkpoint now, and waits until it is completed.
 
-        Returns its number. Raises the same errors as `savepoint`.
+        Returns its number, or that of a newer one that completed first. Raises the same errors as
+        `savepoint`.
         """
         self._check_loop("checkpoint()")
         return await self._cluster.job_master.checkpoint()

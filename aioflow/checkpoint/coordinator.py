@@ -403,10 +403,16 @@ class CheckpointCoordinator:
             )
             for other in list(self._pending.values()):
                 if other.id < checkpoint_id and not other.request.kind.is_savepoint:
+                    number, other.request = (
+                        other.request.number,
+                        replace(other.request, number=None),
+                    )
                     detail = f"checkpoint {checkpoint_id} is complete"
                     instructions += self._abort(
                         other, CheckpointFailureReason.SUBSUMED, detail, now
                     )
+                    if number is not None:  # The newer one contains more than was asked for.
+                        instructions.append(Answer(number, checkpoint))
         if pending.request.number is not None:
             instructions.append(Answer(pending.request.number, checkpoint))
         if self._turns.final_is_complete:

@@ -30,6 +30,14 @@ COORDINATION_MUTANTS: list[Mutant] = [
         (f"{COORDINATOR}test_checkpoint_that_meets_a_task_about_to_end_waits_for_its_end",),
     ),
     Mutant(
+        "a requested checkpoint fails because a newer one completed first",
+        "aioflow/checkpoint/coordinator.py",
+        "instructions.append(Answer(number, checkpoint))",
+        "instructions.append(Answer(number, None, _failed(str(other), "
+        "CheckpointFailureReason.SUBSUMED, detail)))",
+        (f"{COORDINATOR}test_completion_subsumes_older_ones_but_no_savepoint",),
+    ),
+    Mutant(
         "a checkpoint is taken before the last barrier",
         "aioflow/checkpoint/alignment.py",
         "        complete = not self._missing()\n",
