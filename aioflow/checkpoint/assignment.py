@@ -360,16 +360,36 @@ def _keeps_channels(
             channel.edge_id in edges or channel.side in _IN_TASK for channel in state.channels
         )
     if not fits:
-        raise _changed(checkpoint)
+        raise RestoreError(
+            f"{_title(checkpoint)} holds data in flight between operators, because it is unaligned "
+            f"or was taken while timers fired, and {_change(checkpoint, vertices)}, or restore a "
+            "savepoint, which holds none"
+        )
     return True
 
 
-def _changed(checkpoint: CompletedCheckpoint) -> RestoreError:
-    return RestoreError(
-        f"{_title(checkpoint)} holds data in flight between operators, because it is unaligned or "
-        "was taken while timers fired, and the flow has changed since; restore it with "
-        "the same operators, chained alike, and the same exchanges between them, or restore a "
-        "savepoint, which holds none"
+def _change(checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> str:
+    """Returns what has changed in the flow, and what to do, as a part of a message."""
+    former = {operator.uid: operator for operator in checkpoint.operators}
+    now = {operator.uid: operator for vertex in vertices for operator in vertex.operators}
+    heads_then, heads_now = {head for head, _ in checkpoint.subtasks}, {v.uid for v in vertices}
+    rescaled = [
+        one for uid, one in former.items() if now.get(uid, one).parallelism != one.parallelism
+    ]
+    moved = [one for uid, one in former.items() if (uid in heads_then) is not (uid in heads_now)]
+    if former.keys() != now.keys() or not rescaled or not moved:
+        return (
+            "the flow has changed since; restore it with the same operators, chained alike, and "
+            "the same exchanges between them"
+        )
+    rescaled.sort(key=moved.__contains__, reverse=True)
+    operator, changed = moved[0], rescaled[0]
+    own, shared = "a task of its own", "one task with the operator before it"
+    then, after = (own, shared) if operator.uid in heads_then else (shared, own)
+    return (
+        f"at another parallelism {operator.name!r} (uid {operator.uid}) has {after}, formerly "
+        f"{then}; start at the former parallelism, where {changed.name!r} had "
+        f"{changed.parallelism}, and change it with job.rescale(), which keeps the tasks"
     )
 
 

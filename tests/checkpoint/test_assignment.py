@@ -410,6 +410,39 @@ def test_data_in_flight_refuses_another_shape(vertices: list[CheckpointedVertex]
         plan_restore(in_flight(2), vertices)
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_data_in_flight_refuses_tasks_that_depend_on_the_parallelism_and_says_what_to_do(
+    joined: bool,
+) -> None:
+    """F6: at equal parallelism two operators share a task."""
+    apart = in_flight(2)
+    shared = replace(
+        apart,
+        operators=(an_operator("map", 2), an_operator("count", 2)),
+        subtasks={
+            ("map", i): replace(
+                apart.subtasks["count", i],
+                operators=(OperatorStateHandle("map"), OperatorStateHandle("count")),
+            )
+            for i in range(2)
+        },
+    )
+    vertices = [a_vertex(0, an_operator("map", 2)), a_vertex(1, an_operator("count", 3))]
+    if joined:
+        vertices = [a_vertex(0, an_operator("map", 3), an_operator("count", 3))]
+    tasks = ["a task of its own", "one task with the operator before it"]
+    after, then = reversed(tasks) if joined else tasks
+    with pytest.raises(
+        RestoreError,
+        match=(
+            rf"at another parallelism 'Count' \(uid count\) has {after}, formerly {then}; start "
+            r"at the former parallelism, where 'Count' had 2, and change it with job.rescale\(\), "
+            r"which keeps the tasks, or restore a savepoint, which holds none"
+        ),
+    ):
+        plan_restore(apart if joined else shared, vertices)
+
+
 def test_data_in_flight_keeps_its_target_though_its_producer_now_reaches_another_subtask() -> None:
     """F6: each producer reached every consumer, and reaches one of its own now; what was on its
     way to the others is not lost.
