@@ -1,9 +1,9 @@
 """Produces records to Kafka: at least once, or in one transaction for each checkpoint.
 
-Records go to the brokers as they come, in batches for a partition. A checkpoint waits until the
-brokers have acknowledged all of them. With transactions, the records of a checkpoint are in one
-transaction, which stays open until the checkpoint is complete. `kafka_transactions` has the
-transactions, and their recovery.
+Records go to the brokers as they come, in batches for a partition, after 50 ms at the latest. A
+checkpoint waits until the brokers have acknowledged all of them. With transactions, the records of
+a checkpoint are in one transaction, which stays open until the checkpoint is complete.
+`kafka_transactions` has the transactions, and their recovery.
 
 A record with a key goes to the partition that Kafka's own producers choose for the key. Records
 without a key go to one partition for each batch, in turn.
@@ -35,7 +35,7 @@ from aioflow.io.kafka_transactions import (
     commit_prepared,
     fenced_error,
 )
-from aioflow.operators.sink import BaseCommitter, BaseWriter
+from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.kafka_client import KafkaConfig
@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 class KafkaWriter(BaseWriter[Any]):
     """A writer of the records of one subtask."""
+
+    linger_ms = LINGER_MS
 
     def __init__(self, ctx: OperatorContext, config: KafkaConfig) -> None:
         self._ctx = ctx

@@ -20,7 +20,7 @@ from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import body_encoder
 from aioflow.io.nats_client import connect, is_away, stream_of
-from aioflow.operators.sink import BaseCommitter, BaseWriter
+from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.nats_client import NatsConfig
@@ -63,6 +63,7 @@ class NatsWriter(BaseWriter[Any]):
         self._most = 0
         """Maximum size of a message with its headers, as set by the server or the stream."""
         self.full = False
+        self.linger_ms = None if ctx.checkpointing else LINGER_MS
 
     async def open(self) -> None:
         config = self._config

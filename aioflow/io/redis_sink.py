@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.io.backoff import Backoff
 from aioflow.io.redis_client import answered, encoder_of, exists, is_away, open_client, refusal
-from aioflow.operators.sink import BaseCommitter, BaseWriter
+from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.io.redis_client import RedisConfig
@@ -159,6 +159,7 @@ class RedisWriter(BaseWriter[Any]):
         self._batch = ""
         self._staged = 0
         self.full = False
+        self.linger_ms = None if ctx.checkpointing else LINGER_MS
 
     def restored(self, checkpoint_id: int) -> None:
         """Notes that the batches staged up to `checkpoint_id` are committed, or will be, so they

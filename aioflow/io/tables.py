@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from aioflow.core.errors import GraphError, StateError, describe_record
 from aioflow.core.wire.serializers import Codec
 from aioflow.io.conversion import fields_of_value
-from aioflow.operators.sink import BaseCommitter, BaseWriter
+from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
@@ -440,6 +440,7 @@ class TableWriter(BaseWriter[Any]):
         self._batch: Batch | None = None
         self._pieces = 0
         self.full = False
+        self.linger_ms = None if ctx.checkpointing else LINGER_MS
 
     def restored(self, checkpoint_id: int) -> None:
         """Notes that the batches staged up to `checkpoint_id` are committed, or will be, so they

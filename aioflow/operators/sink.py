@@ -42,9 +42,10 @@ from aioflow.operators.results import FirstResult, UserFunction
 from aioflow.operators.stateless import describe_place
 
 if TYPE_CHECKING:
-    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.operator import OperatorContext, ProcessingTimeTimer
 
 __all__ = [
+    "LINGER_MS",
     "BaseCommitter",
     "BaseSink",
     "BaseWriter",
@@ -69,6 +70,9 @@ COMMIT_RETRY = Retry(8, backoff="100ms", max_backoff="5s")
 
 Then the task fails, and its restart tries again.
 """
+
+LINGER_MS = 50
+"""Time for which a record waits for others, to be sent with them."""
 
 COMMITTABLES = "committables"
 """List state: pairs of a checkpoint and a committable that was prepared for it."""
@@ -107,6 +111,10 @@ class BaseWriter(SinkWriter[T_contra]):
 
     full: bool = False
     """Set by the writer when `flush` has to be awaited before more records."""
+    linger_ms: int | None = None
+    """Time after which records are flushed that are not many enough for `full`. None: a checkpoint
+    or the end flushes them.
+    """
     reads_columns: bool = False
     """Whether the writer uses a `ColumnBatch`, which reads like a list of rows."""
 
@@ -143,6 +151,10 @@ class _CompletedWriter(BaseWriter[Any]):
     @property
     def full(self) -> bool:  # type: ignore[override]
         return getattr(self._writer, "full", False)
+
+    @property
+    def linger_ms(self) -> int | None:  # type: ignore[override]
+        return getattr(self._writer, "linger_ms", None)
 
     @property
     def reads_columns(self) -> bool:  # type: ignore[override]
@@ -302,6 +314,8 @@ class SinkOperator(Operator):
         self._flushing = False
         self._committing = False
         self._flush_failure: BaseException | None = None
+        self._linger_ms: int | None = None
+        self._linger: ProcessingTimeTimer | None = None
         self._work: asyncio.Task[None] | None = None
         self.availability = Availability(available=True)
 
@@ -354,6 +368,7 @@ class SinkOperator(Operator):
             writer.restored(max(ids))
         await writer.open()
         self.reads_columns = writer.reads_columns
+        self._linger_ms = writer.linger_ms
 
     # Records.
 
@@ -371,6 +386,10 @@ class SinkOperator(Operator):
             writer.write_batch(batch.values, batch.timestamps)
             if writer.full:
                 self._begin_flush(writer.flush, "flush")
+            elif self._linger_ms is not None and self._linger is None:
+                self._linger = self.ctx.register_processing_timer(
+                    self.ctx.processing_time() + self._linger_ms, self._on_linger_over
+                )
         return RecordBatch([], None, None, None, batch.watermark)
 
     def end_of_data(self) -> None:
@@ -384,8 +403,20 @@ class SinkOperator(Operator):
         else:
             self._begin_flush(self._commit_rest, "commit")
 
+    def _on_linger_over(self, timestamp_ms: int) -> None:
+        """Flushes the records that wait. Runs as mail, so never amid a checkpoint."""
+        self._linger = None
+        if self._writer is not None and not self._flushing:
+            self._begin_flush(self._writer.flush, "flush")
+
+    def _end_linger(self) -> None:
+        linger, self._linger = self._linger, None
+        if linger is not None:
+            linger.cancel()
+
     def _begin_flush(self, work: Callable[[], Awaitable[None]], what: str) -> None:
         self._flushing = True
+        self._end_linger()
         self.availability.set_unavailable()
         self._work = self.ctx.spawn(self._flush(work), f"{self.ctx.name}-{what}")
 
@@ -434,6 +465,7 @@ class SinkOperator(Operator):
         if self._flush_failure is not None:
             # The error also fails the task, but an acknowledgement must not come first.
             raise self._flush_failure
+        self._end_linger()
         await writer.flush()
         committables = await writer.prepare(checkpoint_id)
         if (
@@ -510,6 +542,7 @@ class SinkOperator(Operator):
                 await asyncio.sleep(delay_s)
 
     async def close(self) -> None:
+        self._end_linger()
         writer, self._writer = self._writer, None
         committer, self._committer = self._committer, None
         try:

@@ -935,6 +935,26 @@ async def test_a_job_with_transactions_writes_everything_once(
     assert mistakes(rows, total) == []
 
 
+@pytest.mark.parametrize("transactions", [False, True])
+async def test_few_records_reach_the_brokers_without_a_checkpoint(
+    brokers: Brokers, name: str, tmp_path: Path, transactions: bool
+) -> None:
+    await produced(brokers, name, [])
+    numbers: asyncio.Queue[int] = asyncio.Queue()
+    flow = af.Flow(name)
+    flow.source(af.io.queue(numbers)).sink(
+        kafka(brokers.bootstrap, name, transactions=transactions)
+    )
+    more = {"checkpoints": f"file://{tmp_path}/checkpoints", "every": "1h"} if transactions else {}
+    async with flow.run(**more) as job:
+        for n in range(2):
+            await numbers.put(n)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(await read_uncommitted(brokers, name)) <= n:
+                    await asyncio.sleep(0.02)
+        await job.cancel()
+
+
 async def test_the_example_of_the_documentation_runs(
     brokers: Brokers, ctx: SinkContext, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
 import enum
@@ -244,6 +245,19 @@ async def test_without_checkpoints_rows_go_straight_into_the_table(
     assert sql("SELECT count(*) FROM t") == [(PIECE_ROWS,)]
     await writer.close()
     assert sql("SELECT name FROM sqlite_master") == [("t",)]
+
+
+async def test_without_checkpoints_a_row_does_not_wait_for_many(tmp_path: Path, sql: Any) -> None:
+    sql("CREATE TABLE counts (word TEXT, n INTEGER)")
+    words: asyncio.Queue[Count] = asyncio.Queue()
+    flow = af.Flow("slow")
+    flow.source(af.io.queue(words)).sink(sqlite(tmp_path / "a.db", "counts"))
+    async with flow.run() as job:
+        await words.put(Count("a", 1))
+        async with asyncio.timeout(10):
+            while not sql("SELECT * FROM counts"):
+                await asyncio.sleep(0.01)
+        await job.cancel()
 
 
 async def test_the_file_and_the_table_must_exist(

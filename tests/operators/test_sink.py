@@ -162,6 +162,60 @@ async def test_a_completed_checkpoint_commits_everything_prepared_up_to_it_in_or
     await operator.close()
 
 
+@pytest.fixture
+def lingering(ctx: SinkContext, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A sink whose records wait for 50 ms."""
+    monkeypatch.setattr(LedgerWriter, "linger_ms", 50, raising=False)
+    return OnlyFlushes()
+
+
+async def test_few_records_are_flushed_after_a_while(ctx: SinkContext, lingering: Ledger) -> None:
+    operator = await opened(lingering, ctx)
+    for value in (1, 2):
+        operator.process_batch(RecordBatch([value], None))
+    await ctx.advance(49)
+    assert lingering.log == ["open"]
+    await ctx.advance(1)
+    assert lingering.log == ["open", "flush", "flushed"]
+    await ctx.advance(1_000)
+    operator.process_batch(RecordBatch([3], None))
+    await ctx.advance(50)
+    assert lingering.log.count("flushed") == 2
+    await operator.close()
+
+
+async def test_a_checkpoint_and_the_end_leave_no_flush_for_later(
+    ctx: SinkContext, lingering: Ledger
+) -> None:
+    operator = await opened(lingering, ctx)
+    await take(operator, 1, 1)
+    await ctx.advance(50)
+    assert lingering.log.count("flush") == 1
+    operator.process_batch(RecordBatch([2], None))
+    operator.end_of_data()
+    await ctx.advance(50)
+    assert lingering.log.count("flush") == 2
+    operator.process_batch(RecordBatch([3], None))
+    await operator.close()
+    await ctx.advance(50)
+    assert lingering.log.count("flush") == 2
+
+
+async def test_records_do_not_wait_while_a_full_writer_is_flushed(
+    ctx: SinkContext, lingering: Ledger
+) -> None:
+    operator = await opened(lingering, ctx)
+    operator.process_batch(RecordBatch([1], None))
+    lingering.flush_gate = asyncio.Event()
+    operator.process_batch(RecordBatch([2], None))
+    ctx.now_ms += 50
+    assert all(timer.cancelled for timer in ctx.timers)
+    lingering.flush_gate.set()
+    await ctx.settled()
+    assert lingering.log.count("flush") == 1
+    await operator.close()
+
+
 async def test_a_repeated_or_late_notification_commits_nothing_twice(ctx: SinkContext) -> None:
     ledger = Ledger()
     operator = await opened(ledger, ctx)
