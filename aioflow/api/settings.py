@@ -102,7 +102,10 @@ def _restart_policy(text: str) -> restart.RestartPolicy:
         raise ValueError("fatal= takes classes, which only a program can give")
     for name in ("multiplier", "jitter"):
         if name in given:
-            given[name] = float(given[name])
+            try:
+                given[name] = float(given[name])
+            except ValueError:
+                raise ValueError(f"{name} is {given[name]!r}, expected a number") from None
     try:
         policy: restart.RestartPolicy = getattr(restart, found[1])(**given)
     except TypeError as error:
@@ -159,12 +162,19 @@ RUN_SETTINGS = {
 below.
 """
 
-NAMES = frozenset(
+OF_RUN = frozenset(
     {
         *RUN_SETTINGS,
         *CONFIGURATION,
         *("checkpoints", "every", "checkpoint-key-file", "workers", "on", "log-format"),
         *("monitor", "monitor-token-file", "enable-control", "show-data"),
+    }
+)
+"""Settings of `aioflow run`."""
+
+NAMES = frozenset(
+    {
+        *OF_RUN,
         *("at", "data", "secret-file", "tls-cert", "tls-key", "tls-ca", "allow-plaintext"),
         *("port", "bind", "taskmanagers", "slots", "jobmanager", "health", "request-timeout"),
         *("restarts",),
@@ -178,6 +188,10 @@ def variable_of(name: str) -> str:
     return PREFIX + re.sub(r"[-.]", "_", name).upper()
 
 
+_GROUPS = {name.partition(".")[0] for name in CONFIGURATION}
+_OF_ONE_START = ("fresh", "restore", "allow-non-restored", "quiet", "traceback")
+"""Options that are no settings. One that is silently ignored could cost the state of a job."""
+
 _NAME_OF = {variable_of(name): name for name in NAMES}
 _OTHERS = {
     CONFIG_VARIABLE,
@@ -187,6 +201,7 @@ _OTHERS = {
 }
 """Variables with this prefix that are no settings; the last two pass between processes."""
 
+_ONE_START = ": it belongs to one start, so give --{} on the command line"
 _OPTION = "; expected the name of an option, see aioflow COMMAND --help"
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP|SCTP)")
 _LINK = re.compile(r"(tcp|udp|sctp)://")
@@ -233,6 +248,10 @@ def read_settings(environ: Mapping[str, str], directory: Path) -> Settings:
             continue  # Kubernetes sets these for a Service whose name begins with aioflow.
         name = _NAME_OF.get(variable)
         if name is None:
+            for one in _OF_ONE_START:
+                if variable == variable_of(one):
+                    hint = _ONE_START.format(one)
+                    raise ValueError(f"the environment variable {variable} is no setting{hint}")
             known = [one.removeprefix(PREFIX) for one in _NAME_OF]
             given = variable.removeprefix(PREFIX)
             if hint := did_you_mean(given, known, PREFIX + "{}", likeness=0.8):
@@ -247,8 +266,10 @@ def read_settings(environ: Mapping[str, str], directory: Path) -> Settings:
 def _content(environ: Mapping[str, str], directory: Path) -> tuple[str | None, dict[str, Any]]:
     """Returns the name of the file and its settings, or None and no settings."""
     named = environ.get(CONFIG_VARIABLE)
+    if named:
+        return named, _parsed(directory / named, f"{named}, which {CONFIG_VARIABLE} names,")
     if named is not None:
-        return (named, _parsed(directory / named)) if named else (None, {})
+        return None, {}
     if (directory / FILE).exists():
         return FILE, _parsed(directory / FILE)
     if (directory / PROJECT).exists():
@@ -258,17 +279,18 @@ def _content(environ: Mapping[str, str], directory: Path) -> tuple[str | None, d
     return None, {}
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parsed(path: Path, shown: str = "") -> dict[str, Any]:
     import tomllib  # Imported late: most processes have no file.
 
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"the settings in {path} cannot be read: {reason}") from error
+        raise ValueError(f"the settings in {shown or path} cannot be read: {reason}") from error
     if path.name != PROJECT:
         return content
-    found = content.get("tool", {}).get("aioflow")
+    tools = content.get("tool")
+    found = tools.get("aioflow") if isinstance(tools, dict) else None
     return {} if found is None else {"aioflow": found}
 
 
@@ -281,8 +303,15 @@ def _of_file(
     if not isinstance(whole, (dict, type(None))):
         raise ValueError(f"{shown}: tool.aioflow is {whole!r}, expected a table")
     for key, value in (whole or {}).items():
-        if key in TABLES and isinstance(value, dict):
+        if key in TABLES:
+            if not isinstance(value, dict):
+                raise ValueError(f"{shown}: {key} is {value!r}, expected a table, [{key}]")
             tables[key] = _of_table(f"{shown} [{key}]", value)
+        elif isinstance(value, dict) and key not in NAMES | _GROUPS:
+            hint = did_you_mean(key.lower(), TABLES, "[{}]")
+            if key == "tool":
+                hint = "; [tool.aioflow] is for pyproject.toml, so leave its line out here"
+            raise ValueError(f"{shown}: no command with settings has the name {key}{hint}")
         else:
             general[key] = value
     return _of_table(shown, general), tables
@@ -300,6 +329,8 @@ def _of_table(origin: str, table: Mapping[str, Any]) -> dict[str, Found]:
             known = name if name in NAMES else name.replace("_", "-")
             if known not in NAMES:
                 hint = did_you_mean(known, [*NAMES, *TABLES], "{}")
+                if known in _OF_ONE_START:
+                    hint = _ONE_START.format(known)
                 if known == "monitor-token":
                     hint = f": give monitor-token-file, or {TOKEN_VARIABLE} in the environment"
                 raise ValueError(f"{origin}: {name} is no setting{hint or _OPTION}")
@@ -328,9 +359,15 @@ def configured(**options: Unpack[RunArguments]) -> RunArguments:
     """Returns the options of a run from the environment and the file, for `flow.run(**...)`.
 
     `options` count before them. The names are those of `aioflow run`: `AIOFLOW_EVERY`, or `every`
-    in `aioflow.toml`. Raises ValueError for an unknown name, and for a value that cannot be read.
+    in `aioflow.toml`, above the tables or below `[run]`. `on` and `log-format` are for the commands
+    alone. Raises ValueError for an unknown name, and for a value that cannot be read.
     """
     settings = read_settings(os.environ, Path.cwd())
+    for name, one in settings.tables.get("run", {}).items():
+        if name not in OF_RUN:
+            raise ValueError(
+                f"{one.origin}: aioflow run has no --{name}{did_you_mean(name, OF_RUN, '{}')}"
+            )
     found: dict[str, Any] = {}
     plain = {
         "checkpoints": RunSetting("checkpoints", str, "", ""),
@@ -345,7 +382,7 @@ def configured(**options: Unpack[RunArguments]) -> RunArguments:
                 found[setting.option] = setting.parse(given.text)
             except ValueError as error:
                 raise ValueError(f"{name} of {given.origin}: {error}") from error
-    if shown := _monitor_options(settings):
+    if shown := _monitor_options(settings, has_monitor="monitor" in {**found, **options}):
         found["monitor_options"] = shown
     configuration = {
         name: given.text
@@ -358,17 +395,23 @@ def configured(**options: Unpack[RunArguments]) -> RunArguments:
     return merged
 
 
-def _monitor_options(settings: Settings) -> dict[str, Any]:
+def _monitor_options(settings: Settings, *, has_monitor: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("enable-control", "show-data"):
         if (given := settings.get(name, "run")) is not None:
-            found[name.replace("-", "_")] = parse_flag(given.text)
+            try:
+                found[name.replace("-", "_")] = parse_flag(given.text)
+            except ValueError as error:
+                raise ValueError(f"{name} of {given.origin}: {error}") from error
     path = settings.get("monitor-token-file", "run")
     if path is not None:
         try:
             found["token"] = Path(path.text).read_text(encoding="utf-8").partition("\n")[0].strip()
-        except OSError as error:
-            raise ValueError(f"the token of {path.origin} cannot be read: {error}") from error
-    elif settings.get("monitor", "run") is not None and os.environ.get(TOKEN_VARIABLE):
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"the token in {path.text}, which {path.origin} names, cannot be read: "
+                f"{error.strerror if isinstance(error, OSError) else error}"
+            ) from error
+    elif has_monitor and os.environ.get(TOKEN_VARIABLE):
         found["token"] = os.environ[TOKEN_VARIABLE]
     return found

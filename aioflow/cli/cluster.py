@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aioflow.api.settings import without_settings
+from aioflow.api.settings import variable_of, without_settings
 from aioflow.cli.cluster_access import (
     DATA,
     FAILED,
@@ -63,7 +63,6 @@ from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import AioflowError, counted
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
-from aioflow.inspection.json_logs import LOG_FORMAT_ENV
 from aioflow.network.local_pool import NETWORK_MEMORY_BYTES
 from aioflow.network.security import create_secret
 
@@ -71,6 +70,7 @@ __all__ = ["add_commands"]
 
 T = TypeVar("T")
 
+LOG_FORMAT_VARIABLE = variable_of("log-format")
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -389,7 +389,7 @@ def _start(arguments: argparse.Namespace) -> int:
             "it first"
         )
     monitoring = monitor_arguments(arguments)
-    os.environ[LOG_FORMAT_ENV] = arguments.log_format  # The processes inherit it.
+    os.environ[LOG_FORMAT_VARIABLE] = arguments.log_format  # The processes inherit it.
     arguments.workers, arguments.slots = shape_of(arguments.workers, arguments.slots)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data / "address").unlink(missing_ok=True)
@@ -532,7 +532,7 @@ def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env=without_settings(os.environ, LOG_FORMAT_ENV),
+            env=without_settings(os.environ, LOG_FORMAT_VARIABLE),
         )
     finally:
         os.close(log)

@@ -30,7 +30,7 @@ from aioflow.api.options import parse_options
 from aioflow.api.settings import CONFIGURATION, RUN_SETTINGS, TOKEN_VARIABLE, parse_flag
 from aioflow.cli.terminal import describe
 from aioflow.core.contexts import asynccontextmanager
-from aioflow.core.errors import NotAuthenticated, did_you_mean, with_article
+from aioflow.core.errors import NotAuthenticated, StateError, did_you_mean, with_article
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 from aioflow.inspection.json_logs import LOG_FORMATS, TEXT
@@ -90,7 +90,7 @@ ARGUMENT = re.compile(
     rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})="
     r"(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?"
 )
-SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"])")
+SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"\d])")
 """Beginning of a message such as `every is '0s', expected more than nothing`."""
 
 
@@ -303,9 +303,26 @@ def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
         given["tasks"] = TaskOptions(configuration=dict(arguments.conf))
     try:
         parse_options(given)
-    except (ValueError, TypeError) as error:
-        raise UsageError(in_flags(str(error))) from error
+    except (ValueError, TypeError, StateError) as error:
+        raise UsageError(_with_origins(in_flags(str(error)), arguments)) from error
     return given
+
+
+def _with_origins(message: str, arguments: argparse.Namespace) -> str:
+    """Returns `message` with the origin of each option in it that the user did not type."""
+    origins: dict[str, tuple[str, str]] = vars(arguments).get("origins", {})
+    found = {
+        flag: origins.get(flag[2:].replace("-", "_"), ("", ""))[1]
+        for flag in re.findall(r"--[a-z][a-z-]*", message)
+    }
+    if "state backend" in message:
+        found["--state"] = origins.get("state", ("", ""))[1]
+    notes = [
+        f"{flag} is from {origin}"
+        for flag, origin in found.items()
+        if origin not in ("", "argument", "default")
+    ]
+    return f"{message} ({', '.join(notes)})" if notes else message
 
 
 def key_in(path: str | None) -> bytes | None:
@@ -392,14 +409,21 @@ def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
         try:
             text = arguments.monitor_token_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the token cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"--monitor-token-file names {arguments.monitor_token_file}, which cannot be read: "
+                f"{reason}"
+            ) from error
         given["token"] = text.partition("\n")[0].strip()
     elif token := os.environ.get(TOKEN_VARIABLE):
         given["token"] = token
     try:
         served_options(arguments.monitor, given)
     except NotAuthenticated as error:
-        raise UsageError(in_flags(str(error))) from error
+        message = in_flags(str(error))
+        if "token" in given and arguments.monitor_token_file is None:
+            message = message.replace("--monitor-token-file", TOKEN_VARIABLE)
+        raise UsageError(message) from error
     return {"monitor": arguments.monitor, "monitor_options": given}
 
 

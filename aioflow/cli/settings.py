@@ -86,8 +86,8 @@ def settings_here() -> Settings:
 def fill_in(arguments: argparse.Namespace, settings: Settings) -> None:
     """Sets the options that were not given, and `arguments.origins`.
 
-    Raises UsageError for a value that the option does not take, and for a setting in the table of a
-    command that has no such option.
+    Raises UsageError for a value that the option does not take. It also does for a setting in the
+    table of a command that has no such option.
     """
     command = arguments.command
     _check_table(settings, arguments)

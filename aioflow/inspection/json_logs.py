@@ -20,8 +20,11 @@ TEXT, JSON = "text", "json"
 
 LOG_FORMATS = (TEXT, JSON)
 
-LOG_FORMAT_ENV = "AIOFLOW_LOG_FORMAT"
-"""Environment variable with the default of `--log-format`, which child processes inherit."""
+LOG_FORMAT_ENV = "AIOFLOW_INHERITED_LOG_FORMAT"
+"""Environment variable by which a command gives the format to the processes that it starts.
+
+The setting `AIOFLOW_LOG_FORMAT` is another one: the workers of `flow.run` must not obey it.
+"""
 
 _PLACES = ("job", "job_id", "operator", "subtask")
 
@@ -44,7 +47,7 @@ class JsonFormatter(logging.Formatter):
             "time": _rfc3339(record.created),
             "level": record.levelname,
             "logger": record.name,
-            "message": redacted(record.getMessage()),
+            "message": redacted(_message(record)),
             **_place(record),
         }
         exception = self.formatException(record.exc_info) if record.exc_info else record.exc_text
@@ -55,6 +58,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
+def _message(record: logging.LogRecord) -> str:
+    """Returns the message, also if its arguments do not fit: the line must not be lost."""
+    try:
+        return record.getMessage()
+    except Exception as error:  # noqa: BLE001  # Of the arguments' own code.
+        text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+        return f"{text} (its arguments cannot be shown: {type(error).__name__})"
+
+
 def _rfc3339(seconds: float) -> str:
     at = datetime.fromtimestamp(seconds, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -63,7 +75,10 @@ def _rfc3339(seconds: float) -> str:
 def _place(record: logging.LogRecord) -> dict[str, str]:
     """Returns where the record was logged: its own attributes count before the scope's."""
     scope = current_scope()
-    found = {name: getattr(record, name, None) or getattr(scope, name, None) for name in _PLACES}
+    found = {
+        name: getattr(scope, name, None) if (own := getattr(record, name, None)) is None else own
+        for name in _PLACES
+    }
     return {name: redacted(str(value)) for name, value in found.items() if value is not None}
 
 

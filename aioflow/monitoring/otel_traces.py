@@ -86,6 +86,7 @@ class OpenTelemetryTraces:
         """Exports traces of a job, or of all jobs of a JobManager, inside the block.
 
         The spans of jobs end with the jobs, at the latest with the block. Then they are flushed.
+        Errors of OpenTelemetry are logged, and never reach the block.
         """
         monitor = Monitor(monitored(job_or_cluster), MonitorOptions())
         reading = _Reading(self._tracer, monitor)
@@ -100,6 +101,8 @@ class OpenTelemetryTraces:
                 reading.read()
                 reading.end()
                 await flush(self._provider)
+            except Exception:
+                logger.exception("the last traces could not be exported")
             finally:
                 await monitor.close()
 

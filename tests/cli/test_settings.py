@@ -121,6 +121,12 @@ def test_config_hides_secrets(
         ({"AIOFLOW_EVRY": "1s"}, "", "AIOFLOW_EVRY is no setting; did you mean AIOFLOW_EVERY?"),
         ({}, "chekpoints = 'x'", "aioflow.toml: chekpoints is no setting; did you mean"),
         ({}, "fresh = true", "aioflow.toml: fresh is no setting"),
+        ({}, "restore = 'x'", "restore is no setting: it belongs to one start, so give --restore"),
+        ({"AIOFLOW_FRESH": "1"}, "", "AIOFLOW_FRESH is no setting: it belongs to one start"),
+        ({}, "run = 3", "aioflow.toml: run is 3, expected a table, [run]"),
+        ({}, "[runs]\nevery = '1s'", "has the name runs; did you mean [run]?"),
+        ({}, "[tool.aioflow]\nevery = '1s'", "[tool.aioflow] is for pyproject.toml"),
+        ({}, "restart = 'exponential_delay(jitter=x)'", "jitter is 'x', expected a number"),
         ({}, "zzzz = 1", "zzzz is no setting; expected the name of an option"),
         ({}, "monitor-token = 'x'", "give monitor-token-file, or AIOFLOW_MONITOR_TOKEN"),
         ({}, "[run]\nslots = 1", "aioflow.toml [run]: aioflow run has no --slots"),
@@ -132,7 +138,7 @@ def test_config_hides_secrets(
         ({}, "strict = 'maybe'", "strict of aioflow.toml: expected true or false, got 'maybe'"),
         ({}, "log-format = 'xml'", "log-format of aioflow.toml: expected text or json"),
         ({}, "restart = 'fixed_dely'", "did you mean 'fixed_delay'?"),
-        ({"AIOFLOW_CONFIG": "none.toml"}, "", "none.toml cannot be read: No such file"),
+        ({"AIOFLOW_CONFIG": "none.toml"}, "", "none.toml, which AIOFLOW_CONFIG names, cannot"),
     ],
 )
 def test_a_wrong_setting_is_exit_code_2_with_its_place_and_the_nearest_name(
@@ -148,6 +154,59 @@ def test_a_wrong_setting_is_exit_code_2_with_its_place_and_the_nearest_name(
         monkeypatch.setenv(name, value)
     assert main(["run", "program.py:doubled"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_pyproject_whose_tool_is_no_table_has_no_settings(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("tool = 3", encoding="utf-8")
+    assert read_settings({}, folder).file is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"AIOFLOW_STATE": "rocks"}, "did you mean 'rocksdb'? (--state is from AIOFLOW_STATE)"),
+        ({"AIOFLOW_EVERY": "1s"}, "(--every is from AIOFLOW_EVERY)"),
+        (
+            {"AIOFLOW_MONITOR": "127.0.0.1:0", "AIOFLOW_MONITOR_TOKEN": "short"},
+            "AIOFLOW_MONITOR_TOKEN has 5 characters",
+        ),
+    ],
+)
+def test_an_error_of_an_option_names_its_origin(
+    environment: dict[str, str],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert main(["run", "x.py:flow"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[run]\nport = 80", r"aioflow.toml \[run\]: aioflow run has no --port"),
+        ("show-data = 'yess'", "show-data of aioflow.toml: expected true or false, got 'yess'"),
+        ("monitor-token-file = 'bytes'", "the token in bytes, which aioflow.toml names, cannot"),
+    ],
+)
+def test_configured_names_the_place_of_a_wrong_value(
+    content: str, message: str, folder: Path
+) -> None:
+    (folder / "aioflow.toml").write_text(content, encoding="utf-8")
+    (folder / "bytes").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=message):
+        af.configured()
+
+
+def test_configured_gives_the_token_to_an_endpoint_of_the_program(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIOFLOW_MONITOR_TOKEN", "0123456789abcdef")
+    assert af.configured(monitor="127.0.0.1:0")["monitor_options"] == {"token": "0123456789abcdef"}
 
 
 def test_variables_of_kubernetes_are_no_settings() -> None:

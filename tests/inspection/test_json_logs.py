@@ -74,6 +74,44 @@ async def test_code_of_a_flow_logs_its_job_operator_and_subtask(
     assert (line["job"], line["operator"], line["subtask"]) == ("places", "look", "1/1")
 
 
+class Textless:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("message", "argument", "cause"),
+    [("saw %d", "a text", "TypeError"), ("saw %s", Textless(), "RuntimeError")],
+)
+def test_a_call_whose_arguments_do_not_fit_is_one_line(
+    message: str, argument: object, cause: str
+) -> None:
+    record = logging.LogRecord("mine", logging.INFO, "mine.py", 1, message, (argument,), None)
+    (line,) = lines(af.JsonFormatter().format(record))
+    assert line["message"] == f"{message} (its arguments cannot be shown: {cause})"
+
+
+def test_subtask_0_of_a_record_is_shown(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, output = log
+    logger.warning("x", extra={"subtask": 0})
+    assert lines(output.getvalue())[0]["subtask"] == "0"
+
+
+def test_workers_of_a_program_do_not_obey_the_setting(tmp_path: Path) -> None:
+    run = '\nif __name__ == "__main__":\n    af.run(flow, workers=1)\n'
+    (tmp_path / "logged.py").write_text(FLOW + run, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "logged.py"],
+        cwd=tmp_path,
+        env={**os.environ, "AIOFLOW_LOG_FORMAT": "json"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert '"logger"' not in done.stderr
+
+
 def test_attributes_of_a_record_name_its_place(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, written = log
     logger.warning("x", extra={"job": "mine", "job_id": "0d2c", "subtask": 3})

@@ -126,6 +126,21 @@ async def test_each_checkpoint_is_a_trace_with_the_steps_of_each_subtask(
                 assert ends == sorted(ends)  # type: ignore[type-var]
 
 
+class Unreachable(TracerProvider):
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        raise RuntimeError("no collector")
+
+
+async def test_a_provider_that_cannot_flush_does_not_fail_the_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = af.Flow("unharmed")
+    flow.source([1, 2]).sink(lambda value: None)
+    async with flow.run() as job, OpenTelemetryTraces(Unreachable()).watching(job):
+        assert (await job.wait()).status == "FINISHED"
+    assert "the last traces could not be exported" in caplog.text
+
+
 async def test_a_restart_is_a_span_with_its_cause_and_a_failed_job_an_error(
     exporter: InMemorySpanExporter, provider: TracerProvider, tmp_path: Path
 ) -> None:
