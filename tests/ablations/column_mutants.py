@@ -50,8 +50,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what columns have added is not in the snapshot of a window",
         "aioflow/operators/window/slices.py",
-        "        return flush_in_slices(self._slices.settle())\n",
-        "        return None\n",
+        "return flush_in_slices(chain(self._slices.settle(), self._list_fired()))",
+        "return flush_in_slices(self._list_fired())",
         (f"{_AGGREGATES}::test_a_savepoint_of_either_goes_on_as_the_other",),
     ),
     Mutant(

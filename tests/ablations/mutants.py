@@ -254,9 +254,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "all that one window gives is one piece",
-        "aioflow/operators/window/operator.py",
-        "islice(results, max(0, out.room)):\n            add(value, timestamp, watermark)\n       "
-        " return out.room > 0\n",
+        "aioflow/operators/results.py",
+        "islice(results, max(0, self.room)):\n            add(value, timestamp, watermark)\n       "
+        " return self.room > 0\n",
         "results:\n            add(value, timestamp, watermark)\n        return True\n",
         (
             "tests/operators/test_turns.py::test_the_pairs_of_one_key_of_a_join_leave_in_turns",
@@ -507,7 +507,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a clock that is put back opens a window again",
         "aioflow/operators/window/slices.py",
-        "return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])",
+        "return max(now, *self._later_than())",
         "return now",
         (
             "tests/operators/"

@@ -10,7 +10,7 @@ import pytest
 
 import aioflow as af
 from aioflow.api.options import parse_options
-from aioflow.cli.cluster import CONFIGURATION
+from aioflow.api.settings import CONFIGURATION
 from aioflow.cli.command import main
 from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.taskmanager import TaskManagerOptions

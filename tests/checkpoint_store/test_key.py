@@ -150,6 +150,7 @@ async def test_commands_take_the_file_of_the_key(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(KEY + b"\n")
     parser = argparse.ArgumentParser()
     add_checkpoint_options(parser)
+    parser.set_defaults(command="run", conf=[])
     arguments = parser.parse_args(
         ["--restore", str(path), "--checkpoint-key-file", str(tmp_path / "key")]
     )

@@ -37,7 +37,7 @@ def statistics() -> CheckpointStatistics:
             CheckpointStats(sync_ms=0.5, state_size=100, checkpointed_size=40),
             10 * number + 3,
         )
-    made.completed(4, "file:///4")
+    made.completed(4, "file:///4", 48)
     made.failed(5, CheckpointFailureReason.EXPIRED, "too slow", 59)
     return made
 

@@ -84,7 +84,10 @@ def test_a_difference_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -
         if any(p.steps[i].kind == "running" for i in p.outputs) and differs(p)
     )
     small = shrunk(program, "plainly")
-    assert [step.kind for step in small.steps] == ["source", "running"]
+    kinds = [step.kind for step in small.steps]
+    assert kinds in (["source", "running"], ["source", "flat_map", "running"]), (
+        "only a flat_map may stay that makes the key"
+    )
     assert len(small.steps[0].args["rows"]) == 1
     build_of(small)  # It is a program.
 
