@@ -315,6 +315,19 @@ async def test_sessions_of_an_earlier_version_go_on_with_their_elements(
         assert second.ctx.keyed_state.table(name).namespaces() == []
 
 
+async def test_sessions_that_fired_do_not_fire_again_when_the_lateness_is_taken_away() -> None:
+    first = await context.opened(
+        WindowOperator(SessionWindows(5), process=Described(), lateness_ms=1_000, late_tag=LATE)
+    )
+    records = [("k", 1, 0, START), ("j", 1, 1, START), ("k", 2, 20, 15)]
+    fired = drive(first, cut(records, 16, [1]))
+    assert {row[:2] for row in values_of(fired)} == {("k", (0, 5)), ("j", (1, 6))}
+    second = await processing(Context(first.ctx))
+    left = drive(second, cut([("k", 3, 22, 16)], MAX_WATERMARK, [1]))
+    assert [row[:2] for row in values_of(left)] == [("k", (20, 27))]
+    assert left_behind(second) == ([], [])
+
+
 async def test_many_results_of_one_session_leave_in_pieces_between_which_no_checkpoint_is() -> None:
     def counted(key: Any, ctx: Any, elements: Any) -> Any:
         for i in range(2_000):

@@ -55,7 +55,7 @@ Session = list[Any]
 
 CONTENTS_BY_WINDOW = "window-contents"
 SESSIONS_BY_WINDOW = "window-sessions"
-"""Names of the tables of sessions with `process` in earlier versions."""
+"""Names of the tables of sessions with `process` in earlier versions, and with lateness."""
 
 _START: Callable[[Session], int] = itemgetter(0)
 _END: Callable[[Session], int] = itemgetter(1)
@@ -108,14 +108,17 @@ class SessionWindowOperator(AddingWindowOperator):
             await self._process.open(self.ctx)
 
     def _take_over(self) -> None:
-        """Continues with the sessions of an earlier version, which kept each in a namespace.
+        """Continues with the sessions of an earlier version, or of a window that had lateness. Each
+        was kept in a namespace.
 
-        Their timers stay: each session has one at its last instant.
+        Their timers stay: each open session has one at its last instant. Sessions that had fired
+        and waited for late elements are dropped.
         """
         if SESSIONS_BY_WINDOW not in self._state.names():
             return
         sessions = self._state.table(SESSIONS_BY_WINDOW, transient=True)
         contents = self._state.table(CONTENTS_BY_WINDOW, transient=True)
+        reached = self._timers.current_watermark
         for key, stored in list(sessions.peek(None).items()):
             starts, ends, namespaces = MergingWindowSet(stored).stored
             held = [contents.of_key(namespace, key).pop(key) for namespace in namespaces]
@@ -123,8 +126,14 @@ class SessionWindowOperator(AddingWindowOperator):
                 contents.removed(namespace, key)
             del sessions.of_key(None, key)[key]
             sessions.removed(None, key)
-            own = [list(session) for session in zip(starts, ends, held, strict=True)]
-            self._table.of_key(None, key)[key] = own if len(own) == 1 else (list(starts), own)
+            own = [
+                [start, end, elements]
+                for start, end, elements in zip(starts, ends, held, strict=True)
+                if last_instant(end) > reached
+            ]
+            if own:
+                left = own if len(own) == 1 else (list(map(_START, own)), own)
+                self._table.of_key(None, key)[key] = left
 
     async def close(self) -> None:
         await super().close()
