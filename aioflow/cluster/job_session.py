@@ -225,6 +225,8 @@ class JobSession:
     async def _live(self, opened: asyncio.Future[None]) -> None:
         try:
             async with self.executor:
+                if opened.cancelled():
+                    return  # `open` was cancelled, so there will be no tasks.
                 opened.set_result(None)
                 await self._closing.wait()
                 self.executor.cancel_all()

@@ -31,7 +31,7 @@ async def stopped(store: Path, **options: Any) -> Path:
     made, numbers, _ = flow()
     async with made.run(checkpoints=store, every="1h", **options) as job:
         for number in range(20_000):
-            await job.input(numbers).put(number)
+            await job.input(numbers).put(number, durable=False)  # The stop makes them durable.
         path = await job.stop()
     assert path is not None
     return Path(path)
