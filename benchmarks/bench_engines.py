@@ -11,10 +11,11 @@ greatest; by CPU time of all the engine's processes, and by the clock. Where oth
 only the first one says something. CPU time by itself hides an engine that cannot use both
 processors, so on an idle machine read the second one.
 
-The start of processes is in no figure. Rates need some seconds of work, so --records is a lower
-limit for the Java engine, which takes four times as many until its compiler has settled, and for
-columns, which get 16 times as many, and 64 times for w3, where eight million would be over within a
-second (2 GB of files, and a minute of the bare loop for what w3 must give); slow engines get fewer.
+The start of processes is in no figure. Rates need some seconds of work, so rows get --records, and
+faster engines more: Java 16 times as many (its compiler settles late: 32 million records give w3
+1.8 times the rate per CPU second that eight million give, and w1 and w2 1.4 times), columns 16
+times, and 64 times for w3, which would be over within a second otherwise. JSON lines are eight
+times --records for every engine, because two readers need a long file. Slow engines get fewer.
 """
 
 from __future__ import annotations

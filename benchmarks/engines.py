@@ -80,7 +80,7 @@ class Engine:
 
 TIMED = ("w1", "w2", "w3", "w4", "w6", "w1json", "w2json")
 
-JSON_SHARES = {"w1json": 4.0, "w2json": 4.0}
+JSON_SHARES = {"w1json": 8.0, "w2json": 8.0}
 """Shares as for Flink: both read the same file, which is long enough for two readers."""
 COLUMN_SHARES = {"w3": 64.0, **JSON_SHARES}
 """Shares for columns, which keep two processors busy for some seconds after the warm-up."""
@@ -104,7 +104,22 @@ ENGINES = [
         share=16.0,
         shares=COLUMN_SHARES,
     ),
-    Engine("Flink Java, p=2", "flink", parallelism=2, share=4.0, shares={"w4": 1.0}),
+    Engine(
+        "Flink Java, p=2",
+        "flink",
+        parallelism=2,
+        share=16.0,
+        shares={"w4": 4.0, **JSON_SHARES},
+    ),
+    Engine(
+        "Flink Java, p=2, object reuse",
+        "flink",
+        parallelism=2,
+        workloads=["w1", "w2", "w3", "w4"],
+        share=16.0,
+        shares={"w4": 4.0},
+        extra=("reuse=true",),
+    ),
     Engine(
         "Flink Java, p=2, buffer timeout 0",
         "flink",

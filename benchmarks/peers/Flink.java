@@ -371,6 +371,7 @@ public class Flink {
     }
     StreamExecutionEnvironment env = StreamExecutionEnvironment.createLocalEnvironment(parallelism, configuration);
     if (every > 0) env.enableCheckpointing(every);
+    if (GIVEN.containsKey("reuse")) env.getConfig().enableObjectReuse();
     if (GIVEN.containsKey("buffer_ms")) env.setBufferTimeout(number("buffer_ms"));
     if (!workload.endsWith("json")) {
       // The pools are read before the clock starts.
