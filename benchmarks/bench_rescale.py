@@ -81,8 +81,10 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 await job.input(events).put_many(range(pushed, pushed + count))
                 pushed += count
 
+            is_loading = True
+
             async def load() -> None:
-                while True:
+                while is_loading:
                     await push(int(options.rate * BURST_S))
                     await asyncio.sleep(BURST_S)
 
@@ -102,8 +104,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 (killed if is_killed else pauses).append(results.longest_s)
                 if number >= options.rescales or perf_counter() > deadline:
                     break
-            loading.cancel()
-            await asyncio.wait([loading])
+            is_loading = False  # A put that was cancelled may count all the same.
+            await loading
             for _ in range(600):
                 if len(results.seen) >= pushed:
                     break

@@ -584,7 +584,7 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(
         assert await job.state(counts).get(0) is not None
         # A running job has its slot: the status shows it without another heartbeat.
         status = await asyncio.to_thread(aioflow, "cluster", "status", "--data", cluster.data)
-        busy = re.search(r"taskmanager  (\w+)  1 slots, 0 free", status.stdout)
+        busy = re.search(r"taskmanager  (\w+)  1 slot, 0 free", status.stdout)
         assert busy is not None, status.stdout + status.stderr
         number = next(
             n for n in (1, 2) if f"taskmanager {busy[1]} " in cluster.log(f"taskmanager-{n}")

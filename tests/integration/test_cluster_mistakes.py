@@ -153,7 +153,7 @@ def test_a_cluster_whose_port_or_dashboard_is_taken_says_so_and_leaves_no_proces
             f"--monitor 127.0.0.1:{port} cannot be listened at" in shown.stderr,
         ) == (2, True), shown.stderr
     assert not any(map(alive, cluster.pids()))
-    assert "1 slots" in cluster.start(workers=1, slots=1)
+    assert "1 slot" in cluster.start(workers=1, slots=1)
 
 
 def test_a_second_start_in_the_same_directory_is_refused(cluster: Cluster) -> None:

@@ -54,7 +54,11 @@ def nothing(row: object) -> None:
 
 
 def resident(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    """The memory of a process, in bytes; 0 if it has ended, as that of the job before does."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -16,7 +16,7 @@ from aioflow.core.system_host import SystemHost
 from aioflow.operators.source import Source, SourceReader, Split
 from aioflow.state.operator_state import HeapOperatorStateBackend
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """Far above the duration of any read here: a reader that never wakes fails its test instead of
 hanging the run.
 """

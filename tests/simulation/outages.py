@@ -23,7 +23,7 @@ from typing import Any
 
 import aioflow as af
 from aioflow.cluster import taskmanager
-from aioflow.cluster.cluster_job import ClusterJob
+from aioflow.cluster.deployer import TaskDeployer
 from aioflow.testing.simulation import SimulatedHost, Simulation, simulate
 from tests.simulation.oracle import Violation
 from tests.simulation.worker_world import SimulatedPulse, install, workers_of
@@ -159,13 +159,13 @@ def run_late_deployment(delay_s: float) -> tuple[int, int]:
 
     Returns its restarts, and the number of its results.
     """
-    made: Any = ClusterJob
+    made: Any = TaskDeployer
     submit, rows = made._submit, list[Any]()
 
-    def late(job: Any, attempt: Any, *args: Any) -> None:
-        is_source = job.job_master.executions.graph.vertex(attempt.vertex_id).head.source
+    def late(deployer: Any, attempt: Any, *args: Any) -> None:
+        is_source = deployer._job_master.executions.graph.vertex(attempt.vertex_id).head.source
         delay = delay_s if is_source is not None else 0.0
-        asyncio.get_running_loop().call_later(delay, submit, job, attempt, *args)
+        asyncio.get_running_loop().call_later(delay, submit, deployer, attempt, *args)
 
     async def main(host: SimulatedHost) -> int:
         install(host.sim)
