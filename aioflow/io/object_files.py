@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
 
 from aioflow.core.contexts import contextmanager
@@ -66,9 +66,22 @@ def _named(what: str, url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "there is no such object", url) from error
     except BaseError as error:
-        # The rest of the text is the debug output of another language.
-        first = str(error).partition("\n")[0]
-        raise StoreError(errno.EIO, f"the object store did not {what}: {first}", url) from error
+        # The rest is the body of the answer, or debug output of another language.
+        reason = str(error).partition("\n")[0].partition(": <?xml")[0]
+        raise StoreError(
+            errno.EIO,
+            f"the object store did not {what}: {reason}{_advice(error, reason, url)}",
+            url,
+        ) from error
+
+
+def _advice(error: BaseError, reason: str, url: str) -> str:
+    bucket = url.partition("://")[2].partition("/")[0]
+    if "404 Not Found" in reason:
+        return f"; expected a bucket {bucket} at the endpoint of the environment"
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        return f"; expected credentials in the environment that have rights to {bucket}"
+    return ""
 
 
 class ObjectFiles:

@@ -16,6 +16,7 @@ from typing import Any
 import boto3
 import obstore
 import pytest
+from obstore.exceptions import PermissionDeniedError
 from obstore.store import MemoryStore, from_url
 
 import aioflow as af
@@ -230,11 +231,26 @@ async def test_parts_of_two_sinks_in_one_prefix_both_stay(url: str, ctx: SinkCon
 async def test_a_bucket_that_does_not_exist_is_named(url: str, ctx: SinkContext) -> None:
     with pytest.raises(StoreError, match="did not list") as caught:
         await read_all(af.io.lines("s3://absent/x"), ctx)
+    assert "expected a bucket absent at the endpoint" in str(caught.value)
+    assert "<?xml" not in str(caught.value)
     assert "s3://absent/x" in str(caught.value)
     writer = af.io.lines("s3://absent/x").writer(ctx)
     with pytest.raises(StoreError, match="did not list"):
         await writer.open()
     await writer.close()
+
+
+async def test_credentials_without_rights_are_named(
+    url: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of these tests lets everyone in, so the refusal is made up."""
+
+    def refuse(*what: object) -> None:
+        raise PermissionDeniedError("the reply was 403")
+
+    monkeypatch.setattr(obstore, "head", refuse)
+    with pytest.raises(StoreError, match=r"expected credentials .* that have rights to shop"):
+        await read_all(af.io.lines("s3://shop/2026"), ctx)
 
 
 def test_what_an_object_store_cannot_do_is_refused() -> None:
