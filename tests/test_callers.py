@@ -35,7 +35,6 @@ EXCEPTIONS = {
     "cluster.collector.tune_gc": "for users: `af.tune_gc()`",
     "cluster.restart.failure_rate": "for users: `restart=af.failure_rate(...)`",
     "api.streams.DataStream.disable_chaining": "for users",
-    "api.streams.DataStream.start_new_chain": "for users",
     "cli.demo.NameAirline.process_broadcast_element": "called by the operator, as of users",
     "cli.demo.NameAirline.process_element": "called by the operator, as of users",
     "cli.demo.QuietAirport.process_element": "called by the operator, as of users",
