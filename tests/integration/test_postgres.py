@@ -8,7 +8,7 @@ import asyncio
 import decimal
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -19,7 +19,7 @@ from aioflow.io.postgres_tables import PAGE_ROWS, postgres
 from aioflow.io.tables import PIECE_ROWS
 from aioflow.operators.call_pool import Retry
 from aioflow.operators.sink import SinkOperator
-from tests.io.driver import Runtime, SinkContext, read_all, system_context
+from tests.io.driver import Runtime, SinkContext, read_all, system_context, write
 from tests.io.postgres_server import PostgresServer, postgres_server
 
 
@@ -49,17 +49,6 @@ def dsn(server: PostgresServer, schema: str) -> str:
 async def ctx() -> AsyncIterator[SinkContext]:
     async with system_context() as context:
         yield SinkContext(context.host)
-
-
-async def write(sink: Any, ctx: SinkContext, records: list[Any], checkpoint_id: int = 1) -> None:
-    writer, committer = sink.writer(ctx), sink.committer()
-    try:
-        await writer.open()
-        writer.write_batch(records, None)
-        await committer.commit(await writer.prepare(checkpoint_id))
-    finally:
-        await writer.close()
-        await committer.close()
 
 
 async def test_values_come_out_as_they_went_in(

@@ -21,7 +21,7 @@ from aioflow.io.postgres_tables import CONNECT_TIMEOUT_S, postgres
 from aioflow.io.tables import PIECE_ROWS
 from tests.integration.processes import eventually, open_workers
 from tests.integration.upsert_flows import counted, expected
-from tests.io.driver import Runtime, SinkContext, system_context
+from tests.io.driver import Runtime, SinkContext, system_context, write
 from tests.io.postgres_server import USER, PostgresServer, postgres_server
 
 
@@ -46,17 +46,6 @@ def dsn(server: PostgresServer, schema: str) -> str:
 async def ctx() -> AsyncIterator[SinkContext]:
     async with system_context() as context:
         yield SinkContext(context.host)
-
-
-async def write(sink: Any, ctx: SinkContext, records: list[Any], checkpoint_id: int = 1) -> None:
-    writer, committer = sink.writer(ctx), sink.committer()
-    try:
-        await writer.open()
-        writer.write_batch(records, None)
-        await committer.commit(await writer.prepare(checkpoint_id))
-    finally:
-        await writer.close()
-        await committer.close()
 
 
 async def test_the_latest_row_of_a_key_wins_as_the_database_compares_keys(
@@ -142,6 +131,13 @@ async def test_trials_that_lock_the_same_rows_in_another_order_are_repeated(
     """One deletes even ids and then replaces the odd ones; the other does the reverse."""
     server.query(schema, "CREATE TABLE t (id INT PRIMARY KEY, n INT)")
     server.query(schema, f"INSERT INTO t SELECT i, 0 FROM generate_series(1, {PIECE_ROWS}) i")
+    # Between the two statements of a trial there is time for those of the other.
+    server.query(
+        schema,
+        "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(0.3); RETURN NULL; END $$; "
+        "CREATE TRIGGER pause BEFORE INSERT ON t FOR EACH STATEMENT EXECUTE FUNCTION pause()",
+    )
 
     async def one(subtask: int) -> None:
         def kind(row: dict[str, int]) -> Any:
@@ -150,7 +146,7 @@ async def test_trials_that_lock_the_same_rows_in_another_order_are_repeated(
         context = SinkContext(ctx.host, runtime=Runtime(subtask_index=subtask, parallelism=2))
         writer = postgres(dsn, "t", columns=["id", "n"], mode=kind).writer(context)
         await writer.open()
-        for _ in range(12):
+        for _ in range(2):
             writer.write_batch([{"id": i + 1, "n": 1} for i in range(PIECE_ROWS)], None)
             await writer.flush()
         await writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -130,6 +131,20 @@ async def system_context() -> AsyncIterator[Context]:
         yield Context(host)
     finally:
         await host.close()
+
+
+async def write(sink: Any, ctx: SinkContext, *batches: list[Any], checkpoint_id: int = 1) -> None:
+    """Writes `batches` with a writer of its own, and commits them as those of one checkpoint."""
+    takes_context = bool(inspect.signature(sink.committer).parameters)
+    writer, committer = sink.writer(ctx), sink.committer(ctx) if takes_context else sink.committer()
+    try:
+        await writer.open()
+        for batch in batches:
+            writer.write_batch(batch, None)
+        await committer.commit(await writer.prepare(checkpoint_id))
+    finally:
+        await writer.close()
+        await committer.close()
 
 
 async def next_batch(reader: SourceReader[Any], max_records: int = 1024) -> list[Any] | None:

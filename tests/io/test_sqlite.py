@@ -20,7 +20,7 @@ import aioflow as af
 from aioflow.core.errors import GraphError, StateError
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.io.tables import PIECE_ROWS
-from tests.io.driver import SinkContext, read_all, system_context
+from tests.io.driver import SinkContext, read_all, system_context, write
 
 
 class Count(NamedTuple):
@@ -47,20 +47,6 @@ def sql(tmp_path: Path) -> Callable[..., list[Any]]:
             return connection.execute(statement, values).fetchall()
 
     return run
-
-
-async def write(sink: Any, ctx: SinkContext, *batches: list[Any]) -> None:
-    """All of it, committed."""
-    writer = sink.writer(ctx)
-    committer = sink.committer(ctx)
-    try:
-        await writer.open()
-        for batch in batches:
-            writer.write_batch(batch, None)
-        await committer.commit(await writer.prepare(1))
-    finally:
-        await writer.close()
-        await committer.close()
 
 
 class Colour(enum.Enum):

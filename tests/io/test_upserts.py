@@ -15,7 +15,7 @@ from aioflow.core.errors import GraphError
 from aioflow.io.postgres_tables import postgres
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.io.tables import PIECE_ROWS, Piece, decode_piece
-from tests.io.driver import SinkContext, system_context
+from tests.io.driver import SinkContext, system_context, write
 
 
 @pytest.fixture
@@ -31,19 +31,6 @@ def sql(tmp_path: Path) -> Callable[..., list[Any]]:
             return connection.execute(statement, values).fetchall()
 
     return run
-
-
-async def write(sink: Any, ctx: SinkContext, *batches: list[Any], checkpoint_id: int = 1) -> None:
-    """Writes all batches as those of one checkpoint, which is committed."""
-    writer, committer = sink.writer(ctx), sink.committer(ctx)
-    try:
-        await writer.open()
-        for batch in batches:
-            writer.write_batch(batch, None)
-        await committer.commit(await writer.prepare(checkpoint_id))
-    finally:
-        await writer.close()
-        await committer.close()
 
 
 async def test_the_latest_row_of_a_key_wins_over_batches_and_checkpoints(
