@@ -536,9 +536,10 @@ class AsyncWaitOperator(Operator):
                     note_once(error, self._place_of(queue.values[number - queue.base]))
                     raise error
         queue.complete(ended)
-        # As many elements wait as end while results gather. Their number falls slowly.
+        # As many elements wait as end while results gather, so that short calls begin to gather.
+        # Slow calls never do, and few wait for them. The number falls slowly.
         each = -(-len(ended) // turns)
-        ahead = max(each * min(each, GATHER_TURNS), self._ahead * 7 // 8)
+        ahead = max(each * min(each, GATHER_TURNS, 4 * turns), self._ahead * 7 // 8)
         self._ahead = min(AHEAD_MAX, ahead)
         taken = queue.take()
         if taken is None:
