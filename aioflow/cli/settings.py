@@ -140,7 +140,8 @@ def _parsed(action: argparse.Action, found: Found) -> Any:
     try:
         if action.nargs == 0:
             return parse_flag(found.text)
-        value = found.text if action.type is None else action.type(found.text)  # type: ignore[operator]
+        parse: Any = action.type
+        value = found.text if parse is None else parse(found.text)
     except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
         raise UsageError(f"{_name(action)} of {found.origin}: {error}") from error
     if action.choices is not None and value not in action.choices:

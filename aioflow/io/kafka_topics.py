@@ -83,13 +83,12 @@ def kafka(
     datetime, or ms since 1970. A time starts each partition at its first record of that time or
     later. "group" starts at the offsets of `group`, and a partition without one is an error. The
     offsets in a restored checkpoint take precedence. With `until="latest"` the source ends with the
-    last record that exists when the job begins. `group`
-    is a consumer group to which the offsets of completed checkpoints are committed, for monitoring;
-    a job that starts without a checkpoint begins at the offsets of the group. `discover_every` is
-    the interval of looking for new partitions, which are read from their beginning. `options` are
-    further arguments that both consumers and producers of aiokafka accept, such as
-    `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`,
-    `ssl_context` and `request_timeout_ms`.
+    last record that exists when the job begins. `group` is a consumer group to which the offsets of
+    completed checkpoints are committed, for monitoring; a job that starts without a checkpoint
+    begins at the offsets of the group. `discover_every` is the interval of looking for new
+    partitions, which are read from their beginning. `options` are further arguments that both
+    consumers and producers of aiokafka accept, such as `security_protocol`, `sasl_mechanism`,
+    `sasl_plain_username`, `sasl_plain_password`, `ssl_context` and `request_timeout_ms`.
 
     A sink writes the values that `format` accepts to one topic, or to the topic that
     `topic(record)` names. `key(record)` decides the partition of a record, as Kafka's own producers

@@ -64,7 +64,8 @@ that time, and for at least this long, it is abandoned.
 """
 
 _HIDDEN = re.compile(
-    r"\.part-(\d+)-(\d+)(?:-[0-9a-f]+)?\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+"
+    r"\.part-(\d+)-(\d+)(?:-[0-9a-f]+)?\.[^.]+"
+    r"\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+"
 )
 """Groups: subtask, number, since, sink, job, attempt."""
 

@@ -196,7 +196,7 @@ class HeapSnapshot:
         return self._written(choice, plan.archive.after(choice, written))
 
     def _removes_many(self) -> bool:
-        """Returns whether so many timers were removed that those that are due are cheaper to write.
+        """Returns whether noting the removed timers costs more than writing the due ones again.
 
         Also true for the first file, which contains all timers.
         """

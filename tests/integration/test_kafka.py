@@ -703,7 +703,7 @@ def transactional(brokers: Brokers, name: str, ctx: SinkContext, **arguments: An
 async def test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated(
     brokers: Brokers, name: str, ctx: SinkContext
 ) -> None:
-    """Its records are on the brokers before the checkpoint, but nobody reads them yet."""
+    """Its records are on the brokers before the checkpoint, but no consumer reads them yet."""
     await produced(brokers, name, [])
     sink = transactional(brokers, name, ctx, key=lambda value: "same")
     committer = sink.committer()

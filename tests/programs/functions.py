@@ -323,23 +323,31 @@ class Silence(af.KeyedProcessFunction[Any, Any, Any]):
 
 
 class AwaitedBuckets(Buckets):
-    async def process_element(self, value: Any, ctx: af.ProcessContext) -> None:  # type: ignore[override]
+    async def process_element(  # type: ignore[override]
+        self, value: Any, ctx: af.ProcessContext
+    ) -> None:
         await asyncio.sleep(0)
         super().process_element(value, ctx)
         await asyncio.sleep(0)
 
-    async def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[Any]:  # type: ignore[override]
+    async def on_timer(  # type: ignore[override]
+        self, timestamp: int, ctx: af.ProcessContext
+    ) -> list[Any]:
         rows = list(super().on_timer(timestamp, ctx))
         await asyncio.sleep(0)
         return rows
 
 
 class AwaitedSilence(Silence):
-    async def process_element(self, value: Any, ctx: af.ProcessContext) -> None:  # type: ignore[override]
+    async def process_element(  # type: ignore[override]
+        self, value: Any, ctx: af.ProcessContext
+    ) -> None:
         super().process_element(value, ctx)
         await asyncio.sleep(0)
 
-    async def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[Any]:  # type: ignore[override]
+    async def on_timer(  # type: ignore[override]
+        self, timestamp: int, ctx: af.ProcessContext
+    ) -> list[Any]:
         await asyncio.sleep(0)
         return super().on_timer(timestamp, ctx)
 
