@@ -53,7 +53,7 @@ def test_a_paused_holder_that_creates_an_old_number_again_harms_nothing() -> Non
     run_world(6064)
 
 
-@pytest.mark.parametrize(("place", "seeds"), [("one", 40), ("workers", 20), ("cluster", 14)])
+@pytest.mark.parametrize(("place", "seeds"), [("one", 40), ("workers", 32), ("cluster", 20)])
 def test_every_kind_of_fault_strikes(place: str, seeds: int) -> None:
     done: Counter[str] = Counter()
     met: Counter[str] = Counter()
