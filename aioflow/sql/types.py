@@ -1,0 +1,176 @@
+"""The types of SQL expressions, and the error that names a place in the text.
+
+A type says how a value stands in a row: INTEGER is int, FLOAT float, DECIMAL `decimal.Decimal`,
+STRING str, BYTES bytes, ARRAY list, MAP and ROW dict. TIMESTAMP and DATE are int milliseconds since
+the epoch in UTC (DATE: of midnight), INTERVAL is int milliseconds. NULL is None in every type.
+NULL is also the type of a bare NULL, and ANY that of a value of unknown type: both fit everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from aioflow.core.errors import GraphError
+
+__all__ = [
+    "ANY",
+    "BOOLEAN",
+    "BYTES",
+    "DATE",
+    "DECIMAL",
+    "FLOAT",
+    "INTEGER",
+    "INTERVAL",
+    "NULL",
+    "NUMERIC",
+    "STRING",
+    "TIMESTAMP",
+    "SqlError",
+    "SqlType",
+    "array_of",
+    "map_of",
+    "position_of",
+    "row_of",
+    "type_of_declaration",
+    "unify",
+]
+
+
+class SqlError(GraphError):
+    """A query that cannot run. The message begins with the line and column of its cause."""
+
+    def __init__(self, message: str, node: exp.Expression | None = None) -> None:
+        self.line, self.column = (None, None) if node is None else position_of(node)
+        place = "" if self.line is None else f"line {self.line}, column {self.column}: "
+        super().__init__(f"{place}{message}")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlType:
+    """A type by its name, such as "INTEGER".
+
+    `element` is the type of the elements of an ARRAY, and of the values of a MAP, whose keys are
+    STRING. `fields` are the names and types of a ROW. `scale` is the number of decimals to which a
+    cast to DECIMAL rounds.
+    """
+
+    name: str
+    element: SqlType | None = None
+    fields: tuple[tuple[str, SqlType], ...] = ()
+    scale: int | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        if self.name == "ROW":
+            return f"ROW<{', '.join(f'{name} {kind}' for name, kind in self.fields)}>"
+        if self.element is None:
+            return self.name
+        return f"{self.name}<{'STRING, ' if self.name == 'MAP' else ''}{self.element}>"
+
+
+BOOLEAN = SqlType("BOOLEAN")
+INTEGER = SqlType("INTEGER")
+FLOAT = SqlType("FLOAT")
+DECIMAL = SqlType("DECIMAL")
+STRING = SqlType("STRING")
+BYTES = SqlType("BYTES")
+TIMESTAMP = SqlType("TIMESTAMP")
+DATE = SqlType("DATE")
+INTERVAL = SqlType("INTERVAL")
+ANY = SqlType("ANY")
+NULL = SqlType("NULL")
+
+NUMERIC = (INTEGER, DECIMAL, FLOAT)
+"""The types of numbers. Two of them unify to the later one."""
+
+_KINDS: dict[SqlType, str] = {
+    BOOLEAN: "BOOLEAN BIT",
+    INTEGER: "TINYINT SMALLINT INT MEDIUMINT BIGINT INT128 INT256 UTINYINT USMALLINT UINT UBIGINT",
+    FLOAT: "FLOAT DOUBLE",
+    DECIMAL: "DECIMAL DECIMAL32 DECIMAL64 DECIMAL128 BIGDECIMAL",
+    STRING: "TEXT CHAR NCHAR VARCHAR NVARCHAR NAME UUID JSON",
+    BYTES: "BINARY VARBINARY BLOB",
+    TIMESTAMP: "TIMESTAMP TIMESTAMPTZ TIMESTAMPLTZ TIMESTAMPNTZ TIMESTAMP_S TIMESTAMP_MS "
+    "TIMESTAMP_NS DATETIME DATETIME64",
+    DATE: "DATE",
+    INTERVAL: "INTERVAL",
+    ANY: "VARIANT OBJECT",
+}
+_DECLARED = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+
+
+def array_of(element: SqlType) -> SqlType:
+    return SqlType("ARRAY", element)
+
+
+def map_of(values: SqlType) -> SqlType:
+    return SqlType("MAP", values)
+
+
+def row_of(**fields: SqlType) -> SqlType:
+    return SqlType("ROW", fields=tuple(fields.items()))
+
+
+def unify(a: SqlType, b: SqlType) -> SqlType | None:
+    """Returns the type that values of both types are read as, None if there is none.
+
+    ANY beside another type gives ANY, so that nothing is promised that no one checked.
+    """
+    if a == b or b == NULL:
+        return a
+    if a == NULL:
+        return b
+    if ANY in (a, b):
+        return ANY
+    if a in NUMERIC and b in NUMERIC:
+        return max(a, b, key=NUMERIC.index)
+    if {a, b} == {DATE, TIMESTAMP}:
+        return TIMESTAMP
+    if a.name == b.name and a.element is not None and b.element is not None:
+        element = unify(a.element, b.element)
+        return None if element is None else SqlType(a.name, element)
+    if a.name == b.name == "ROW" and len(a.fields) == len(b.fields):
+        kinds = [unify(one, other) for (_, one), (_, other) in zip(a.fields, b.fields, strict=True)]
+        if all(kind is not None for kind in kinds):
+            return SqlType(
+                "ROW",
+                fields=tuple(
+                    (name, kind) for (name, _), kind in zip(a.fields, kinds, strict=True) if kind
+                ),
+            )
+    return None
+
+
+def type_of_declaration(node: exp.DataType) -> SqlType:
+    """Returns the type that a cast or a declared column names. Raises SqlError."""
+    name = node.this.name if isinstance(node.this, exp.DType) else str(node.this).upper()
+    arguments = node.expressions
+    if name in ("ARRAY", "LIST"):
+        return array_of(type_of_declaration(arguments[0]) if arguments else ANY)
+    if name == "MAP":
+        return map_of(type_of_declaration(arguments[1]) if arguments else ANY)
+    if name in ("STRUCT", "NESTED"):
+        return row_of(**{one.name: type_of_declaration(one.args["kind"]) for one in arguments})
+    kind = _DECLARED.get(name)
+    if kind is None:
+        raise SqlError(
+            f"there is no type {node.sql()}: write one of BOOLEAN, BIGINT, DOUBLE, DECIMAL, "
+            "VARCHAR, BYTES, TIMESTAMP, DATE, ARRAY<...>, MAP<STRING, ...>, ROW<...>",
+            node,
+        )
+    if kind == DECIMAL:
+        # Without arguments DECIMAL has no decimals in Flink, and keeps all of them in PostgreSQL.
+        scale = int(arguments[1].name) if len(arguments) > 1 else 0 if arguments else None
+        return SqlType("DECIMAL", scale=scale)
+    return kind
+
+
+def position_of(node: exp.Expression) -> tuple[int | None, int | None]:
+    """Returns line and column of the first token of `node` that has them, from 1."""
+    places = [
+        (one.meta["line"], one.meta["col"] - one.meta["end"] + one.meta["start"])
+        for one in node.walk()
+        if one.meta.get("line") is not None
+    ]
+    return min(places, default=(None, None))
