@@ -80,6 +80,7 @@ _HOMES = {
     "spark.runner.runner": "Spark",
     "spark.bridge.session": "SparkBridge",
     "spark.workers.runner": "SparkWorkers",
+    "sql.errors": "SqlError",
 }
 """Module -> the public names that live there."""
 

@@ -142,6 +142,7 @@ from aioflow.spark.bridge.session import SparkBridge as SparkBridge
 from aioflow.spark.failures import SparkError as SparkError
 from aioflow.spark.runner.runner import Spark as Spark
 from aioflow.spark.workers.runner import SparkWorkers as SparkWorkers
+from aioflow.sql.errors import SqlError as SqlError
 
 __version__: str
 __all__: list[str]

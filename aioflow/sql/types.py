@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from aioflow.core.errors import GraphError
+from aioflow.sql.errors import SqlError
 
 __all__ = [
     "ANY",
@@ -31,20 +31,10 @@ __all__ = [
     "SqlType",
     "array_of",
     "map_of",
-    "position_of",
     "row_of",
     "type_of_declaration",
     "unify",
 ]
-
-
-class SqlError(GraphError):
-    """A query that cannot run. The message begins with the line and column of its cause."""
-
-    def __init__(self, message: str, node: exp.Expression | None = None) -> None:
-        self.line, self.column = (None, None) if node is None else position_of(node)
-        place = "" if self.line is None else f"line {self.line}, column {self.column}: "
-        super().__init__(f"{place}{message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +154,3 @@ def type_of_declaration(node: exp.DataType) -> SqlType:
         scale = int(arguments[1].name) if len(arguments) > 1 else 0 if arguments else None
         return SqlType("DECIMAL", scale=scale)
     return kind
-
-
-def position_of(node: exp.Expression) -> tuple[int | None, int | None]:
-    """Returns line and column of the first token of `node` that has them, from 1."""
-    places = [
-        (one.meta["line"], one.meta["col"] - one.meta["end"] + one.meta["start"])
-        for one in node.walk()
-        if one.meta.get("line") is not None
-    ]
-    return min(places, default=(None, None))

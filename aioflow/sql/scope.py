@@ -1,0 +1,247 @@
+"""Names and types: the fields of a relation, how a query finds them, and the schemas of streams.
+
+A name is looked up exactly first, then without case if that is unique. A relation whose fields are
+not known is open: each name is a field of type ANY.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from sqlglot import exp
+from sqlglot.errors import ParseError
+
+from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.sql.errors import SqlError
+from aioflow.sql.types import (
+    ANY,
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DECIMAL,
+    FLOAT,
+    INTEGER,
+    INTERVAL,
+    STRING,
+    TIMESTAMP,
+    SqlType,
+    array_of,
+    map_of,
+    row_of,
+    type_of_declaration,
+)
+
+__all__ = ["Field", "Named", "Scope", "fields_of_schema", "type_of_hint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column of a relation."""
+
+    name: str
+    """Name in the query."""
+    type: SqlType
+    nullable: bool
+    key: str
+    """Name in the dict of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A relation of FROM under its alias."""
+
+    alias: str
+    fields: tuple[Field, ...]
+    is_open: bool = False
+    """Whether the relation may have more fields than are known."""
+
+    def find(self, name: str) -> list[Field]:
+        """Returns the fields that `name` may mean: one, none, or several that differ in case."""
+        return _alike(name, self.fields, lambda field: field.name)
+
+
+class Scope:
+    """The relations that the names of one SELECT refer to."""
+
+    def __init__(self, relations: Sequence[Named]) -> None:
+        self.relations = tuple(relations)
+
+    def resolve(self, column: exp.Column) -> Field:
+        """Returns the field that `column` names. Raises SqlError at the column."""
+        relations: Iterable[Named] = self.relations
+        if column.table:
+            relations = [self.relation(column)]
+        found = [field for relation in relations for field in relation.find(column.name)]
+        exact = [field for field in found if field.name == column.name]
+        if len(exact or found) > 1:
+            where = " and ".join(dict.fromkeys(self._owner(field) for field in exact or found))
+            raise SqlError(
+                f"{column.name!r} is ambiguous: {where} have it; write alias.column", column
+            )
+        if found:
+            return (exact or found)[0]
+        is_open = [relation for relation in relations if relation.is_open]
+        if len(is_open) == 1:
+            return Field(column.name, ANY, True, column.name)
+        if is_open:
+            raise SqlError(
+                f"{column.name!r} may be a column of "
+                f"{' or '.join(relation.alias for relation in is_open)}, whose columns are not "
+                "declared; write alias.column, or declare them with schemas=",
+                column,
+            )
+        names = [field.name for relation in relations for field in relation.fields]
+        of = " or ".join(relation.alias for relation in relations) or "a query without FROM"
+        raise SqlError(
+            f"no column {column.name!r} in {of}{did_you_mean(column.name, names, '{}')}; there "
+            f"are {', '.join(dict.fromkeys(names)) or 'none'}",
+            column,
+        )
+
+    def relation(self, column: exp.Column) -> Named:
+        """Returns the relation that qualifies `column`. Raises SqlError at the column."""
+        found = _alike(column.table, self.relations, lambda relation: relation.alias)
+        if len(found) == 1:
+            return found[0]
+        aliases = [relation.alias for relation in self.relations]
+        raise SqlError(
+            f"no table {column.table!r} in FROM{did_you_mean(column.table, aliases, '{}')}; there "
+            f"are {', '.join(aliases) or 'none'}",
+            column,
+        )
+
+    def _owner(self, field: Field) -> str:
+        return next(
+            relation.alias
+            for relation in self.relations
+            if any(f is field for f in relation.fields)
+        )
+
+
+def _alike(name: str, things: Iterable[Any], name_of: Any) -> list[Any]:
+    """Returns the things of this name: those that are equal, otherwise those equal without case."""
+    things = list(things)
+    folded = name.casefold()
+    return [thing for thing in things if name_of(thing) == name] or [
+        thing for thing in things if name_of(thing).casefold() == folded
+    ]
+
+
+# Schemas.
+
+_PLAIN: dict[Any, SqlType] = {
+    bool: BOOLEAN,
+    int: INTEGER,
+    float: FLOAT,
+    Decimal: DECIMAL,
+    str: STRING,
+    bytes: BYTES,
+    datetime: TIMESTAMP,
+    date: DATE,
+    timedelta: INTERVAL,
+}
+_ARROW = (
+    ("is_boolean", BOOLEAN),
+    ("is_integer", INTEGER),
+    ("is_floating", FLOAT),
+    ("is_decimal", DECIMAL),
+    ("is_string", STRING),
+    ("is_large_string", STRING),
+    ("is_binary", BYTES),
+    ("is_timestamp", TIMESTAMP),
+    ("is_date", DATE),
+    ("is_duration", INTERVAL),
+)
+
+
+def fields_of_schema(schema: Any) -> tuple[Field, ...] | None:
+    """Returns the fields that `schema` declares, or None if it declares none.
+
+    `schema` is a dataclass, a TypedDict, a NamedTuple, a `msgspec.Struct`, a model of Pydantic, an
+    Arrow schema, or a dict from names to Python types or to types of SQL such as "BIGINT".
+    """
+    if isinstance(schema, Mapping):
+        pairs = {name: _declared(name, kind) for name, kind in schema.items()}
+    elif hasattr(schema, "names") and hasattr(schema, "field"):
+        pairs = {
+            name: (_of_arrow(schema.field(name).type), schema.field(name).nullable)
+            for name in schema.names
+        }
+    elif isinstance(schema, type) and _has_fields(schema):
+        pairs = {name: type_of_hint(hint) for name, hint in _hints(schema).items()}
+    else:
+        return None
+    return tuple(Field(name, kind, null, name) for name, (kind, null) in pairs.items())
+
+
+def type_of_hint(hint: Any) -> tuple[SqlType, bool]:
+    """Returns the type that an annotation of Python means, and whether it allows None."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
+        return type_of_hint(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        others = [one for one in arguments if one is not type(None)]
+        kinds = {type_of_hint(one)[0] for one in others}
+        return kinds.pop() if len(kinds) == 1 else ANY, True
+    if hint in _PLAIN:
+        return _PLAIN[hint], False
+    plain = origin or hint
+    if plain in (list, tuple):
+        return array_of(type_of_hint(arguments[0])[0] if arguments else ANY), False
+    if plain is dict:
+        return map_of(type_of_hint(arguments[1])[0] if arguments else ANY), False
+    if isinstance(plain, type) and _has_fields(plain):
+        return row_of(**{name: type_of_hint(own)[0] for name, own in _hints(plain).items()}), False
+    return ANY, True
+
+
+def _has_fields(kind: type) -> bool:
+    return (
+        dataclasses.is_dataclass(kind)
+        or typing.is_typeddict(kind)
+        or any(hasattr(kind, name) for name in ("_fields", "__struct_fields__", "model_fields"))
+    )
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """Returns the annotation of each field of a class, in their order."""
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError):  # An annotation has a name that only its own function knows.
+        hints = {}
+    if dataclasses.is_dataclass(kind):
+        names: Iterable[str] = [field.name for field in dataclasses.fields(kind)]
+    else:
+        own = (getattr(kind, n, None) for n in ("_fields", "__struct_fields__", "model_fields"))
+        names = next((found for found in own if found), None) or kind.__annotations__
+    return {name: hints.get(name, Any) for name in names}
+
+
+def _declared(column: str, kind: Any) -> tuple[SqlType, bool]:
+    if isinstance(kind, SqlType):
+        return kind, True
+    if not isinstance(kind, str):
+        return type_of_hint(kind)
+    try:
+        return type_of_declaration(exp.DataType.build(kind)), True
+    except (ParseError, SqlError) as error:
+        raise GraphError(f"schemas=: column {column!r} has no type of SQL: {kind!r}") from error
+
+
+def _of_arrow(kind: Any) -> SqlType:
+    import pyarrow.types as kinds
+
+    if kinds.is_dictionary(kind):
+        return _of_arrow(kind.value_type)
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        return array_of(_of_arrow(kind.value_type))
+    if kinds.is_struct(kind):
+        return row_of(**{field.name: _of_arrow(field.type) for field in kind})
+    return next((found for test, found in _ARROW if getattr(kinds, test)(kind)), ANY)
