@@ -31,6 +31,7 @@ from aioflow.columns.numbers import (
 )
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
 from aioflow.expressions import nodes as ex
+from aioflow.expressions.operations import Apply
 from aioflow.expressions.rows import compile_rows
 
 __all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
@@ -205,7 +206,8 @@ class ColumnExpression:
             compute = self._compiled[id(e)] = compile_rows(_over_positions(e, operands))
         if not varying:
             return column_of(compute([()]))
-        if len(varying) == 1 and isinstance(varying[0], CodedColumn):
+        reads_none = isinstance(e, Apply) and e._operation.takes_none  # No entry is None.
+        if len(varying) == 1 and isinstance(varying[0], CodedColumn) and not reads_none:
             return self._by_entry(e, varying[0], compute)
         return column_of(compute(list(zip(*varying, strict=True))))
 
@@ -270,6 +272,9 @@ def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Co
             a is not None and name.startswith("dt.")
         ):
             return time_part(name[3:], a, *arguments)
+        case Apply(_operation=operation), _ if operation.arrays and None not in numbers:
+            found: Column | None = operation.arrays(*numbers)
+            return found
     return None
 
 
@@ -320,6 +325,8 @@ def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -
             return ex.Cast(children[0], to, strict)
         case ex.Round(_digits=digits):
             return ex.Round(children[0], digits)
+        case Apply(_operation=operation):
+            return Apply(operation, tuple(children))
         case ex.Call(_name=name, _arguments=arguments):
             rest = iter(children[1:])
             return ex.Call(

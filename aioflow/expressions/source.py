@@ -19,6 +19,7 @@ from keyword import iskeyword
 from typing import Any
 
 from aioflow.expressions import nodes as ex
+from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.trees import is_boolean
 from aioflow.expressions.values import (
     DATE_PARTS,
@@ -141,8 +142,19 @@ class Emitter:
                 return self._fill_null(operand, default, bound)
             case ex.Case(_branches=branches, _default=default):
                 return self._case(branches, default, bound)
+            case Apply(_operation=operation) if operation.takes_none:
+                return self._apply_to_none(e, operation, bound)
             case _:
                 return self._function(e, bound)
+
+    def _apply_to_none(self, e: ex.Expr[Any], operation: Operation, bound: _Bound) -> _Value:
+        sources: list[str] = []
+        for operand in e._children:
+            value = self._visit(operand, bound)
+            sources.append(value.full)
+            bound = value.after
+        call = f"{self.constant(operation.function)}({', '.join(sources)})"
+        return _Value(call, (), operation.gives_none, bound, bound)
 
     def _strict(
         self, operands: tuple[ex.Expr[Any], ...], bound: _Bound, logical: bool = False
@@ -329,6 +341,13 @@ class Emitter:
                 plain = [repr(a) for a in arguments if not isinstance(a, ex.Expr)]
                 source = _text_function(name, x, args or plain, arguments)
                 names["_len"] = len
+            case Apply(_operation=operation):
+                nullable = operation.gives_none
+                # The source may name an operand twice, or not evaluate it.
+                if operation.source and all(map(_is_atom, (x, *args))):
+                    source = f"({operation.source.format(x, *args)})"
+                else:
+                    source = f"{self.constant(operation.function)}({', '.join((x, *args))})"
             case _:
                 raise TypeError(f"{type(e).__name__} is no expression that rows know")
         return _Value(source, guards, nullable, inner, after)
@@ -358,6 +377,11 @@ class Emitter:
         if type(value) is int or (type(value) is float and value - value == 0):
             return repr(value) if repr(value)[0] != "-" else f"({value!r})"
         return self.constant(value)
+
+
+def _is_atom(source: str) -> bool:
+    """Returns whether `source` is a variable or a number."""
+    return source.isidentifier() or source.strip("()-").replace(".", "", 1).isdigit()
 
 
 def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any]]:

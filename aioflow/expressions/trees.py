@@ -24,6 +24,7 @@ from aioflow.expressions.nodes import (
     Literal,
     Unary,
 )
+from aioflow.expressions.operations import Apply
 
 __all__ = ["column_names", "is_boolean", "same_as", "walk"]
 
@@ -71,6 +72,8 @@ def is_boolean(expression: Expr[Any]) -> bool:
             return value is None or isinstance(value, bool)
         case Call(_name=name):
             return name in BOOLEAN_CALLS
+        case Apply(_operation=operation):
+            return operation.gives_bool
         case FillNull(_operand=operand, _value=value):
             return is_boolean(operand) and is_boolean(value)
         case Case(_branches=branches, _default=default):

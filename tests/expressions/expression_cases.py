@@ -7,14 +7,17 @@ or the class of the error.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 
-from aioflow.expressions.nodes import Expr
+from aioflow.expressions.nodes import Expr, as_expression
+from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.roots import col, lit, when
 
-__all__ = ["CASES", "ExpressionCase"]
+__all__ = ["APPLY", "CASES", "ExpressionCase"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -331,7 +334,63 @@ NESTED = _of(
     (col.missing.fill_null(1), A, LookupError),
 )
 
+
+def _minus(a: Any, b: Any) -> Any:
+    return a - b
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), "none")
+
+
+def _minus_on_arrays(a: Any, b: Any) -> Any:
+    from aioflow.columns.numbers import combine
+
+    return combine("-", a, b)
+
+
+MINUS = Operation(name="minus", function=_minus)
+INLINE_MINUS = Operation(
+    name="inline_minus",
+    function=_minus,
+    source="{0} - {1}",
+    arrays=_minus_on_arrays,
+    gives_none=True,
+)
+FIRST = Operation(name="first", function=_first, takes_none=True)
+EQUAL = Operation(name="equal", function=operator.eq, gives_bool=True)
+
+
+def _apply(operation: Operation, *operands: Any) -> Expr[Any]:
+    return Apply(operation, tuple(map(as_expression, operands)))
+
+
+APPLY = {one.name: partial(_apply, one) for one in (MINUS, INLINE_MINUS, FIRST, EQUAL)}
+"""Functions that build the expressions of `APPLIED`, by the names that `repr` writes."""
+
+APPLIED = _of(
+    (_apply(MINUS, col.a, col.b), A, 5),
+    (_apply(MINUS, col.a, 1), A, 6),
+    (_apply(MINUS, col.a, col.b), {"a": None, "b": 2}, None),
+    (_apply(MINUS, col.a, col.b), {"a": 1, "b": None}, None),
+    (_apply(MINUS, 9, 2), A, 7),
+    (_apply(MINUS, col.a, col.b), {"a": "x", "b": 2}, TypeError),
+    (_apply(INLINE_MINUS, col.a, col.b), A, 5),
+    (_apply(INLINE_MINUS, col.a, col.b), {"a": 1, "b": None}, None),
+    (_apply(INLINE_MINUS, col.a, -3), A, 10),
+    (_apply(INLINE_MINUS, col.a, 0.5), A, 6.5),
+    (_apply(INLINE_MINUS, col.a + col.b, col.b * 2), A, 5),
+    (_apply(INLINE_MINUS, _apply(MINUS, col.a, 1), col.a) + col.b, A, 1),
+    (_apply(FIRST, col.a, col.b), {"a": None, "b": 2}, 2),
+    (_apply(FIRST, col.a, col.b), {"a": None, "b": None}, "none"),
+    (_apply(FIRST, col.a), {"a": None}, "none"),
+    (_apply(FIRST, col.a + 1, col.a * 2, col.b), {"a": None, "b": 2}, 2),
+    (_apply(FIRST, col.a, "x").str.upper(), {"a": None}, "X"),
+    (_apply(EQUAL, col.a, 7) & (col.b == 2), A, True),
+    (~_apply(EQUAL, col.a, 7), A, False),
+)
+
 CASES: list[ExpressionCase] = [
     *ARITHMETIC, *DIVISION_BY_ZERO, *NONE, *COMPARISON, *NAN_CASES, *KLEENE, *LOGIC, *CONDITIONAL,
-    *CASTS, *ROUNDING, *TEXT, *TIME, *NESTED,
+    *CASTS, *ROUNDING, *TEXT, *TIME, *NESTED, *APPLIED,
 ]  # fmt: skip

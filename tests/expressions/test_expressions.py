@@ -29,7 +29,7 @@ from aioflow.expressions.rows import (
 )
 from aioflow.expressions.trees import column_names, same_as, walk
 from aioflow.expressions.values import MissingFieldError
-from tests.expressions.expression_cases import CASES, ExpressionCase
+from tests.expressions.expression_cases import APPLY, CASES, ExpressionCase
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def test_a_compiled_expression_that_has_travelled_is_the_same(case: ExpressionCa
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_repr_of_an_expression_builds_it_again_and_so_does_pickle(case: ExpressionCase) -> None:
     e = case.expression
-    names = {"col": col, "lit": lit, "when": when}
+    names = {"col": col, "lit": lit, "when": when, **APPLY}
     assert same_as(eval(repr(e), names), e), repr(e)
     assert same_as(pickle.loads(pickle.dumps(e)), e)
 
