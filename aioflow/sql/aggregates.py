@@ -1,17 +1,40 @@
-"""Compiles aggregates of SQL to aggregates of the engine."""
+"""Compiles aggregates of SQL to aggregates of the engine.
+
+COUNT, SUM, AVG, MIN and MAX are those of the engine, which run on columns. NULLs are left out by
+`where=`. SUM counts its values too if there may be none, since SUM of nothing is NULL.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlglot import exp
 
 from aioflow.core.functions import AggregateFunction
-from aioflow.expressions.nodes import Expr
-from aioflow.sql.scalars import Functions, Scope
-from aioflow.sql.types import SqlType
+from aioflow.expressions.nodes import Binary, Case, Column, Expr, Literal, Unary
+from aioflow.expressions.rows import compile_row
+from aioflow.operators.aggregate import functions as af
+from aioflow.sql import values as v
+from aioflow.sql.errors import SqlError
+from aioflow.sql.scalars import Functions, Scalar, arguments_of, compile_scalar
+from aioflow.sql.scope import Scope
+from aioflow.sql.types import (
+    ANY,
+    BOOLEAN,
+    DECIMAL,
+    FLOAT,
+    INTEGER,
+    NULL,
+    NUMERIC,
+    STRING,
+    SqlType,
+    array_of,
+)
 
 __all__ = ["Aggregate", "compile_aggregate", "is_aggregate"]
 
@@ -31,11 +54,311 @@ class Aggregate:
     result: Expr[Any]
 
 
-def is_aggregate(node: exp.Expression) -> bool:
+class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
+    """Collects the different values of an expression that are not None, in order of arrival."""
+
+    def __init__(self, of: Expr[Any], where: Expr[Any] | None) -> None:
+        self.of, self.where = of, where
+        self._value = compile_row(of if where is None else Case(((where, of),), Literal(None)))
+
+    def create_accumulator(self) -> dict[Any, None]:
+        return {}
+
+    def add(self, value: Any, accumulator: dict[Any, None]) -> dict[Any, None]:
+        found = self._value(value)
+        if found is not None:
+            accumulator[found] = None
+        return accumulator
+
+    def merge(self, a: dict[Any, None], b: dict[Any, None]) -> dict[Any, None]:
+        return a | b
+
+    def get_result(self, accumulator: dict[Any, None]) -> list[Any]:
+        return list(accumulator)
+
+    def __repr__(self) -> str:
+        shown = "" if self.where is None else f", where={self.where!r}"
+        return f"{type(self).__name__.lower()}_values({self.of!r}{shown})"
+
+
+class Moments(Distinct):
+    """Computes [number, mean, sum of squared distances to it] of numbers, after Welford."""
+
+    def create_accumulator(self) -> Any:
+        return [0, 0.0, 0.0]
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        found = self._value(value)
+        if found is not None:
+            count, mean, squares = accumulator
+            distance = float(found) - mean
+            mean += distance / (count + 1)
+            return [count + 1, mean, squares + distance * (float(found) - mean)]
+        return accumulator
+
+    def merge(self, a: Any, b: Any) -> Any:
+        count = a[0] + b[0]
+        if not count:
+            return a
+        distance = b[1] - a[1]
+        squares = a[2] + b[2] + distance * distance * a[0] * b[0] / count
+        return [count, a[1] + distance * b[0] / count, squares]
+
+    def get_result(self, accumulator: Any) -> Any:
+        return list(accumulator)
+
+
+def spread(moments: list[Any], *, sample: bool, root: bool) -> float | None:
+    """Returns the variance or its root; None for fewer values than needed."""
+    count, _, squares = moments
+    if count <= sample:
+        return None
+    variance: float = squares / (count - sample)
+    return math.sqrt(variance) if root else variance
+
+
+def _texts(separator: str, texts: list[str]) -> str:
+    return separator.join(texts)
+
+
+def is_aggregate(node: exp.Expr) -> bool:
     """Returns whether `node` is a call of an aggregate, with its FILTER if it has one."""
-    raise NotImplementedError
+    return isinstance(node.this if isinstance(node, exp.Filter) else node, exp.AggFunc) or (
+        isinstance(node, exp.Anonymous) and node.name.upper() in _ANONYMOUS
+    )
 
 
-def compile_aggregate(node: exp.Expression, scope: Scope, functions: Functions) -> Aggregate:
+def compile_aggregate(node: exp.Expr, scope: Scope, functions: Functions) -> Aggregate:
     """Compiles the call of an aggregate, a `Filter` around it included. Raises SqlError."""
-    raise NotImplementedError
+    where: Expr[Any] | None = None
+    call = node
+    if isinstance(node, exp.Filter):
+        call = node.this
+        condition = compile_scalar(node.expression.this, scope, functions)
+        if condition.type not in (BOOLEAN, ANY, NULL):
+            raise SqlError(f"FILTER takes a condition, not {condition.type}", node.expression)
+        where = condition.expression
+    name = call.name.upper() if isinstance(call, exp.Anonymous) else call.key.upper()
+    name = _ANONYMOUS.get(name, name)
+    given = [one for one in arguments_of(call) if not isinstance(one, exp.Star)]
+    is_distinct = bool(given) and isinstance(given[0], exp.Distinct)
+    if is_distinct:
+        given = [*given[0].expressions, *given[1:]]
+    for one in given:
+        if isinstance(one, exp.Order):
+            raise SqlError("ORDER BY inside an aggregate: sort the result by a function", one)
+        if any(map(is_aggregate, one.walk())):
+            raise SqlError("an aggregate inside an aggregate: write a query around a query", one)
+    if name == "COUNT" and len(given) > 1:
+        scalars = [compile_scalar(one, scope, functions) for one in given]
+        made = v.apply(_tuple, *(one.expression for one in scalars), name="tuple")
+        of = Scalar(ANY, any(one.nullable for one in scalars), made)
+    elif given:
+        of = compile_scalar(given[0], scope, functions)
+    elif name == "COUNT":
+        return _one(af.count(where=where), INTEGER, False)
+    else:
+        raise SqlError(f"{name} takes an argument", call)
+    maker = _AGGREGATES.get(name)
+    if maker is None:
+        raise SqlError(f"the aggregate {name} is not supported{_instead(name)}", call)
+    kinds, kind, make = maker
+    if kinds and of.type not in (*kinds, ANY, NULL):
+        expected = "a number" if kinds == NUMERIC else kinds[0]
+        raise SqlError(f"{name} takes {expected}, not {of.type}: write a CAST", call)
+    kind = of.type if kind is None or (of.type == DECIMAL and kind == FLOAT) else kind
+    return make(_Call(name, of, where, is_distinct, given[1:], kind, call))
+
+
+def _tuple(*values: Any) -> tuple[Any, ...]:
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An aggregate under way: its argument, its FILTER, and the arguments that follow."""
+
+    name: str
+    of: Scalar
+    where: Expr[Any] | None
+    is_distinct: bool
+    others: list[exp.Expr]
+    type: SqlType
+    node: exp.Expr
+
+    @property
+    def present(self) -> Expr[Any] | None:
+        """The condition that a row counts: its value is not NULL, and FILTER takes it."""
+        if not self.of.nullable:
+            return self.where
+        present: Expr[Any] = Unary("~", self.of.expression.is_null())
+        return present if self.where is None else Binary("&", present, self.where)
+
+    @property
+    def may_be_empty(self) -> bool:
+        return self.of.nullable or self.where is not None
+
+    def values(self) -> AggregateFunction[Any, Any, Any]:
+        """Returns the aggregate that collects the values, without NULLs."""
+        if self.is_distinct:
+            return Distinct(self.of.expression, self.where)
+        return af.collect(self.of.expression, where=self.present)
+
+
+def _one(
+    part: AggregateFunction[Any, Any, Any],
+    kind: SqlType,
+    nullable: bool,
+    finish: Callable[[Expr[Any]], Expr[Any]] | None = None,
+) -> Aggregate:
+    result: Expr[Any] = Column(repr(part))
+    return Aggregate(kind, nullable, {repr(part): part}, finish(result) if finish else result)
+
+
+def _count(call: _Call) -> Aggregate:
+    if call.is_distinct:
+        return _one(af.distinct(call.of.expression, where=call.where), INTEGER, False)
+    return _one(af.count(where=call.present), INTEGER, False)
+
+
+def _count_if(call: _Call) -> Aggregate:
+    met = call.of.expression
+    where = met if call.where is None else Binary("&", met, call.where)
+    return _one(af.count(where=where), INTEGER, False)
+
+
+def _sum(call: _Call) -> Aggregate:
+    if call.is_distinct:
+        return _finished(call, sum)
+    total: Any = af.sum(call.of.expression, where=call.where)
+    if not call.may_be_empty:
+        return _one(total, call.type, False)
+    count: Any = af.count(where=call.present)
+    is_there: Expr[Any] = Binary(">", Column(repr(count)), Literal(0))
+    value: Expr[Any] = Case(((is_there, Column(repr(total))),), Literal(None))
+    return Aggregate(call.type, True, {repr(total): total, repr(count): count}, value)
+
+
+def _mean(call: _Call) -> Aggregate:
+    if call.is_distinct:
+        return _finished(call, _mean_of)
+    part: Any = af.mean(call.of.expression, where=call.where)
+    return _one(part, call.type, call.may_be_empty)
+
+
+def _mean_of(values: list[Any]) -> Any:
+    return sum(values) / len(values)
+
+
+def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
+    """Returns the maker of an aggregate that skips None and gives None for nothing."""
+
+    def make(call: _Call) -> Aggregate:
+        part = aggregate(call.of.expression, where=call.where)
+        return _one(part, call.type, call.may_be_empty)
+
+    return make
+
+
+def _present(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
+    """Returns the maker of an aggregate that has to be told to skip None."""
+
+    def make(call: _Call) -> Aggregate:
+        part = aggregate(call.of.expression, where=call.present)
+        return _one(part, call.type, call.may_be_empty)
+
+    return make
+
+
+def _every(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
+    def make(call: _Call) -> Aggregate:
+        part = aggregate(call.of.expression.cast(int), where=call.where)
+        return _one(part, BOOLEAN, call.may_be_empty, lambda x: Binary("==", x, Literal(1)))
+
+    return make
+
+
+def _spread(sample: bool, root: bool) -> Callable[[_Call], Aggregate]:
+    def make(call: _Call) -> Aggregate:
+        if call.is_distinct:
+            raise SqlError(f"{call.name}(DISTINCT ...) is not supported", call.node)
+        name = "stddev" if root else "variance"
+        finish = partial(spread, sample=sample, root=root)
+        part = Moments(call.of.expression, call.where)
+        return _one(part, FLOAT, True, lambda x: v.apply(finish, x, name=name, gives_none=True))
+
+    return make
+
+
+def _finished(call: _Call, finish: Callable[[list[Any]], Any], name: str = "") -> Aggregate:
+    """Returns the aggregate that applies `finish` to the list of values; None to none."""
+    function = partial(_unless_empty, finish)
+    name = name or call.name.lower()
+    return _one(
+        call.values(),
+        call.type,
+        call.may_be_empty,
+        lambda x: v.apply(function, x, name=name, gives_none=True),
+    )
+
+
+def _unless_empty(finish: Callable[[list[Any]], Any], values: list[Any]) -> Any:
+    return finish(values) if values else None
+
+
+def _array(call: _Call) -> Aggregate:
+    part: Any = call.values()
+    if not call.is_distinct:  # The one aggregate that keeps NULLs.
+        part = af.collect(call.of.expression, where=call.where)
+    function = partial(_unless_empty, list)
+    return _one(
+        part,
+        array_of(call.of.type),
+        call.where is not None,
+        lambda x: v.apply(function, x, name="array", gives_none=True),
+    )
+
+
+def _joined(call: _Call) -> Aggregate:
+    separator = call.others[0] if call.others else exp.Literal.string(",")
+    if not isinstance(separator, exp.Literal):
+        raise SqlError(f"the separator of {call.name} is a literal", call.node)
+    return _finished(call, partial(_texts, separator.name))
+
+
+def _median(call: _Call) -> Aggregate:
+    return _finished(call, statistics.median)
+
+
+_Maker = tuple[tuple[SqlType, ...], SqlType | None, Callable[[_Call], Aggregate]]
+
+_AGGREGATES: dict[str, _Maker] = {
+    "COUNT": ((), INTEGER, _count),
+    "COUNTIF": ((BOOLEAN,), INTEGER, _count_if),
+    "SUM": (NUMERIC, None, _sum),
+    "AVG": (NUMERIC, FLOAT, _mean),
+    "MIN": ((), None, _direct(af.min)),
+    "MAX": ((), None, _direct(af.max)),
+    "FIRSTVALUE": ((), None, _present(af.first)),
+    "LASTVALUE": ((), None, _present(af.last)),
+    "ANYVALUE": ((), None, _present(af.first)),
+    "LOGICALAND": ((BOOLEAN,), None, _every(af.min)),
+    "LOGICALOR": ((BOOLEAN,), None, _every(af.max)),
+    "STDDEV": (NUMERIC, FLOAT, _spread(sample=True, root=True)),
+    "STDDEVSAMP": (NUMERIC, FLOAT, _spread(sample=True, root=True)),
+    "STDDEVPOP": (NUMERIC, FLOAT, _spread(sample=False, root=True)),
+    "VARIANCE": (NUMERIC, FLOAT, _spread(sample=True, root=False)),
+    "VARIANCEPOP": (NUMERIC, FLOAT, _spread(sample=False, root=False)),
+    "MEDIAN": (NUMERIC, FLOAT, _median),
+    "ARRAYAGG": ((), None, _array),
+    "GROUPCONCAT": ((STRING,), None, _joined),
+}
+"""Kinds of the argument, the type of the result, and the maker."""
+
+_ANONYMOUS = {"LISTAGG": "GROUPCONCAT", "EVERY": "LOGICALAND", "FIRST": "FIRSTVALUE"}
+
+
+def _instead(name: str) -> str:
+    if name.startswith("APPROX"):
+        return ": write COUNT(DISTINCT x)"
+    return ": write an aggregate of Python after the query"

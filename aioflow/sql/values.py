@@ -1,0 +1,565 @@
+"""Functions of plain values that SQL has and expressions do not: each is one `Operation`.
+
+None of them is called with None. A value outside of the domain of a function gives None.
+"""
+
+from __future__ import annotations
+
+import calendar
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from typing import Any
+
+from aioflow.expressions.nodes import Expr, as_expression
+from aioflow.expressions.operations import Apply, Operation
+
+__all__ = ["DAY_MS", "Apply", "apply", "java_pattern", "json_path", "like_pattern", "parse_time"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY_MS = 86_400_000
+_TIME = re.compile(
+    r"(\d{4})-(\d\d?)-(\d\d?)(?:[ T](\d\d?):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?"
+    r" ?(Z|UTC|[+-]\d\d(?::?\d\d)?)?"
+)
+
+
+def apply(function: Callable[..., Any], *operands: Any, name: str = "", **traits: Any) -> Expr[Any]:
+    """Returns the expression of `function` of the operands, which are expressions or plain values.
+
+    Without `name` and `traits` the function brings those of its own.
+    """
+    operation = _OPERATIONS.get(function)
+    if operation is None or name or traits:
+        operation = Operation(name=name or function.__name__, function=function, **traits)
+    return Apply(operation, tuple(map(as_expression, operands)))
+
+
+_OPERATIONS: dict[Callable[..., Any], Operation] = {}
+
+
+def _operation(**traits: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _OPERATIONS[function] = Operation(name=function.__name__, function=function, **traits)
+        return function
+
+    return register
+
+
+# Numbers. The forms on arrays are exact, or leave the batch to the function.
+
+
+def _finite(*numbers: Any) -> bool:
+    """Whether the arrays hold ints that are not at the edge, or finite floats."""
+    import numpy as np
+
+    return all(
+        number.kind in "if"
+        and (
+            np.isfinite(number.values).all()
+            if number.kind == "f"
+            else number.bounds()[0] > -(2**63)
+        )
+        for number in numbers
+    )
+
+
+def _division(take: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns the form on arrays of a division: a row whose divisor is zero gives None."""
+
+    def on_arrays(a: Any, b: Any) -> Any:
+        import numpy as np
+
+        from aioflow.core.column_batch import NumberColumn
+
+        if not _finite(a, b) or (
+            a.kind != b.kind and not (a.exact_as_float() and b.exact_as_float())
+        ):
+            return None
+        x, y = np.broadcast_arrays(a.values, b.values)
+        there = y != 0
+        for number in (a, b):
+            there = there if number.valid is None else there & number.valid
+        return NumberColumn(take(x, np.where(y == 0, 1, y)), None if there.all() else there)
+
+    return on_arrays
+
+
+def _remainders(x: Any, y: Any) -> Any:
+    import numpy as np
+
+    return np.fmod(x, y)
+
+
+def _quotients(x: Any, y: Any) -> Any:
+    import numpy as np
+
+    return (x - np.fmod(x, y)) // y if x.dtype.kind == y.dtype.kind == "i" else x / y
+
+
+def _elementwise(floats: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns the form on arrays of a function that leaves ints as they are."""
+
+    def on_arrays(a: Any) -> Any:
+        from aioflow.core.column_batch import NumberColumn
+
+        if not _finite(a):
+            return None
+        return NumberColumn(floats(a.values) if a.kind == "f" else a.values, a.valid)
+
+    return on_arrays
+
+
+def _floors(x: Any) -> Any:
+    import numpy as np
+
+    return np.floor(x)
+
+
+def _ceilings(x: Any) -> Any:
+    import numpy as np
+
+    return np.ceil(x)
+
+
+def _rounded(x: Any) -> Any:
+    import numpy as np
+
+    return np.copysign(np.trunc(np.abs(x)) + (np.abs(x) % 1 >= 0.5), x)
+
+
+@_operation(gives_none=True, arrays=_division(_remainders))
+def remainder(a: Any, b: Any) -> Any:
+    """Returns the rest of a truncating division: its sign is that of `a`."""
+    if b == 0:
+        return None
+    if type(a) is float or type(b) is float:
+        return math.fmod(a, b) if math.isfinite(a) else math.nan
+    return a % b if (a >= 0) == (b > 0) else -(-a % b) if type(a) is int else a % b
+
+
+@_operation(gives_none=True, arrays=_division(_quotients))
+def divide(a: Any, b: Any) -> Any:
+    """Returns the quotient: of two ints truncated towards zero, else exact."""
+    if b == 0:
+        return None
+    if type(a) is int and type(b) is int:
+        return a // b if (a >= 0) == (b > 0) else -(-a // b)
+    return a / b
+
+
+@_operation(arrays=_elementwise(_rounded))
+def round_away(x: Any) -> Any:
+    """Rounds to a whole number, half away from zero."""
+    if type(x) is float:
+        if not math.isfinite(x):
+            return x
+        whole = float(math.trunc(x))
+        return whole + math.copysign(1.0, x) if abs(x - whole) >= 0.5 else whole
+    return x if type(x) is int else x.quantize(Decimal(1), ROUND_HALF_UP)
+
+
+@_operation()
+def round_digits(x: Any, digits: int) -> Any:
+    """Rounds to `digits` decimals, half away from zero; a float is scaled and rounded."""
+    if type(x) is float:
+        scale = 10.0 ** abs(digits)
+        scaled = x * scale if digits >= 0 else x / scale
+        if not math.isfinite(scaled):
+            return x
+        return round_away(scaled) / scale if digits >= 0 else round_away(scaled) * scale
+    if type(x) is int:
+        return (
+            x
+            if digits >= 0
+            else int(Decimal(x).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+        )
+    return x.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+
+
+@_operation(arrays=_elementwise(_floors))
+def floor(x: Any) -> Any:
+    return _whole(math.floor, x)
+
+
+@_operation(arrays=_elementwise(_ceilings))
+def ceil(x: Any) -> Any:
+    return _whole(math.ceil, x)
+
+
+def _whole(function: Callable[[Any], int], x: Any) -> Any:
+    if type(x) is int or x - x != 0:  # Infinite, or NaN.
+        return x
+    # The sign keeps -0.0, as arrays do.
+    return math.copysign(function(x), x) if type(x) is float else type(x)(function(x))
+
+
+def real(function: Callable[..., float], *given: Any) -> float | None:
+    """Returns `function` of numbers; None outside of its domain, infinite on overflow."""
+    try:
+        return function(*given)
+    except (ValueError, ZeroDivisionError):
+        return None
+    except OverflowError:
+        return math.inf
+
+
+def logarithm(base: float, x: float) -> float:
+    return math.log(x) / math.log(base)
+
+
+@_operation()
+def truncate_digits(x: Any, digits: int = 0) -> Any:
+    scale = 10**digits
+    return type(x)(math.trunc(x * scale) / scale if digits else math.trunc(x))
+
+
+@_operation(gives_none=True)
+def raise_to(base: Any, exponent: Any) -> Any:
+    found = real(math.pow, float(base), float(exponent))
+    return -found if found == math.inf and base < 0 and exponent % 2 == 1 else found
+
+
+@_operation(takes_none=True, gives_none=True)
+def greatest(*values: Any) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+@_operation(takes_none=True, gives_none=True)
+def least(*values: Any) -> Any:
+    return min((value for value in values if value is not None), default=None)
+
+
+# Text.
+
+
+def like_pattern(pattern: str, escape: str | None, fold: bool) -> re.Pattern[str]:
+    """Returns the regular expression of a LIKE pattern, which is for `fullmatch`."""
+    parts, signs = [], iter(pattern)
+    for char in signs:
+        if char == escape:
+            parts.append(re.escape(next(signs, "")))
+        else:
+            parts.append({"%": ".*", "_": "."}.get(char) or re.escape(char))
+    return re.compile("".join(parts), re.DOTALL | (re.IGNORECASE if fold else 0))
+
+
+@_operation(gives_bool=True)
+def like(text: str, pattern: str, escape: str, fold: bool) -> bool:
+    return _patterns(pattern, escape, fold).fullmatch(text) is not None
+
+
+_patterns = functools.lru_cache(maxsize=256)(like_pattern)
+
+
+def matches(pattern: re.Pattern[str], text: str) -> bool:
+    return pattern.fullmatch(text) is not None
+
+
+@_operation(gives_bool=True)
+def regexp_like(text: str, pattern: str) -> bool:
+    return re.search(pattern, text) is not None
+
+
+@_operation(gives_none=True)
+def regexp_extract(text: str, pattern: str, group: int = 0) -> str | None:
+    found = re.search(pattern, text)
+    return None if found is None else found[group]
+
+
+@_operation()
+def regexp_replace(text: str, pattern: str, new: str, flags: str = "") -> str:
+    return re.sub(pattern, new, text, count=0 if "g" in flags else 1)
+
+
+@_operation()
+def substring(text: str, start: int, length: int | None = None) -> str:
+    begin = start - 1 if start >= 0 else len(text) + start
+    end = len(text) if length is None else begin + length
+    begin, end = min(begin, end), max(begin, end)  # A negative length counts backwards.
+    return text[max(begin, 0) : max(end, 0)]
+
+
+@_operation()
+def right(text: str, count: int) -> str:
+    return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
+
+
+@_operation()
+def lpad(text: str, length: int, fill: str = " ") -> str:
+    short = max(length - len(text), 0)
+    return (fill * short)[:short] + text[: max(length, 0)]
+
+
+@_operation()
+def rpad(text: str, length: int, fill: str = " ") -> str:
+    return (text + fill * max(length - len(text), 0))[: max(length, 0)]
+
+
+@_operation()
+def initcap(text: str) -> str:
+    return re.sub(r"[^\W_]+", lambda word: word[0].capitalize(), text)
+
+
+@_operation(takes_none=True, gives_none=True)
+def joined_with(separator: str | None, *texts: str | None) -> str | None:
+    return None if separator is None else separator.join(text for text in texts if text is not None)
+
+
+@_operation(gives_none=True)
+def split_index(text: str, separator: str, index: int) -> str | None:
+    """Returns the part with `index`, from 0; None if there is none, as in Flink."""
+    parts = text.split(separator) if separator else [text]
+    return parts[index] if 0 <= index < len(parts) else None
+
+
+@_operation()
+def split_part(text: str, separator: str, index: int) -> str:
+    """Returns the part with `index`, from 1 or back from -1; "" if there is none."""
+    parts = text.split(separator) if separator else [text]
+    index = index - 1 if index > 0 else len(parts) + index if index else -1
+    return parts[index] if 0 <= index < len(parts) else ""
+
+
+@_operation()
+def digest(value: Any, algorithm: str) -> str:
+    data = value if isinstance(value, bytes) else value.encode()
+    return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
+
+
+@_operation()
+def hash_code(value: Any) -> int:
+    """Returns an int of 63 bits that depends on nothing but the value."""
+    data = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(data, "big") >> 1
+
+
+# Conversions. With `strict` a value that cannot be converted raises, else it gives None.
+
+
+def _converts(function: Callable[[Any], Any], value: Any, strict: bool, to: str) -> Any:
+    try:
+        return function(value)
+    except (ValueError, TypeError, ArithmeticError, InvalidOperation):
+        if not strict:
+            return None
+        raise ValueError(f"cannot cast {value!r:.60} to {to}; TRY_CAST would give NULL") from None
+
+
+@_operation()
+def text_of(value: Any) -> str:
+    """Returns a value of any type as text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        return value.decode()
+    return value if isinstance(value, str) else str(value)
+
+
+@_operation(gives_none=True)
+def to_decimal(value: Any, scale: int | None, strict: bool) -> Any:
+    def convert(value: Any) -> Decimal:
+        found = Decimal(
+            str(value).strip()
+            if isinstance(value, (float, str))
+            else int(value)
+            if isinstance(value, bool)
+            else value
+        )
+        if not found.is_finite():
+            raise ValueError
+        return found if scale is None else found.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+
+    return _converts(convert, value, strict, "DECIMAL")
+
+
+@_operation(gives_none=True)
+def to_integer(value: Any, strict: bool) -> Any:
+    """Converts a value of any type, a float half to even, a Decimal half away from zero."""
+
+    def convert(value: Any) -> int:
+        if isinstance(value, str) and ("_" in value or not value.isascii()):
+            raise ValueError
+        if isinstance(value, float):
+            return round(value)
+        return int(round_away(value) if isinstance(value, Decimal) else value)
+
+    return _converts(convert, value, strict, "INTEGER")
+
+
+def parse_time(text: str) -> int:
+    """Returns the milliseconds of a text such as "2026-01-31 10:00:00.5+01:00"."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r:.60} is no time: write 2026-01-31 10:00:00.000")
+    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    fraction, zone = found.groups()[6:]
+    moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    if zone is not None and zone not in ("Z", "UTC"):
+        hours, minutes = int(zone[1:3]), int(zone[3:].lstrip(":") or 0)
+        moment -= timedelta(hours=hours, minutes=minutes) * (-1 if zone[0] == "-" else 1)
+    return (moment - _EPOCH) // timedelta(milliseconds=1) + int(f"{fraction or '':0<3}"[:3])
+
+
+@_operation(gives_none=True)
+def to_time(value: Any, strict: bool) -> Any:
+    return _converts(parse_time, value, strict, "TIMESTAMP")
+
+
+# Time, in milliseconds.
+
+
+@functools.lru_cache(maxsize=256)
+def _moment(days: int) -> datetime:
+    return _EPOCH + timedelta(days=days)
+
+
+def _datetime(ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+@_operation()
+def time_text(ms: int) -> str:
+    day, rest = divmod(ms, DAY_MS)
+    seconds, fraction = divmod(rest, 1000)
+    text = f"{_moment(day):%Y-%m-%d} {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{text}.{fraction:03}".rstrip("0") if fraction else text
+
+
+@_operation()
+def date_text(ms: int) -> str:
+    return f"{_moment(ms // DAY_MS):%Y-%m-%d}"
+
+
+@_operation()
+def day_of_year(ms: int) -> int:
+    return _moment(ms // DAY_MS).timetuple().tm_yday
+
+
+@_operation()
+def iso_week(ms: int) -> int:
+    return _moment(ms // DAY_MS).isocalendar().week
+
+
+@_operation()
+def add_months(ms: int, months: int) -> int:
+    """Adds calendar months; the day is at most the last one of the month."""
+    day, rest = divmod(ms, DAY_MS)
+    date = _moment(day)
+    year, month = divmod(date.year * 12 + date.month - 1 + months, 12)
+    last = calendar.monthrange(year, month + 1)[1]
+    moved = date.replace(year=year, month=month + 1, day=min(date.day, last))
+    return (moved - _EPOCH).days * DAY_MS + rest
+
+
+@_operation()
+def months_between(start: int, end: int) -> int:
+    """Returns the number of whole months from `start` to `end`."""
+    one, other = _datetime(start), _datetime(end)
+    months = (other.year - one.year) * 12 + other.month - one.month
+    over = add_months(start, months) - end
+    return (
+        months - 1 if months > 0 and over > 0 else months + 1 if months < 0 and over < 0 else months
+    )
+
+
+@_operation()
+def truncate_to(ms: int, unit: str) -> int:
+    """Returns the begin of the week, month, quarter or year."""
+    date = _moment(ms // DAY_MS)
+    match unit:
+        case "WEEK":
+            date -= timedelta(days=date.weekday())
+        case "MONTH":
+            date = date.replace(day=1)
+        case "QUARTER":
+            date = date.replace(month=(date.month - 1) // 3 * 3 + 1, day=1)
+        case _:
+            date = date.replace(month=1, day=1)
+    return (date - _EPOCH).days * DAY_MS
+
+
+_JAVA = {
+    "yyyy": "%Y", "uuuu": "%Y", "yy": "%y", "MMMM": "%B", "MMM": "%b", "MM": "%m", "dd": "%d",
+    "HH": "%H", "hh": "%I", "mm": "%M", "ss": "%S", "SSS": "%g", "a": "%p", "EEEE": "%A",
+    "EEE": "%a", "DDD": "%j", "M": "%-m", "d": "%-d", "H": "%-H",
+}  # fmt: skip
+_JAVA_PART = re.compile(r"'([^']*)'|([A-Za-z])\2*|[^A-Za-z']")
+
+
+def java_pattern(pattern: str) -> str:
+    """Returns the pattern of `strftime` for one of Java's DateTimeFormatter. Raises ValueError."""
+    made = []
+    for found in _JAVA_PART.finditer(pattern):
+        part = found[0]
+        if found[1] is not None:
+            made.append(found[1].replace("%", "%%") or "'")
+        elif found[2] is None:
+            made.append(part.replace("%", "%%"))
+        elif part in _JAVA:
+            made.append(_JAVA[part])
+        else:
+            raise ValueError(f"unknown letters {part!r}, expected some of {', '.join(_JAVA)}")
+    return "".join(made)
+
+
+@_operation()
+def format_time(ms: int, pattern: str) -> str:
+    """Formats a time by a pattern of C; `%g` are its milliseconds, as in DuckDB."""
+    return _datetime(ms).strftime(pattern.replace("%g", f"{ms % 1000:03}"))
+
+
+@_operation(gives_none=True)
+def scan_time(text: str, pattern: str) -> int:
+    found = datetime.strptime(text, pattern.replace("%g", "%f").replace("%-", "%"))
+    moment = found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+# Nested values.
+
+
+@_operation(gives_none=True)
+def element(value: Any, key: Any) -> Any:
+    """Returns an item of a map, or of an array by its position from 1; None if there is none."""
+    if isinstance(value, Mapping):
+        return value.get(key)
+    index = key - 1 if key > 0 else len(value) + key if key else -1
+    return value[index] if 0 <= index < len(value) else None
+
+
+@_operation(takes_none=True)
+def make_array(*values: Any) -> list[Any]:
+    return list(values)
+
+
+def make_row(names: tuple[str, ...], *values: Any) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
+
+
+def json_path(path: str) -> tuple[str | int, ...]:
+    """Returns the steps of a path such as "$.a.b[0]". Raises ValueError."""
+    parts = re.findall(r"\.(\w+)|\[(\d+)\]|\['([^']+)'\]", path)
+    if re.fullmatch(r"(lax )?\$(\.\w+|\[\d+\]|\['[^']+'\])*", path) is None:
+        raise ValueError(f"{path!r} is no path: write '$.name' or '$.list[0].name'")
+    return tuple(name or quoted or int(index) for name, index, quoted in parts)
+
+
+def json_value(steps: tuple[str | int, ...], scalar: bool, text: str) -> str | None:
+    """Returns the text at the place; None if there is none, or, for `scalar`, an object or list."""
+    try:
+        found = json.loads(text)
+        for step in steps:
+            found = found[step]
+    except (ValueError, LookupError, TypeError):
+        return None
+    if scalar and (found is None or isinstance(found, (dict, list))):
+        return None
+    return text_of(found) if scalar else json.dumps(found, separators=(",", ":"))
