@@ -104,6 +104,10 @@ def keys_hint(given: Any, method: str) -> str:
     """
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         return field_hint(given)
+    if all(map(is_expression, given)):  # A list, for a tuple is a key.
+        return (
+            f"; a key of several expressions is a tuple: {method}(({', '.join(map(repr, given))}))"
+        )
     names = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
     if not all(isinstance(name, (str, int)) for name in names):
         return (

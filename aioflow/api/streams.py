@@ -92,6 +92,7 @@ from aioflow.core.functions import (
 )
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_ms
+from aioflow.expressions.composite import Composite
 from aioflow.expressions.nodes import Expr, is_expression
 from aioflow.expressions.rows import columns_to_function
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
@@ -590,11 +591,14 @@ class DataStream(Generic[T]):
     def key_by(self, fn: Callable[[T], K]) -> KeyedStream[K, T]: ...
     @overload
     def key_by(self, fn: Expr[Any]) -> KeyedStream[Any, T]: ...
+    @overload
+    def key_by(self, fn: tuple[Any, ...]) -> KeyedStream[tuple[Any, ...], T]: ...
     def key_by(self, fn: Any) -> KeyedStream[Any, T]:
         """Partitions the elements by key: all elements of a key reach one subtask, which keeps its
         state.
 
-        `fn` is a function or an expression. Keys that are equal in Python are one key.
+        `fn` is a function, an expression, or a tuple of expressions, whose keys are tuples: each
+        part of a key may be None. Keys that are equal in Python are one key.
         """
         return keyed_stream(self, fn, "key_by")
 
@@ -952,6 +956,8 @@ def keyed_stream(
     `method` and `whose` name the call in errors, such as "where" and " of the join".
     """
     written = method + whose
+    if type(fn) is tuple and fn and all(map(is_expression, fn)):
+        fn = Composite(fn)
     if is_async(fn, "key_by"):
         raise GraphError(
             f"{written} needs a plain function: the key is computed for each element at the "
@@ -1063,8 +1069,8 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
 
     def key_by(
         self,
-        left: Callable[[T], Any] | Expr[Any],
-        right: Callable[[U], Any] | Expr[Any] | None = None,
+        left: Callable[[T], Any] | Expr[Any] | tuple[Any, ...],
+        right: Callable[[U], Any] | Expr[Any] | tuple[Any, ...] | None = None,
     ) -> ConnectedStreams[T, U]:
         """Partitions both streams by key. A broadcast stream gets no key."""
         if self._broadcast:
@@ -1453,13 +1459,13 @@ class _TwoStreams(HalfStream, Generic[T, U]):
             tuple[WindowAssigner, Trigger[Any] | None, Evictor[Any] | None, int] | None
         ) = None
 
-    def where(self, key: Callable[[T], Any] | Expr[Any]) -> Self:
-        """Sets the key of the left elements: a function or an expression."""
+    def where(self, key: Callable[[T], Any] | Expr[Any] | tuple[Any, ...]) -> Self:
+        """Sets the key of the left elements: a function, an expression, or a tuple of them."""
         self._left_keyed = keyed_stream(self._left, key, "where", f" of the {self.kind}")
         return self
 
-    def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> Self:
-        """Sets the key of the right elements: a function or an expression."""
+    def equal_to(self, key: Callable[[U], Any] | Expr[Any] | tuple[Any, ...]) -> Self:
+        """Sets the key of the right elements: a function, an expression, or a tuple of them."""
         if self._left_keyed is None:
             raise GraphError(
                 f"{self.kind}: where(key of the left) comes before equal_to(key of the right)"

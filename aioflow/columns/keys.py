@@ -17,8 +17,9 @@ from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberCo
 from aioflow.core.elements import RecordBatch
 from aioflow.core.keygroups import SubtaskCache
 from aioflow.core.wire.columns import GrowingList
+from aioflow.expressions.composite import Composite
 
-__all__ = ["KeyEncoder", "KeyRouter", "arrivals"]
+__all__ = ["CompositeKeys", "KeyEncoder", "KeyRouter", "arrivals"]
 
 TABLE_SPAN_MAX = 1 << 22
 """Maximum range of ints that are looked up in a table by their value, at three ns a record.
@@ -205,6 +206,62 @@ def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
     return which[first[which].argsort()]  # type: ignore[no-any-return]
 
 
+class CompositeKeys:
+    """Computes keys of several parts as one coded column, whose entries are tuples.
+
+    The code of a key comes from the codes of its parts, where None is 0. So the tuple is made once
+    for each distinct key.
+    """
+
+    def __init__(self, expression: Composite[Any]) -> None:
+        self._parts = [ColumnExpression(part) for part in expression._parts]
+        self._encoders = [KeyEncoder() for _ in self._parts]
+        self._pairs = [KeyEncoder() for _ in self._parts]
+        """Encoders of all parts before a part, joined with it. The first is not used."""
+        self._entries = GrowingList()
+
+    def __call__(self, batch: ColumnBatch) -> CodedColumn:
+        """Returns the keys of the records. Raises NotOnColumns."""
+        columns = [compute(batch) for compute in self._parts]
+        try:
+            found = self._encode(columns)
+        except TypeError as error:  # A part is not hashable.
+            raise NotOnColumns(f"a key was refused: {error}") from error
+        return CodedColumn(found.astype(np.int32), self._entries)
+
+    def _encode(self, columns: list[Column]) -> np.ndarray:
+        codes = self._part(0, columns[0])
+        for place in range(1, len(columns)):
+            # A part has less than 2 ** 31 codes, and so have all parts before it.
+            both = codes << 31 | self._part(place, columns[place])
+            codes = self._pairs[place].encode(NumberColumn(both))
+        if len(columns) == 1:
+            codes = self._pairs[0].encode(NumberColumn(codes))
+        known = len(self._entries)
+        if known < len(self._pairs[-1]):
+            # Codes are given in a row, so the new ones are those from `known` on.
+            at = np.unique(codes, return_index=True)[1][-(len(self._pairs[-1]) - known) :]
+            self._entries.extend(zip(*(c.take(at).to_list() for c in columns), strict=True))
+        return codes
+
+    def _part(self, place: int, column: Column) -> np.ndarray:
+        """Returns the code of a part of each record, from 1; 0 for None."""
+        encoder = self._encoders[place]
+        if isinstance(column, NumberColumn):
+            absent = None if column.valid is None else ~column.valid
+        elif isinstance(column, CodedColumn):
+            absent = column.codes < 0
+        else:
+            absent = np.fromiter((one is None for one in column), np.bool_, len(column))
+        if absent is None or not absent.any():
+            return encoder.encode(column) + 1
+        there = np.flatnonzero(~absent)
+        codes = np.zeros(len(column), np.int64)
+        if len(there):
+            codes[there] = encoder.encode(column.take(there)) + 1
+        return codes
+
+
 class KeyRouter:
     """Splits batches of columns into one part for each consumer, by key."""
 
@@ -218,7 +275,7 @@ class KeyRouter:
         """Makes a router. `expression` computes the keys. Only `fields` of the records are sent;
         None means all.
         """
-        self._compute = ColumnExpression(expression)
+        self._expression = expression
         self._fields = fields
         self._consumers = consumers
         self._max_parallelism = max_parallelism
@@ -228,6 +285,8 @@ class KeyRouter:
         self._begin()
 
     def _begin(self) -> None:
+        composite = isinstance(self._expression, Composite)
+        self._compute = (CompositeKeys if composite else ColumnExpression)(self._expression)
         self._encoder = KeyEncoder()
         self._subtasks = np.empty(0, self._dtype)
         self._of_entries: tuple[list[Any] | None, np.ndarray] = (None, self._subtasks)

@@ -8,7 +8,7 @@ tuple, and one instant in two time zones. The key group of a key is a promise of
 format: the golden vectors in the tests never change.
 
 The canonical form is a tag byte and a body; elements of composite keys are length-prefixed, so that
-no two forms run into each other:
+no two forms run into each other. None is no key, but it may be a part of a tuple:
 
     i  integer: big-endian two's complement, shortest
     f  non-integral float, or infinity: IEEE 754, big endian
@@ -22,6 +22,7 @@ no two forms run into each other:
     u  UUID: 16 bytes
     E  Enum of no value type: class, name (Flag: value)
     t  tuple, NamedTuple
+    n  None, only as a part of a tuple
     z  frozenset, sorted
     c  frozen dataclass: class and compared fields
 """
@@ -31,7 +32,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -301,7 +302,11 @@ def _encode_other(key: Any) -> bytes:
 
 
 def _encode_none(key: None) -> bytes:
-    raise _refused(key, "filter such records out, or give them a key of their own such as ''")
+    raise _refused(
+        key,
+        "filter such records out, or give them a key of their own such as ''; a part of a tuple "
+        "may be None",
+    )
 
 
 def _encode_int(key: int) -> bytes:
@@ -375,7 +380,7 @@ def _encode_uuid(key: UUID) -> bytes:
 
 
 def _encode_tuple(key: tuple[object, ...]) -> bytes:
-    return b"t" + _join(map(_encode, tuple.__iter__(key)))
+    return b"t" + _join([b"n" if part is None else _encode(part) for part in tuple.__iter__(key)])
 
 
 def _encode_frozenset(key: frozenset[object]) -> bytes:
@@ -415,7 +420,7 @@ def _encode(key: Any) -> bytes:
     return exact(key) if exact is not None else _encode_other(key)
 
 
-def _join(parts: Iterator[bytes]) -> bytes:
+def _join(parts: Iterable[bytes]) -> bytes:
     return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 

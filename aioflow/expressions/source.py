@@ -19,6 +19,7 @@ from keyword import iskeyword
 from typing import Any
 
 from aioflow.expressions import nodes as ex
+from aioflow.expressions.composite import Composite
 from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.trees import is_boolean
 from aioflow.expressions.values import (
@@ -144,6 +145,10 @@ class Emitter:
                 return self._case(branches, default, bound)
             case Apply(_operation=operation) if operation.takes_none:
                 return self._apply_to_none(e, operation, bound)
+            case Composite(_parts=parts):
+                values = [self._visit(part, bound) for part in parts]
+                source = f"({''.join(f'{value.full}, ' for value in values)})"
+                return self._plain(source, values[0].after)
             case _:
                 return self._function(e, bound)
 

@@ -326,7 +326,7 @@ def _are_plain(keys: list[Any], types: list[type]) -> bool:
         found.discard(tuple)
         if found:
             keys = [key for key in keys if type(key) is tuple]
-        found.update(map(type, chain.from_iterable(keys)))
+        found |= set(map(type, chain.from_iterable(keys))) - {type(None)}
     return found <= PLAIN_KEY_TYPES
 
 

@@ -353,12 +353,13 @@ def test_object_that_is_no_flow_is_not_run(given: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
+        ([af.col.user, af.col.item], "expressions is a tuple: key_by((col.user, col.item))"),
         (
-            (af.col.user, af.col.item),
+            ("user", "item"),
             "fields is a tuple that a function gives: key_by(lambda e: (e.user, e.item)), or e[",
         ),
         (["user", "unit price", 3], "key_by(lambda e: (e.user, e['unit price'], e[3]))"),
-        ((af.col.user, af.col.n % 7), "key_by(lambda e: (e.user, e.item))"),
+        ((af.col.user, "n"), "key_by(lambda e: (e.user, e.n))"),
     ],
 )
 def test_a_key_of_several_fields_is_told_the_function(given: Any, remedy: str) -> None:

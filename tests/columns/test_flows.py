@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -583,3 +584,74 @@ def test_explain_advises_no_columns_where_the_source_has_none() -> None:
         "in": "source, bounded, no event time, rows",
         "lengths": "on rows: the source gives rows",
     }
+
+
+COMPOSITE = (e.user % 7, e.word, e.flag)
+"""A key of three parts, one of which is None in some records."""
+
+
+def key_of_parts(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["user"] % 7, row["word"], row["flag"]
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("state", ["heap", "rocksdb"])
+async def test_a_key_of_several_parts_is_the_tuple_that_a_function_gives(
+    parallelism: int, state: str
+) -> None:
+    def totals(source: Any, key: Any) -> Any:
+        flow = af.Flow("parts", parallelism=parallelism)
+        window = flow.source(source, watermarks=TIMES).key_by(key).window(af.tumbling("1s"))
+        return window.aggregate(af.agg(n=af.count(), total=af.sum(e.value)))
+
+    on_columns = totals(af.io.arrow(table()), COMPOSITE)
+    assert "on columns" in on_columns.explain().splitlines()[-1]
+    expected = await totals(ROWS, key_of_parts).collect(state=state)
+    assert any(result.key[1] is None for result in expected)
+    for stream in (on_columns, totals(ROWS, COMPOSITE)):
+        assert sorted(map(repr, await stream.collect(state=state))) == sorted(map(repr, expected))
+
+
+async def test_the_parts_of_a_key_can_be_read_on_columns() -> None:
+    counts = af.Flow("parts").source(af.io.arrow(table())).key_by((e.word, e.flag)).count()
+    rows = await counts.select(word=e[0][0], flag=e[0][1], n=e[1]).collect()
+    last = {(row["word"], row["flag"]): row["n"] for row in rows}
+    assert last == Counter((row["word"], row["flag"]) for row in ROWS)
+
+
+async def test_a_key_of_one_part_groups_the_records_without_a_value() -> None:
+    for source in (ROWS, af.io.arrow(table())):
+        counts = await af.Flow("one").source(source).key_by((e.word,)).count().collect()
+        assert dict(counts)[None,] == COUNT // 50
+
+
+async def test_both_sides_of_a_join_and_of_connected_streams_take_keys_of_several_parts() -> None:
+    flow = af.Flow("two")
+    left, right = flow.source(ROWS, watermarks=TIMES), flow.source(ROWS, watermarks=TIMES)
+    keys = (e.user, e.word)
+    windowed = left.join(right).where(keys).equal_to(keys).window(af.tumbling("1s")).pairs()
+    keyed = left.connect(right).key_by(keys, keys).process(Sides)
+    pairs, sides = await flow.collect(windowed, keyed)
+    assert pairs and all(one.left["word"] == one.right["word"] for one in pairs)
+    assert set(sides) == {((row["user"], row["word"]), n) for row in ROWS for n in (1, 2)}
+
+
+class Sides(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
+    """Emits the key of each element, with the number of its side."""
+
+    def process_element1(self, value: Any, ctx: af.ProcessContext) -> list[Any]:
+        return [(ctx.current_key, 1)]
+
+    def process_element2(self, value: Any, ctx: af.ProcessContext) -> list[Any]:
+        return [(ctx.current_key, 2)]
+
+
+async def test_a_part_that_is_nan_or_a_list_is_refused_at_its_record() -> None:
+    wrong = [{"a": 1, "b": 2.0}, {"a": 1, "b": float("nan")}]
+    for source in (wrong, af.io.arrow(pa.Table.from_pylist(wrong))):
+        with pytest.raises(af.TypeNotSupported, match="NaN") as caught:
+            await af.Flow("nan").source(source).key_by((e.a, e.b)).count().collect()
+        assert "at record {'a': 1, 'b': nan}" in caught.value.__notes__[0]
+    lists = af.Flow("lists").source([{"a": 1, "b": [2]}]).key_by((e.a, e.b)).count()
+    with pytest.raises(af.TypeNotSupported, match="tuple"):
+        await lists.collect()
