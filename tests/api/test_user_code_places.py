@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, get_overloads
 
+import pyarrow as pa
 import pytest
 
 import aioflow as af
@@ -75,10 +80,15 @@ class Run:
     """
 
     deed: Act
+    folder: Path
+    """Where files of this run are."""
     acted: bool = False
     out: list[Any] = field(default_factory=list)
     complete: int = len(VALUES)
     options: dict[str, Any] = field(default_factory=dict)
+    read: Callable[[], Sequence[Any]] | None = None
+    """Reads what arrived, if that is not in `out`."""
+    close: Callable[[], None] = lambda: None
     flow: af.Flow = field(default_factory=lambda: af.Flow("f"))
 
     def __deepcopy__(self, memo: Any) -> Run:
@@ -164,6 +174,101 @@ def async_map(run: Run) -> Any:
         return value
 
     return run.source().map(function, timeout="10s", retry=af.Retry(2, backoff="1ms"))
+
+
+@place()
+def async_map_in_any_order(run: Run) -> Any:
+    async def function(value: int) -> int:
+        await asyncio.sleep(0)
+        return int(run.trip(value))
+
+    return run.source().map(function, ordered=False, concurrency=3)
+
+
+@place()
+def async_filter(run: Run) -> Any:
+    async def function(value: int) -> bool:
+        await asyncio.sleep(0)
+        return run.trip(value) is not None
+
+    return run.source().filter(function)
+
+
+@place()
+def async_flat_map(run: Run) -> Any:
+    async def function(value: int) -> AsyncIterator[int]:
+        await asyncio.sleep(0)
+        yield run.trip(value)
+
+    return run.source().flat_map(function)
+
+
+@place()
+def async_map_batches(run: Run) -> Any:
+    async def function(values: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return [run.trip(value) for value in values]
+
+    return run.source().map_batches(function, max_size=2)
+
+
+@place(
+    *(
+        f"{owner}.{method}.on_timeout"
+        for owner in ("DataStream", "KeyedStream")
+        for method in ("map", "filter", "flat_map")
+    )
+)
+def on_timeout(run: Run) -> Any:
+    async def function(value: int) -> int:
+        if value == BAD:
+            await asyncio.sleep(60)
+        return value
+
+    return run.source().map(function, timeout="10ms", on_timeout=lambda v: run.trip(v))
+
+
+# Functions of elements that come as columns.
+
+
+def columns(run: Run) -> Any:
+    return run.source(af.io.arrow(pa.table({"v": list(VALUES)})))
+
+
+@place()
+def map_of_columns(run: Run) -> Any:
+    return columns(run).map(lambda row: run.trip(row["v"]))
+
+
+@place()
+def async_map_of_columns(run: Run) -> Any:
+    async def function(row: Any) -> int:
+        await asyncio.sleep(0)
+        return int(run.trip(row["v"]))
+
+    return columns(run).map(function)
+
+
+@place()
+def async_filter_of_columns(run: Run) -> Any:
+    async def function(row: Any) -> bool:
+        await asyncio.sleep(0)
+        return run.trip(row["v"]) is not None
+
+    return columns(run).filter(function)
+
+
+@place()
+def map_batches_of_columns(run: Run) -> Any:
+    return columns(run).map_batches(lambda rows: [run.trip(row["v"]) for row in rows])
+
+
+@place()
+def process_of_columns(run: Run) -> Any:
+    def function(row: Any, ctx: Any) -> Iterator[int]:
+        yield run.trip(row["v"])
+
+    return columns(run).process(function)
 
 
 @place("DataStream.key_by.fn", "KeyedStream.key_by.fn")
@@ -335,7 +440,42 @@ def broadcast(run: Run) -> Any:
     return run.source().connect(rules).process(Ruled())
 
 
+class AsyncProcess(af.KeyedProcessFunction[int, int, int]):
+    """Its methods wait, and then misbehave."""
+
+    def __init__(self, run: Run, where: str) -> None:
+        self.run, self.where = run, where
+
+    async def process_element(self, value: int, ctx: Any) -> list[int]:
+        await asyncio.sleep(0)
+        if self.where == "process_element":
+            self.run.trip(value)
+        ctx.timer_service.register_event_time_timer(value * 1000 + 1)
+        return [value]
+
+    async def on_timer(self, timestamp: int, ctx: Any) -> list[int]:
+        await asyncio.sleep(0)
+        if self.where == "on_timer" and timestamp == BAD * 1000 + 1:
+            self.run.act()
+        return []
+
+
+@place()
+def async_process_element(run: Run) -> Any:
+    return run.timed().key_by(lambda v: v).process(AsyncProcess(run, "process_element"))
+
+
+@place()
+def async_on_timer(run: Run) -> Any:
+    return run.timed().key_by(lambda v: v).process(AsyncProcess(run, "on_timer"))
+
+
 # Windows and joins.
+
+
+@place("WindowedStream.aggregate.window_fn", "WindowedStream.reduce.window_fn")
+def window_function(run: Run) -> Any:
+    return run.windows().aggregate(af.count(), lambda key, ctx, results: [run.trip(key)])
 
 
 @place("WindowedStream.reduce.fn")
@@ -349,6 +489,12 @@ def window_reduce(run: Run) -> Any:
 @place("WindowedStream.process.fn", "ProcessWindowFunction.process")
 def window_process(run: Run) -> Any:
     return run.windows().process(lambda key, ctx, values: [run.trip(v) for v in values])
+
+
+@place()
+def session_process(run: Run) -> Any:
+    sessions = run.timed().key_by(lambda v: v).window(af.session("500ms"))
+    return sessions.process(lambda key, ctx, values: [run.trip(v) for v in values])
 
 
 @place("ProcessWindowFunction.clear")
@@ -411,7 +557,7 @@ for _where in ("create_accumulator", "add", "get_result", "merge"):
     place(f"AggregateFunction.{_where}")(aggregated(_where))
 
 
-@place("KeyedStream.aggregate.agg")
+@place("KeyedStream.aggregate.agg", "WindowedStream.aggregate.agg")
 def running_aggregate(run: Run) -> Any:
     return run.source().key_by(lambda v: v).aggregate(Counting(run, "add"))
 
@@ -553,6 +699,34 @@ def map_function(run: Run) -> Any:
             return int(run.trip(value))
 
     return run.source().map(Trips())
+
+
+@place("ReducingStateDescriptor.fn")
+def reducing_state(run: Run) -> Any:
+    class Sums(af.KeyedProcessFunction[int, int, int]):
+        def open(self, ctx: Any) -> None:
+            descriptor = af.ReducingStateDescriptor("sum", lambda a, b: run.trip(b))
+            self.sum = ctx.get_reducing_state(descriptor)
+
+        def process_element(self, value: int, ctx: Any) -> list[int]:
+            self.sum.add(value)
+            return [value]
+
+    return run.source().key_by(lambda v: 0).process(Sums())
+
+
+@place("AggregatingStateDescriptor.agg")
+def aggregating_state(run: Run) -> Any:
+    class Counts(af.KeyedProcessFunction[int, int, int]):
+        def open(self, ctx: Any) -> None:
+            descriptor = af.AggregatingStateDescriptor("n", Counting(run, "add"))
+            self.count = ctx.get_aggregating_state(descriptor)
+
+        def process_element(self, value: int, ctx: Any) -> list[int]:
+            self.count.add(value)
+            return [value]
+
+    return run.source().key_by(lambda v: 0).process(Counts())
 
 
 def resource(where: str) -> Callable[[Run], Any]:
@@ -742,7 +916,86 @@ def async_generator(run: Run) -> Any:
     return run.source(numbers)
 
 
-IN_A_THREAD = ("plain_generator", "map_in_a_thread")
+@place()
+def generator_with_positions(run: Run) -> Any:
+    def numbers(position: int | None) -> Iterator[tuple[int, int]]:
+        for value in VALUES[position or 0 :]:
+            yield run.trip(value), value + 1
+
+    return run.source(numbers)
+
+
+# Connectors.
+
+
+@place("io.datagen.fn")
+def datagen(run: Run) -> Any:
+    return run.source(af.io.datagen(run.trip, count=len(VALUES)))
+
+
+@place("io.hybrid.first")
+def hybrid_first(run: Run) -> Any:
+    return run.source(af.io.hybrid(lambda: map(run.trip, VALUES), []))
+
+
+@place("io.hybrid.then")
+def hybrid_then(run: Run) -> Any:
+    def then(end: Any) -> list[int]:
+        run.act()
+        return list(VALUES)
+
+    return run.source(af.io.hybrid([], then))
+
+
+@place("io.http.items")
+async def http_items(run: Run) -> Any:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps(list(VALUES)).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    run.close = server.close
+    port = server.sockets[0].getsockname()[1]
+    address = f"http://127.0.0.1:{port}/"
+    return run.source(af.io.http(address, "1h", items=lambda values: map(run.trip, values)))
+
+
+@place("io.sqlite.mode", "io.postgres.mode")
+def table_mode(run: Run) -> None:
+    path = run.folder / "rows.db"
+
+    def query(sql: str) -> list[Any]:
+        with closing(sqlite3.connect(path)) as database, database:
+            return database.execute(sql).fetchall()
+
+    def mode(row: dict[str, int]) -> Any:
+        run.trip(row["v"])
+        return "upsert"
+
+    query("create table rows (v integer primary key)")
+    run.read = lambda: query("select v from rows")
+    sink = af.io.sqlite(path, "rows", columns=["v"], key="v", mode=mode)
+    run.source().map(lambda v: {"v": v}).sink(sink)
+
+
+@place()
+def type_of_a_file(run: Run) -> Any:
+    @dataclass
+    class Row:
+        v: int
+
+        def __post_init__(self) -> None:
+            run.trip(self.v)
+
+    path = run.folder / "rows.jsonl"
+    path.write_text("".join(f'{{"v": {value}}}\n' for value in VALUES))
+    return run.source(af.io.jsonl(path, Row))
+
+
+IN_A_THREAD = ("plain_generator", "generator_with_positions", "map_in_a_thread")
 DOCUMENTED = {"gauge": "a gauge that raises is shown as NaN"}
 """Acts after which the job continues."""
 
@@ -755,6 +1008,14 @@ ELSEWHERE = {
     "Trigger.on_processing_time": "as on_event_time, from the mail of a timer",
     "Trigger.can_merge": "a property, read while the flow is built",
     "WatermarkStrategy.create.now_ms": "the engine's clock",
+    "register_type.encode": "to come",
+    "register_type.decode": "to come",
+    "io.kafka.topic": "called for each record as a function of a map, before it is sent",
+    "io.kafka.key": "as topic",
+    "io.kafka.headers": "as topic",
+    "io.spark.what": "a function of Spark, in a process of Spark",
+    "io.spark.into": "a function of Spark, in a process of Spark",
+    "resource.factory": "a generator; called where it is entered",
 }
 """Callables of the API that have no place of their own here, and why."""
 
@@ -771,10 +1032,12 @@ CASES = [
 
 @pytest.mark.parametrize(("place", "act"), CASES)
 async def test_misbehaving_user_code_fails_the_job_by_name_or_the_job_ends_complete(
-    place: str, act: Act
+    place: str, act: Act, tmp_path: Path
 ) -> None:
-    run = Run(act)
+    run = Run(act, tmp_path)
     stream = PLACES[place](run)
+    if inspect.iscoroutine(stream):
+        stream = await stream
     if stream is not None:
         stream.sink(run.out.append)
     error: BaseException | None = None
@@ -783,10 +1046,13 @@ async def test_misbehaving_user_code_fails_the_job_by_name_or_the_job_ends_compl
             await run.flow.execute(**run.options)
     except BaseException as caught:
         error = caught
+    finally:
+        run.close()
     assert run.acted, "the table calls it"
     if error is None:
         assert place in DOCUMENTED or act is cancel_own_task, "what it raised is lost"
-        assert len(run.out) == run.complete, "never FINISHED with less"
+        out = run.out if run.read is None else run.read()
+        assert len(out) == run.complete, "never FINISHED with less"
         return
     assert not isinstance(error, (asyncio.CancelledError, TimeoutError))
     # Python itself replaces a StopAsyncIteration that leaves an async generator, and names it as
@@ -802,6 +1068,18 @@ async def test_misbehaving_user_code_fails_the_job_by_name_or_the_job_ends_compl
         word in notes
         for word in ("operator '", "source '", "resource '", "sink '", "discover() of")
     ), (error, notes)
+
+
+def functions_of(method: Any) -> set[str]:
+    """The parameters of a method that take a function, over its overloads."""
+    forms = [*get_overloads(inspect.unwrap(method)), method]
+    return {
+        parameter.name
+        for form in forms
+        for parameter in inspect.signature(form).parameters.values()
+        if any(word in str(parameter.annotation) for word in ("Callable", "Function", "Mode"))
+        or parameter.name == "fn"
+    }
 
 
 def callables_of_the_api() -> set[str]:
@@ -820,13 +1098,12 @@ def callables_of_the_api() -> set[str]:
         for name, method in inspect.getmembers(owner, callable):
             if name.startswith("_"):
                 continue
-            for parameter in inspect.signature(method).parameters.values():
-                if (
-                    "Callable" in str(parameter.annotation)
-                    or "Function" in str(parameter.annotation)
-                    or parameter.name == "fn"
-                ):
-                    found.add(f"{owner.__name__}.{name}.{parameter.name}")
+            found |= {f"{owner.__name__}.{name}.{one}" for one in functions_of(method)}
+    for name in af.io.__all__:
+        found |= {f"io.{name}.{one}" for one in functions_of(getattr(af.io, name))}
+    others = (af.register_type, af.ReducingStateDescriptor, af.AggregatingStateDescriptor)
+    for other in (*others, af.session, af.resource):
+        found |= {f"{other.__name__}.{one}" for one in functions_of(other)}
     implemented = (
         *(
             af.Function,
