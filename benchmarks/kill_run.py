@@ -1,7 +1,8 @@
 """Kill processes of every kind under load: is the output exact, and how long until the next
 checkpoint?
 
-    python -m benchmarks.kill_run [--kind all|KIND] [--kills 100] [--every 500ms]
+    python -m benchmarks.kill_run [--kind all|KIND] [--kills 100] [--every 500ms] [--ledger]
+    python -m benchmarks.kill_run --sum
 
     workers       worker processes of a flow that runs with workers=2
     service       the process that runs the flow itself; it is started again with restore="latest"
@@ -19,7 +20,9 @@ goes from the kill (of a store or a database: from its return) to the completion
 checkpoint that was triggered after it. It holds detection, restart delay (10 ms; that of
 `restart=`'s default for `rescaled` and `service`), the start of new processes, the restore, and one
 checkpoint with its interval. In the end every number must be in every output exactly once
-(`kill_flows`). Absolute times, so the machine should be idle; its load is printed.
+(`kill_flows`). Absolute times, so the machine should be idle; its load is printed. With `--ledger`
+each kind is added to `kills.jsonl` once its output was checked; `--sum` counts the kills by commit
+and kind. The output is exact on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -56,7 +60,9 @@ from benchmarks.bench_throughput import environment
 from benchmarks.kill_flows import FOLDER, NAME, counted, mistakes, prepare, rows_written
 from tests.io.postgres_server import postgres_server
 from tests.io.servers import BUCKET, s3_environment, s3_server
+from tests.simulation.sweep import commit
 
+LEDGER = Path(__file__).parent / "kills.jsonl"
 ROOT = Path(__file__).parents[1]
 FLOW = f"{ROOT / 'benchmarks' / 'kill_flows.py'}:from_environment"
 KINDS = ("workers", "service", "rescaled", "taskmanager", "jobmanager", "store", "database")
@@ -520,6 +526,27 @@ async def kill_run(
     return times, rows_written(folder), wrong
 
 
+def add_to_ledger(at: str, kind: str, kills: int, rows: int, wrong: list[str]) -> None:
+    entry = {"commit": at, "kind": kind, "kills": kills, "rows": rows, "mistakes": wrong}
+    with LEDGER.open("a", encoding="utf-8") as ledger:
+        ledger.write(json.dumps(entry) + "\n")
+
+
+def print_sum() -> None:
+    """Prints the kills of the ledger, by commit and kind."""
+    kills: dict[str, Counter[str]] = {}
+    mistakes_made = 0
+    for line in LEDGER.read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        kills.setdefault(entry["commit"], Counter())[entry["kind"]] += entry["kills"]
+        mistakes_made += len(entry["mistakes"])
+    for at, kinds in kills.items():
+        by_kind = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+        print(f"{at}: {kinds.total()} kills ({by_kind})")
+    total = sum(kinds.total() for kinds in kills.values())
+    print(f"{total} kills, {mistakes_made} mistakes in the output")
+
+
 def summary(times: list[float]) -> dict[str, float]:
     ordered = sorted(times)
     last = len(ordered) - 1
@@ -538,7 +565,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--every", default="500ms")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--ledger", action="store_true", help="add the kills to kills.jsonl")
+    parser.add_argument("--sum", action="store_true", help="print the sum of the ledger")
     options = parser.parse_args(argv)
+    if options.sum:
+        print_sum()
+        return 0
+    at = commit("benchmarks/kill_*.py")
     logging.getLogger("aioflow").setLevel(logging.ERROR)  # Each kill is a handful of warnings.
     kinds = KINDS if options.kind == "all" else (options.kind,)
     chance = random.Random(options.seed)
@@ -559,8 +592,11 @@ def main(argv: list[str] | None = None) -> int:
             "recovery_s": summary(times),
         }
         print(f"{kind}: {results[kind]}", file=sys.stderr, flush=True)
+        if options.ledger:
+            add_to_ledger(at, kind, kills, rows, wrong)
     wrong = [f"{kind}: {one}" for kind, result in results.items() for one in result["mistakes"]]
     result = {
+        "commit": at,
         "kills": len(all_times),
         "mistakes": wrong,
         "recovery_s": summary(all_times),

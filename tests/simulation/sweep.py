@@ -58,8 +58,8 @@ def _outcomes(
         yield from pool.imap_unordered(run, seeds, CHUNK)
 
 
-def commit() -> str:
-    """The commit of the tree, marked if the package or its simulation differ from it."""
+def commit(*more: str) -> str:
+    """The commit of the tree, marked if the package, its simulation or `more` differ from it."""
 
     def git(*argv: str) -> str:
         return subprocess.run(
@@ -76,6 +76,7 @@ def commit() -> str:
             "--",
             "aioflow",
             "tests/simulation/*.py",
+            *more,
         )
         else name
     )
