@@ -20,7 +20,7 @@ DEBUGGED = tests/task tests/operators tests/advice tests/api
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test check static lint types layers unit pythons debug hashseeds suite services browser processes spark sparks sim hunt fuzz soak ablations peers bench kafka screenshots docs clean
+.PHONY: help setup venv demo test check static lint types layers unit pythons debug hashseeds suite services browser processes spark sparks sim hunt kills fuzz soak ablations peers bench kafka screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,8 +107,11 @@ $(SPARK_VENVS)%/.ready: pyproject.toml
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which, LEDGER=1 keeps account
 	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS) $(if $(LEDGER),--ledger),$(PYTEST) -m "simulation and not hunt" tests/simulation)
 
-hunt: venv ## drawn programs against a plain model, in every way to run them; SEEDS=FIRST:END or MINUTES=N, LEDGER=1 keeps account
-	$(BIN)/python -m tests.programs.hunt --jobs $(JOBS) --seeds $(if $(findstring :,$(SEEDS)),$(SEEDS),1000:11000) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LEDGER),--ledger)
+hunt: venv ## drawn programs against a plain model, in every way to run them; SEEDS=FIRST:END or MINUTES=N, WAYS="killed died", LEDGER=1 keeps account
+	$(BIN)/python -m tests.programs.hunt --jobs $(JOBS) --seeds $(if $(findstring :,$(SEEDS)),$(SEEDS),1000:11000) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(WAYS),--ways $(WAYS)) $(if $(LEDGER),--ledger)
+
+kills: venv ## kill -9 each kind of process KILLS=300 times in all, and check that the output is exact; LEDGER=1 keeps account
+	$(BIN)/python -m benchmarks.kill_run --kills $(or $(KILLS),300) $(if $(LEDGER),--ledger)
 
 # atheris guides by coverage. It has no wheel for every system, so it is no part of .[dev]; without it inputs are made by chance.
 fuzz: venv ## fuzz every reader of bytes, guided by coverage; TARGET=NAME one of them, SECONDS=60 each, KEEP=1 into the corpora

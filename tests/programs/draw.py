@@ -9,6 +9,7 @@ what it must give (`model.Undetermined`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from random import Random
@@ -538,4 +539,37 @@ def draw(seed: int) -> Program:
         for i, step in enumerate(steps)
         if i in read and step.kind != "source" and rng.random() < 0.15
     ]
-    return Program(seed, spread, tuple(steps), tuple(sorted([*leaves, *inner])))
+    program = Program(seed, spread, tuple(steps), tuple(sorted([*leaves, *inner])))
+    return with_other_times(Random(f"times {seed}"), program)
+
+
+def with_other_times(rng: Random, program: Program) -> Program:
+    """Draws idleness, which changes no answer, and sources without watermarks."""
+    steps = []
+    is_line = not program.spread and all(
+        len(step.inputs) < 2 and "splits" not in step.args for step in program.steps
+    )
+    is_line = is_line and sum(step.kind == "source" for step in program.steps) == 1
+    for step in program.steps:
+        args = dict(step.args)
+        if args.get("delay") is not None and rng.random() < 0.3:
+            # Where streams meet, elements of one that was idle may be late.
+            idle = rng.choice(("1ms", "1ms", "3ms")) if is_line else "10d"
+            args["idle"] = idle, rng.choice(("idle_after", "with_idleness"))
+        steps.append(Step(step.kind, step.inputs, args))
+    idle = replace(program, steps=tuple(steps))
+    timed = {"keyed_process", "broadcast", "connect", "window", "join", "co_group", "interval_join"}
+    if rng.random() < 0.8 or any(step.kind in timed for step in steps):
+        return idle  # A timer of event time that could never fire is refused.
+    steps = [
+        Step(step.kind, step.inputs, {**step.args, "strategy": "none", "idle": None})
+        if step.kind == "source" and step.args["delay"] is not None and "aligned" not in step.args
+        else step
+        for step in idle.steps
+    ]
+    without = replace(program, steps=tuple(steps))
+    try:
+        model.evaluate(without)
+    except model.Undetermined:
+        return idle
+    return without

@@ -4,10 +4,11 @@
     python -m tests.programs.hunt --seeds 17:18 --ways restored --shrink
 
 Each program runs plainly, in another form, and simulated, restarted or restored; on columns where
-its sources can be tables. Every 50th runs over worker processes too; with `--spark` every 20th that
-ends is a job of Spark. A difference is printed with its seed, its way and the command that repeats
-it; `--shrink` prints the smallest program that still differs. With `--ledger` what was run is added
-to `ledger.jsonl`.
+its sources can be tables; and a quarter of them on simulated machines that fail. Every 50th runs
+over worker processes too, if not `--in-process`; with `--spark` every 20th that ends is a job of
+Spark. The way `on_cluster` starts a cluster of processes for all programs. A difference is printed
+with its seed, its way and the command that repeats it; `--shrink` prints the smallest program that
+still differs. With `--ledger` what was run is added to `ledger.jsonl`; `--sum` adds that up.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import gc
 import json
 import multiprocessing
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tests.integration.clusters import Cluster
 from tests.programs import model
 from tests.programs.draw import draw
 from tests.programs.program import Program, Step
@@ -42,23 +46,50 @@ SPARK_EVERY = 20
 CHUNK = 5
 
 
-def run_seed(seed: int, ways: Sequence[str], spark: bool) -> tuple[int, int, list[tuple[str, str]]]:
-    """(seed, runs, the ways that differ, each with what was wrong)."""
+@dataclass(frozen=True)
+class Given:
+    """How seeds are run."""
+
+    ways: Sequence[str] = ()
+    """Only these ways; none: those that each seed chooses."""
+    in_process: bool = False
+    spark: bool = False
+    cluster: Path | None = None
+    """Directory of the cluster for `on_cluster`."""
+
+
+class Seen(NamedTuple):
+    """The runs of one seed."""
+
+    seed: int
+    ways: list[str]
+    kills: int
+    wrong: list[tuple[str, str]]
+    """The ways that differ, each with what was wrong."""
+
+
+def run_seed(seed: int, given: Given) -> Seen:
     if seed % COLLECT_EVERY == 0:
         gc.collect()
     program = draw(seed)
-    chosen = list(ways) or ways_of(program)
+    ways, spark = given.ways, given.spark
+    chosen = list(ways) or ways_of(program, processes=not given.in_process)
     if spark and not ways and seed % SPARK_EVERY == 0 and not program.reads_first:
         chosen.append("on_spark")
-    wrong = []
+    wrong, kills = [], 0
     for way in chosen:
         try:
-            check(program, way, spark_bridge() if way == "on_spark" else None)
+            kills += check(program, way, service_of(way, given.cluster)).kills
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # Any end of a run is of interest here.
             wrong.append((way, "".join(traceback.format_exception_only(error)).rstrip()))
-    return seed, len(chosen), wrong
+    return Seen(seed, chosen, kills, wrong)
+
+
+def service_of(way: str, cluster: Path | None = None) -> Any:
+    """Returns what serves all programs of a way."""
+    return {"on_spark": spark_bridge, "on_cluster": lambda: cluster}.get(way, lambda: None)()
 
 
 @cache
@@ -77,9 +108,9 @@ def spark_bridge() -> Any:
 # shrink
 
 
-def shrunk(program: Program, way: str, *, tries: int = 400) -> Program:
+def shrunk(program: Program, way: str, *, tries: int = 400, cluster: Path | None = None) -> Program:
     """The smallest program found that still differs in `way`."""
-    wanted = failure(program, way)
+    wanted = failure(program, way, cluster)
     if wanted is None:
         raise ValueError(f"program {program.seed} does not differ in way {way}")
     found = True
@@ -89,16 +120,16 @@ def shrunk(program: Program, way: str, *, tries: int = 400) -> Program:
             tries -= 1
             if tries <= 0:
                 break
-            if failure(smaller, way) == wanted:
+            if failure(smaller, way, cluster) == wanted:
                 program, found = smaller, True
                 break
     return program
 
 
-def failure(program: Program, way: str) -> str | None:
+def failure(program: Program, way: str, cluster: Path | None) -> str | None:
     """The kind of what is wrong."""
     try:
-        check(program, way, spark_bridge() if way == "on_spark" else None)
+        check(program, way, service_of(way, cluster))
     except model.Undetermined:
         return None
     except Exception as error:
@@ -164,15 +195,25 @@ def pruned(program: Program) -> Program:
 # command
 
 
-def results(
-    seeds: Sequence[int], ways: Sequence[str], spark: bool, jobs: int
-) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
-    one = partial(run_seed, ways=ways, spark=spark)
+def results(seeds: Sequence[int], given: Given, jobs: int) -> Iterator[Seen]:
+    one = partial(run_seed, given=given)
     if jobs == 1:
+        gc.freeze()
         yield from map(one, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
         yield from pool.imap_unordered(one, seeds, CHUNK)
+
+
+@contextmanager
+def a_cluster(wanted: bool) -> Iterator[Path | None]:
+    """The directory of a cluster of two TaskManagers, if one is wanted."""
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder, closing(Cluster(Path(folder))) as cluster:
+        cluster.start(workers=2, slots=6)
+        yield cluster.data
 
 
 def parse_seeds(text: str) -> range:
@@ -189,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=parse_seeds, default=range(1000), help="FIRST:END, or how many from 0"
     )
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=[], help="only these ways")
+    parser.add_argument("--in-process", action="store_true", help="no ways with processes")
     parser.add_argument("--spark", action="store_true", help="some of them as jobs of Spark, too")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
@@ -197,48 +239,77 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--shrink", action="store_true", help="print the smallest program that still differs"
     )
     parser.add_argument("--ledger", action="store_true", help="add the result to ledger.jsonl")
+    parser.add_argument("--sum", action="store_true", help="print the sum of the ledger")
     given = parser.parse_args(argv)
-    at, begun = commit(), time.monotonic()
+    if given.sum:
+        print_sum()
+        return 0
+    at, begun = commit("tests/programs/*.py"), time.monotonic()
     failed: Counter[str] = Counter()
     seeds: list[int] = []
     wrong_seeds: list[int] = []
-    runs = 0
-    for seed, count, wrong in results(given.seeds, given.ways, given.spark, given.jobs):
-        seeds.append(seed)
-        runs += count
-        for way, error in wrong:
-            failed[way] += 1
-            print(f"program {seed} at commit {at}, {way}: {error[:2_000]}")
-            print(
-                f"  repeat it: python -m tests.programs.hunt --seeds {seed}:{seed + 1} --jobs 1 "
-                f"--ways {way} --shrink",
-                flush=True,
-            )
-            if given.shrink:
-                small = shrunk(draw(seed), way)
-                print(small.text, f"to keep it: {small.literal}", sep="\n", flush=True)
-        if wrong:
-            wrong_seeds.append(seed)
-        if (wrong and given.until_found) or time.monotonic() - begun > given.minutes * 60:
-            break
+    runs: Counter[str] = Counter()
+    kills = 0
+    with a_cluster("on_cluster" in given.ways) as cluster:
+        how = Given(given.ways, given.in_process, given.spark, cluster)
+        for seen in results(given.seeds, how, given.jobs):
+            seeds.append(seen.seed)
+            runs.update(seen.ways)
+            kills += seen.kills
+            for way, error in seen.wrong:
+                failed[way] += 1
+                print(f"program {seen.seed} at commit {at}, {way}: {error[:2_000]}")
+                print(
+                    f"  repeat it: python -m tests.programs.hunt --seeds {seen.seed}:"
+                    f"{seen.seed + 1} --jobs 1 --ways {way} --shrink",
+                    flush=True,
+                )
+                if given.shrink:
+                    small = shrunk(draw(seen.seed), way, cluster=cluster)
+                    print(small.text, f"to keep it: {small.literal}", sep="\n", flush=True)
+            if seen.wrong:
+                wrong_seeds.append(seen.seed)
+            spent = time.monotonic() - begun
+            if (seen.wrong and given.until_found) or spent > given.minutes * 60:
+                break
     spent = time.monotonic() - begun
     ways = ", ".join(f"{way} {count}" for way, count in failed.items())
     pace = f"{spent:.1f} s, {len(seeds) / spent * 60:.0f} a minute"
     print(
-        f"{len(seeds)} programs at commit {at}, {runs} runs, {len(wrong_seeds)} differ "
-        f"({ways or 'none'}), {pace}"
+        f"{len(seeds)} programs at commit {at}, {runs.total()} runs, {kills} kills, "
+        f"{len(wrong_seeds)} differ ({ways or 'none'}), {pace}"
     )
     if given.ledger and seeds:
         entry: dict[str, Any] = {
             "commit": at,
             "first": min(seeds),
             "count": len(seeds),
-            "runs": runs,
+            "runs": dict(sorted(runs.items())),
+            "kills": kills,
             "failed": sorted(wrong_seeds),
         }
         with LEDGER.open("a", encoding="utf-8") as ledger:
             ledger.write(json.dumps(entry) + "\n")
     return 1 if wrong_seeds else 0
+
+
+def print_sum() -> None:
+    """Prints what the ledger holds, by commit."""
+    programs: Counter[str] = Counter()
+    runs: dict[str, Counter[str]] = {}
+    kills: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for line in LEDGER.read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        name = entry["commit"]
+        programs[name] += entry["count"]
+        runs.setdefault(name, Counter()).update(entry["runs"])
+        kills[name] += entry["kills"]
+        failed[name] += len(entry["failed"])
+    for name, count in programs.items():
+        ways = ", ".join(f"{way} {number}" for way, number in sorted(runs[name].items()))
+        print(f"{name}: {count} programs, {kills[name]} kills, {failed[name]} differ ({ways})")
+    print(f"{programs.total()} programs, {kills.total()} kills, {failed.total()} differ")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,8 @@ def source(program: Program, step: Step) -> Stream:
         ordered = "splits" not in step.args
         return Stream(tuple(Item(row, None, FIRST) for row in rows), ordered, fields=True)
     timed = [(row, given[2]) for row, given in zip(rows, step.args["rows"], strict=True)]
+    if step.args["strategy"] == "none":
+        delay = None
     if splits := step.args.get("splits"):
         parts = [stamped(timed[number::splits], delay, fields=True) for number in range(splits)]
         items = [item._replace(mark=FIRST) for part in parts for item in part.items]
@@ -80,12 +82,12 @@ def source(program: Program, step: Step) -> Stream:
     return stamped(timed, delay, fields=True)
 
 
-def stamped(rows: list[tuple[Any, int]], delay: int, *, fields: bool) -> Stream:
-    """Watermarks are the running maximum - delay - 1."""
+def stamped(rows: list[tuple[Any, int]], delay: int | None, *, fields: bool) -> Stream:
+    """Watermarks are the running maximum - delay - 1. None: there are none."""
     items, mark = [], FIRST
     for value, time in rows:
         items.append(Item(value, time, mark))
-        mark = max(mark, time - delay - 1)
+        mark = FIRST if delay is None else max(mark, time - delay - 1)
     return Stream(
         tuple(items), True, all(item.time > item.mark for item in items), True, fields=fields
     )  # type: ignore[operator]

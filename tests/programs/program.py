@@ -256,6 +256,7 @@ def strategy(args: dict[str, Any]) -> str:
     )
     delay = args["delay"]
     made = {
+        "none": "no_watermarks(",
         "monotonous": "monotonous_timestamps(",
         "punctuated": f"punctuated(lambda value, time: time - {delay + 1}, ",
         "custom": f"custom(Custom({delay}), ",
@@ -263,7 +264,10 @@ def strategy(args: dict[str, Any]) -> str:
     }[args["strategy"]]
     aligned = args.get("aligned")
     more = "" if aligned is None else f'.with_alignment("all", "{aligned}ms", every="1ms")'
-    return f"af.WatermarkStrategy.{made}timestamp={stamp}){more}"
+    idle, form = args.get("idle") or (None, None)
+    inside = f', idle_after="{idle}"' if form == "idle_after" else ""
+    more += f'.with_idleness("{idle}")' if form == "with_idleness" else ""
+    return f"af.WatermarkStrategy.{made}timestamp={stamp}{inside}){more}"
 
 
 def source_text(i: int, step: Step) -> str:

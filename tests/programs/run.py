@@ -3,12 +3,13 @@ model.
 
 A way is a name and what it draws for itself from the seed: sources in another form, other batches,
 parallelism, state backend, a simulated loop, failures and restarts, savepoints and checkpoints that
-the next run goes on from, columns, worker processes, Spark.
+the next run goes on from, simulated machines that fail, columns, worker processes, Spark.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import logging
 import os
@@ -32,6 +33,7 @@ from unittest.mock import patch
 
 import aioflow as af
 from aioflow.checkpoint.objects import _STORES
+from aioflow.task import partitioners
 from aioflow.task.environment import TaskOptions
 from aioflow.testing import Faults, run_simulated
 from tests.programs import model, pieces
@@ -39,6 +41,7 @@ from tests.programs.pieces import plain
 from tests.programs.program import Program
 from tests.programs.sinks import GATHERED, WRITTEN, Gather, Text, Written
 from tests.programs.sources import SOURCE_FORMS, Pace, in_form
+from tests.programs.worlds import PLACES, run_world
 
 __all__ = ["WAYS", "Difference", "build_of", "check", "ways_of"]
 
@@ -60,10 +63,12 @@ class Run:
     rng: Random
     build: Build
     way: str
-    bridge: Any = None
-    """The bridge to Spark, for the way that needs one: a session serves all programs."""
+    service: Any = None
+    """What serves all programs of a way: a bridge to Spark, or the directory of a cluster."""
     log: list[str] = field(default_factory=list)
     """The draws, for a report."""
+    kills: int = 0
+    """Number of processes that were killed, real or simulated."""
 
     def draw(self, name: str, *choices: Any) -> Any:
         chosen = self.rng.choice(choices)
@@ -73,6 +78,20 @@ class Run:
     @property
     def parallelism(self) -> int:
         return self.draw("parallelism", 1, 2, 3, 5) if self.program.spread else 1
+
+
+_computed: dict[int, tuple[Program, list[model.Stream], Build]] = {}
+"""The last program that was run, with what its ways have in common."""
+
+
+def computed(program: Program) -> tuple[list[model.Stream], Build]:
+    """Returns what the model says, and the function that builds the flow."""
+    known = _computed.get(id(program))
+    if known is None or known[0] is not program:
+        _computed.clear()
+        known = (program, model.evaluate(program), build_of(program))
+        _computed[id(program)] = known
+    return known[1:]
 
 
 def build_of(program: Program) -> Build:
@@ -85,13 +104,13 @@ def build_of(program: Program) -> Build:
     return module.build  # type: ignore[no-any-return]
 
 
-def check(program: Program, way: str, bridge: Any = None) -> list[str]:
-    """Run `program` in `way`. Raises `Difference`, or what the run raised. Gives what was drawn."""
-    expected = model.evaluate(program)
-    run = Run(program, Random(f"{program.seed} {way}"), build_of(program), way, bridge)
+def check(program: Program, way: str, service: Any = None) -> Run:
+    """Runs `program` in `way`, and returns the run. Raises `Difference`, or what the run raised."""
+    expected, build = computed(program)
+    run = Run(program, Random(f"{program.seed} {way}"), build, way, service)
     logging.disable(logging.WARNING)
     try:
-        with small_slices(run):
+        with small_slices(run), cheaper():
             found = WAYS[way](run)
         compare(run, expected, found)
     except Exception as error:
@@ -102,7 +121,19 @@ def check(program: Program, way: str, bridge: Any = None) -> list[str]:
         for name in [name for name in GATHERED if name.startswith(f"{program.name}/")]:
             del GATHERED[name]
         _STORES.pop(program.name, None)
-    return run.log
+    return run
+
+
+compiled_once = functools.cache(partitioners._generate_loop)
+"""Compiled at each start, the loops of partitioners would take a tenth of the time of a world."""
+
+
+def cheaper() -> Any:
+    """Saves work that changes no answer: code is compiled once, debug mode keeps short stacks."""
+    stack = ExitStack()
+    stack.enter_context(patch.object(partitioners, "_generate_loop", compiled_once))
+    stack.enter_context(patch("asyncio.constants.DEBUG_STACK_DEPTH", 1))
+    return stack
 
 
 def compare(run: Run, expected: list[model.Stream], found: tuple[list[Any], ...]) -> None:
@@ -293,8 +324,13 @@ def restored(run: Run) -> Any:
             parallelism = former
             phase_run(gathering(run, parallelism, pace))
         former = parallelism
-    gathered = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
-    return [[row for key in sorted(rows) for row in rows[key]] for rows in gathered]
+    return gathered(program)
+
+
+def gathered(program: Program) -> list[list[Any]]:
+    """Returns the rows of each output that are committed in this process."""
+    outputs = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
+    return [[row for key in sorted(rows) for row in rows[key]] for rows in outputs]
 
 
 def gathering(run: Run, parallelism: int, pace: Pace) -> af.Flow:
@@ -406,8 +442,17 @@ def rescaled(run: Run) -> Any:
         restart=af.fixed_delay(attempts=10, delay="1ms"),
         tasks=TaskOptions(batch_records_max=run.draw("batch", 1, 3, 2048)),
     )
-    gathered = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
-    return [[row for key in sorted(rows) for row in rows[key]] for rows in gathered]
+    return gathered(program)
+
+
+def in_world(place: str) -> Callable[[Run], Any]:
+    """Returns the way that runs a program on simulated machines, while these fail."""
+
+    def run_there(run: Run) -> Any:
+        run_world(run, place, partial(gathering, run))
+        return gathered(run.program)
+
+    return run_there
 
 
 def on_columns(run: Run) -> Any:
@@ -543,6 +588,7 @@ def died(run: Run) -> Any:
             given = (program, parallelism, pace, Written(place, kind, program.loose), options)
             Path(place, "program").write_bytes(pickle.dumps(given))
             one_life(f"{place}/program", death_s)
+            run.kills += death_s is not None
         return Written(place, kind, program.loose).read(program.outputs)
 
 
@@ -573,17 +619,24 @@ async def kill_workers(delays: list[float], run: Run) -> None:
         workers = [pid for pid in map(int, mine) if is_worker(pid)]
         if workers:
             os.kill(run.rng.choice(workers), signal.SIGKILL)
-            run.log.append("killed")
+            run.kills += 1
 
 
 def is_worker(pid: int) -> bool:
     return b"aioflow" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+def on_cluster(run: Run) -> Any:
+    """Runs the program on a cluster of processes that stays for all programs."""
+    flow, streams = run.build(run.draw("parallelism", 1, 2, 3) if run.program.spread else 1)
+    state = run.draw("state", "heap", "rocksdb") if has_rocksdb() else "heap"
+    return finished(flow.collect(*streams, state=state, on=af.RemoteCluster(run.service)))
+
+
 def on_spark(run: Run) -> Any:
     """Runs the program as a job of Spark."""
     flow, streams = run.build(run.draw("parallelism", 1, 2) if run.program.spread else 1)
-    return asyncio.run(flow.collect(*streams, on=af.Spark(run.bridge.master, bridge=run.bridge)))
+    return asyncio.run(flow.collect(*streams, on=af.Spark(run.service.master, bridge=run.service)))
 
 
 def has_rocksdb() -> bool:
@@ -597,20 +650,27 @@ WAYS: dict[str, Callable[[Run], Any]] = {
     "restarted": restarted,
     "restored": restored,
     "rescaled": rescaled,
+    **{f"in_world_of_{place}": in_world(place) for place in PLACES},
     "on_columns": on_columns,
     "over_workers": over_workers,
     "killed": killed,
     "rescaled_workers": rescaled_workers,
     "died": died,
+    "on_cluster": on_cluster,
     "on_spark": on_spark,
 }
-UNORDERED = frozenset({"restored", "rescaled"})
+UNORDERED = frozenset({"restored", "rescaled", *(f"in_world_of_{place}" for place in PLACES)})
 """Ways whose rows come out of several runs."""
 
 WORKERS_EVERY = 50
 KILLED_EVERY = 200
 PROCESS_WAYS = {0: "killed", 1: "rescaled_workers", 2: "died"}
 """Ways with processes that end or change, by the remainder of a seed by `KILLED_EVERY`."""
+
+WORLDS = {"": 24, "one": 4, "workers": 2, "cluster": 1}
+"""Places of simulated machines, and the number of seeds of 31 that choose each: a world costs as
+much as two to six other ways.
+"""
 
 
 def ways_of(program: Program, *, processes: bool = True) -> list[str]:
@@ -621,6 +681,8 @@ def ways_of(program: Program, *, processes: bool = True) -> list[str]:
         ways.append("on_columns")
     if program.spread and rng.random() < 0.3:
         ways.append("rescaled")
+    if place := rng.choices(list(WORLDS), list(WORLDS.values()))[0]:
+        ways.append(f"in_world_of_{place}")
     if processes and program.seed % WORKERS_EVERY == 0:
         ways.append("over_workers")
     more = PROCESS_WAYS.get(program.seed % KILLED_EVERY - 1)

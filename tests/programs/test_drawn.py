@@ -14,7 +14,7 @@ import pytest
 
 import aioflow as af
 from aioflow.api import streams
-from tests.programs import run
+from tests.programs import run, worlds
 from tests.programs.draw import draw
 from tests.programs.model import STEPS
 from tests.programs.program import Program
@@ -120,13 +120,32 @@ def test_every_method_and_option_of_streams_is_drawn_or_left_out_with_a_reason(
     assert set(LEFT_OUT) <= offered
 
 
+STRATEGIES_LEFT_OUT = {
+    "ingestion_time": "has the times of the machine, which the model does not know",
+}
+"""Constructors of strategies that no program has, and why."""
+
+
+def test_every_strategy_and_option_of_watermarks_is_drawn_or_left_out_with_a_reason() -> None:
+    text = "\n".join(program.text for program in programs())
+    methods = {
+        name: method for name, method in vars(af.WatermarkStrategy).items() if name[0] != "_"
+    }
+    made = {name for name, one in methods.items() if isinstance(one, staticmethod)}
+    made |= {name for name in methods if name.startswith("with_")}
+    assert {name for name in made if f"{name}(" not in text} == set(STRATEGIES_LEFT_OUT)
+    options = {
+        option for name in made for option in options_of(getattr(af.WatermarkStrategy, name))
+    }
+    assert {option for option in options if f"{option}=" not in text} == set()
+
+
 PLACE = "is about where a flow runs"
 RESTART = "decides when a job restarts; the ways take one policy, and the others have tests"
 NAMES_LEFT_OUT = {
     "Function": "is a base without a method for elements",
     "configured": PLACE,
     "current_scope": "is for logs",
-    "exponential_delay": RESTART,
     "failure_rate": RESTART,
     "no_restart": RESTART,
     "io": "is the package of connectors",
@@ -153,7 +172,6 @@ def test_every_function_for_flows_is_drawn_or_left_out_with_a_reason() -> None:
 
 
 OPTIONS_LEFT_OUT = {
-    "timeout": "a checkpoint that is given up depends on the machine",
     "restore": "is the default, which goes on from the newest",
     "fresh": "drops state, and with it elements",
     "allow_non_restored": "drops state, and with it elements",
@@ -162,14 +180,12 @@ OPTIONS_LEFT_OUT = {
     "stop_timeout": "cuts off what takes longer, which depends on the machine",
     "cancellation_timeout": "cuts off what takes longer, which depends on the machine",
     "subscribe": "is for subscriptions, which may miss elements over a restart",
-    "heartbeat": "is about when a silent process counts as dead",
-    "host": "is replaced by the simulated one",
 }
 """Options of a run, and why no way draws them."""
 
 
 def test_every_option_of_a_run_is_drawn_or_left_out_with_a_reason() -> None:
-    text = Path(run.__file__).read_text("utf-8")
+    text = "".join(Path(module.__file__ or "").read_text("utf-8") for module in (run, worlds))
     used = {
         name for name in af.RunArguments.__annotations__ if re.search(rf'"{name}"|\b{name}=', text)
     }

@@ -42,6 +42,15 @@ def test_programs_give_it_over_restarts_and_restores(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("place", "seeds"), [("one", 10), ("workers", 5), ("cluster", 3)])
+def test_programs_give_it_on_machines_that_fail(place: str, seeds: int) -> None:
+    kills = 0
+    for seed in range(500, 500 + seeds):
+        kills += check(draw(seed), f"in_world_of_{place}").kills
+    assert kills
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(400, 404))
 def test_programs_give_it_over_worker_processes(seed: int) -> None:
     check(draw(seed), "over_workers")
