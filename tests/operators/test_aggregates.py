@@ -207,6 +207,8 @@ def test_add_one_by_one_equals_fold(
     for row in rows:
         accumulator = aggregate.add(row, accumulator)
     assert same(aggregate.get_result(accumulator), meaning(rows))
+    if rows:
+        assert same(aggregate.get_result(aggregate.total(rows)), meaning(rows))
 
 
 IN_ONE_LOOP = ("count", "sum", "min", "max", "mean")

@@ -182,6 +182,7 @@ class _Program:
     fold: Callable[[Any, Sequence[Any], Sequence[Any]], None]
     running: Callable[[Any, Sequence[Any], Sequence[Any]], list[tuple[Any, Any]]]
     add: Callable[[Any, Any], Any]
+    total: Callable[[Sequence[Any]], Any]
 
 
 class FoldingAggregate(AggregateFunction[Any, Any, Any]):
@@ -256,6 +257,14 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         """Returns a function like `add`, specialised for elements of the same kind as `value`."""
         return self._program(value, _PLAIN).add
 
+    def total(self, values: Sequence[Any]) -> Any:
+        """Returns a new accumulator of `values`, at least one, in order."""
+        totals: dict[type, Callable[[Any], Any]] = self.__dict__.setdefault("_totals", {})
+        total = totals.get(type(values[0]))
+        if total is None:
+            total = totals[type(values[0])] = self._program(values[0], _PLAIN).total
+        return total(values)
+
     @property
     def merger(self) -> Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None:
         """Returns a function `merger(merged, items)`, which merges each (key, accumulator) of
@@ -290,7 +299,7 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("_functions", "_result", "_adders")
+            if name not in ("_functions", "_result", "_adders", "_totals")
         }
 
     @property
@@ -345,10 +354,12 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
             "def running(table, keys, values):", " get = table.get", " out = []", loop, *body,
             f"  out.append((key, {result}))", " return out", "",
             "def add(value, acc):", *(" " + line for line in writer.lines), " return acc", "",
+            "def total(values):", f" acc = {initial}", " for value in values:",
+            *("  " + line for line in writer.lines), " return acc", "",
         ])  # fmt: skip
         names = writer.names
         fold = build_function(source, "fold", names, repr(self))
-        return _Program(fold, names["running"], names["add"])
+        return _Program(fold, names["running"], names["add"], names["total"])
 
 
 def _make_merger(merging: str, what: str) -> Callable[..., None]:

@@ -124,6 +124,10 @@ class WindowOperator(Operator):
         """The functions that live as long as this operator."""
         if aggregate is None and process is None:
             raise TypeError("a window needs an aggregate or a process function")
+        self._has_one_result = not self._functions and keeps_some(evictor)
+        """Whether a window that fires has one result, and calls no function of the user but those
+        of its aggregate.
+        """
         self._lateness = lateness_ms
         self.late_tag = late_tag
         self.rests: deque[Iterator[None]] = deque()
@@ -640,6 +644,10 @@ class WindowOperator(Operator):
         Returns the remaining work, as `_act` does; it includes the rest of the decision `result`.
         """
         try:
+            if self._has_one_result and self._out.room > 0:
+                one = self._one_result(key, window, namespace, held)
+                self._out.add(one, timestamp, watermark)
+                return None
             self._bind(window, timestamp, watermark)
             evicting = self._evictor is not None
             results = (
@@ -716,6 +724,18 @@ class WindowOperator(Operator):
             f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}",
         )
 
+    def _one_result(
+        self, key: Any, window: Window, namespace: tuple[int, ...], held: Any
+    ) -> WindowResult[Any, Any]:
+        """Returns the result of the aggregate, without functions of the user."""
+        aggregate, evictor = self._aggregate, self._evictor
+        assert aggregate is not None
+        if evictor is not None:
+            kept = evictor.evict_before(held, window, self._window_ctx)
+            self._contents.of_key(namespace, key)[key] = kept
+            held = aggregate.total([value for value, _ in kept])
+        return WindowResult(key, window.start, window.end, aggregate.get_result(held))
+
     def _evicted(
         self, key: Any, window: Window, namespace: tuple[int, ...], held: Any
     ) -> Iterator[Any]:
@@ -728,10 +748,7 @@ class WindowOperator(Operator):
         if aggregate is None:
             yield from self._results(key, window, values)
         elif values:
-            accumulator, add = aggregate.create_accumulator(), aggregate.adder(values[0])
-            for value in values:
-                accumulator = add(value, accumulator)
-            yield from self._results(key, window, accumulator)
+            yield from self._results(key, window, aggregate.total(values))
         kept = evictor.evict_after(elements, window, ctx)
         if kept:
             # Plain pairs in a list of their own are what state holds.

@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from aioflow.advice.functions import check_function_class, check_plain, check_without_state
@@ -90,6 +90,9 @@ class ReduceAggregate(FoldingAggregate):
 
     def adder(self, value: Any) -> Callable[[Any, Any], Any]:
         return self.add
+
+    def total(self, values: Sequence[Any]) -> Any:
+        return reduce(self.fn, values)
 
     def get_result(self, accumulator: Any) -> Any:
         return accumulator
