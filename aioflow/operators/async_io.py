@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -146,7 +146,12 @@ class OrderedQueue:
         return range(first, first + len(values))
 
     def complete(self, numbers: Sequence[int]) -> None:
-        base, done = self.base, self._done
+        if not numbers:
+            return
+        base, done, first, count = self.base, self._done, min(numbers), len(numbers)
+        if max(numbers) - first < count:  # They follow each other, as calls that never wait.
+            done[first - base : first - base + count] = b"\1" * count
+            return
         for number in numbers:
             done[number - base] = 1
 
@@ -631,7 +636,7 @@ class GuardedRowsOperator(Operator):
         self._kind = StatelessKind(kind)
         self._user = UserFunction(function, self._kind.value)
         self._on_error = on_error
-        self._call: Callable[[Any], Any] = self._user.call
+        self._call: FirstResult
         self._watermark = MIN_WATERMARK
 
     def initialize_state(self) -> None:
@@ -643,39 +648,57 @@ class GuardedRowsOperator(Operator):
             self._user.call,
             f"operator {self.ctx.name!r}: the function of {self._kind.value}",
         )
-        self._call = (
-            _collecting(call) if self._kind is StatelessKind.FLAT_MAP else FirstResult(call, what)
-        )
+        if self._kind is StatelessKind.FLAT_MAP:
+            call = _collecting(call)
+        self._call = FirstResult(call, what)
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
-        call, kind, keys = self._call, self._kind, batch.keys
-        keyed = None if keys is None else self.ctx.keyed_state
+        call = self._call.call if self._call.seen else self._call
+        rows = enumerate(batch.values) if batch.keys is None else self._with_keys(batch)
         out: list[Any] = []
         origin: list[int] = []
-        for i, value in enumerate(batch.values):
-            if keyed is not None and keys is not None:
-                keyed.current_key = keys[i]
+        failed: list[int] = []
+        at, is_left = 0, True
+        while is_left:
             try:
-                result = call(value)
+                if self._kind is StatelessKind.MAP:
+                    for at, value in rows:  # noqa: B007  # Read if a call fails.
+                        out.append(call(value))
+                elif self._kind is StatelessKind.FILTER:
+                    for at, value in rows:
+                        if call(value):
+                            out.append(value)
+                            origin.append(at)
+                else:
+                    for at, value in rows:
+                        results = call(value)
+                        out += results
+                        origin += [at] * len(results)
+                is_left = False
             except BaseException as raised:
                 error = user_error(raised)
                 if not isinstance(error, Exception):
                     raise
-                self._divert(batch, i, error)
-                continue
-            if kind is StatelessKind.MAP:
-                out.append(result)
-                origin.append(i)
-            elif kind is StatelessKind.FLAT_MAP:
-                out += result
-                origin += [i] * len(result)
-            elif result:
-                out.append(value)
-                origin.append(i)
+                self._divert(batch, at, error)
+                failed.append(at)
+        self._watermark = max(self._watermark, batch.watermark)
+        if self._kind is not StatelessKind.MAP:
+            return batch.select(origin, out)
+        if not failed:
+            return batch.with_values(out)
+        gone = frozenset(failed)
+        return batch.select([i for i in range(len(batch.values)) if i not in gone], out)
+
+    def _with_keys(self, batch: RecordBatch) -> Iterator[tuple[int, Any]]:
+        """Yields the records of `batch` and their indices, each with its key set."""
+        keys, keyed = batch.keys, self.ctx.keyed_state
+        assert keys is not None
+        for row, key in zip(enumerate(batch.values), keys, strict=True):
+            if keyed is not None:
+                keyed.current_key = key
+            yield row
         if keyed is not None:
             keyed.current_key = NO_KEY
-        self._watermark = max(self._watermark, batch.watermark)
-        return batch.select(origin, out)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         return self._user.snapshot_state(self.ctx)
