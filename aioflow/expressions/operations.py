@@ -28,7 +28,9 @@ class Operation:
     name: str
     function: Callable[..., Any]
     source: str | None = None
-    """Python source of the same computation, with `{0}` and `{1}` for the operands."""
+    """Python source of the same computation, with `{0}` and `{1}` for the operands, and `{f}` for
+    the function, to be called in rare cases.
+    """
     arrays: Callable[..., Any] | None = None
     """The same computation on a `columns.numbers.Number` for each operand. Its result is a column,
     or None where arrays would not give what `function` gives.

@@ -349,10 +349,11 @@ class Emitter:
             case Apply(_operation=operation):
                 nullable = operation.gives_none
                 # The source may name an operand twice, or not evaluate it.
+                function = self.constant(operation.function)
                 if operation.source and all(map(_is_atom, (x, *args))):
-                    source = f"({operation.source.format(x, *args)})"
+                    source = f"({operation.source.format(x, *args, f=function)})"
                 else:
-                    source = f"{self.constant(operation.function)}({', '.join((x, *args))})"
+                    source = f"{function}({', '.join((x, *args))})"
             case _:
                 raise TypeError(f"{type(e).__name__} is no expression that rows know")
         return _Value(source, guards, nullable, inner, after)

@@ -151,6 +151,13 @@ def _rounded(x: Expr[Any], digits: Expr[Any] | None = None) -> Expr[Any]:
     return v.apply(v.round_away, x) if digits is None else v.apply(v.round_digits, x, digits)
 
 
+def _substring(text: Expr[Any], *given: Expr[Any]) -> Expr[Any]:
+    start, *length = [e._value if isinstance(e, Literal) else -1 for e in given]
+    if start is None or start < 1 or None in length or -1 in length:
+        return v.apply(v.substring, text, *given)
+    return text.str.slice(start - 1, *length)
+
+
 def _joined(*parts: Expr[Any]) -> Expr[Any]:
     first, *others = (part.fill_null("") for part in parts)
     return first.str.concat(*others) if others else first
@@ -190,7 +197,7 @@ FUNCTIONS: dict[str, Builtin] = {
     "UPPER": Builtin("S", STRING, lambda s: s.str.upper()),
     "LOWER": Builtin("S", STRING, lambda s: s.str.lower()),
     "LENGTH": Builtin("S", INTEGER, lambda s: s.str.len()),
-    "SUBSTRING": _of("SI?I", STRING, v.substring),
+    "SUBSTRING": Builtin("SI?I", STRING, _substring),
     "LEFT": _of("SI", STRING, lambda s, n: s[:n], name="left"),
     "RIGHT": _of("SI", STRING, v.right),
     "LPAD": _of("SI?S", STRING, v.lpad),

@@ -27,7 +27,7 @@ from aioflow.expressions.nodes import (
     Unary,
 )
 from aioflow.expressions.nodes import Field as FieldOf
-from aioflow.expressions.operations import Operation
+from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.rows import compile_row
 from aioflow.sql import values as v
 from aioflow.sql.errors import SqlError
@@ -138,11 +138,11 @@ class _Compiler:
             return self._user(node, user)
         handler = _NODES.get(type(node))
         if handler is not None:
-            return handler(self, node)
+            return _folded(handler(self, node))
         if isinstance(node, exp.AggFunc | exp.Window | exp.Filter):
             raise SqlError(f"an aggregate has no meaning here: {node.sql()}", node)
         if isinstance(node, exp.Func):
-            return self._call(node)
+            return _folded(self._call(node))
         raise SqlError(f"{node.sql()} is not supported{_instead(node)}", node)
 
     # Names, literals, nested values.
@@ -289,14 +289,9 @@ class _Compiler:
         if sign in "+-*":
             return Scalar(kind, null, Binary(sign, x, y))
         null = null or b.constant in (None, 0)
-        if sign == "//":
-            quotient = v.apply(v.divide, x, y)
-            return Scalar(kind, null, _widened(Scalar(kind, null, quotient), kind))
-        if sign == "%":
-            return Scalar(kind, null, v.apply(v.remainder, x, y))
-        if kind == FLOAT:
+        if sign == "/" and kind == FLOAT:
             return Scalar(kind, null, Binary("/", x, y))
-        return Scalar(kind, null, v.apply(v.divide, x, y))
+        return Scalar(kind, null, _divided(sign, x, y, kind))
 
     def _time_arithmetic(
         self, sign: str, a: Scalar, b: Scalar, null: bool, node: exp.Expr
@@ -338,7 +333,12 @@ class _Compiler:
         (x, y), _, null = self._unified(
             [self.compile(node.this), self.compile(node.expression)], node, convert=False
         )
-        return Scalar(BOOLEAN, null, Binary(_COMPARISONS[type(node)], x, y))
+        sign = _COMPARISONS[type(node)]
+        if sign in ("==", "!=") and isinstance(x, Apply) and isinstance(y, Literal):
+            is_rest = x._operation.function is v.remainder
+            if is_rest and y._value == 0:  # Of a zero the sign is all the same.
+                x = Binary("%", *x._operands)
+        return Scalar(BOOLEAN, null, Binary(sign, x, y))
 
     def distinction(self, node: exp.Binary) -> Scalar:
         (x, y), _, _ = self._unified(
@@ -558,7 +558,7 @@ class _Compiler:
             gives_bool=user.type == BOOLEAN,
         )
         given = [self.compile(one).expression for one in arguments_of(node)]
-        return Scalar(user.type, user.nullable, v.Apply(operation, tuple(given)))
+        return Scalar(user.type, user.nullable, Apply(operation, tuple(given)))
 
     def _call(self, node: exp.Expr) -> Scalar:
         given = arguments_of(node)
@@ -571,7 +571,7 @@ class _Compiler:
         if name in PARTS and len(given) == 1:
             return self._part(name, given[0], node)
         if name not in FUNCTIONS:
-            known = [*FUNCTIONS, *PARTS, *self.functions.by_name]
+            known = [*FUNCTIONS, *PARTS, *map(str.upper, self.functions.by_name)]
             told = REFUSED.get(name) or did_you_mean(name, known, "{}")
             raise SqlError(f"no function {name}{told}", node)
         return self._apply(name, given, node)
@@ -605,6 +605,37 @@ class _Compiler:
         return Scalar(kind, null, made)
 
 
+def _folded(made: Scalar) -> Scalar:
+    """Returns the expression, or its value if it is an operation on literals."""
+    children = made.expression._children
+    if not children or not all(isinstance(child, Literal) for child in children):
+        return made
+    try:
+        found = made.function({})
+    except (ValueError, ArithmeticError):
+        return made  # Only a row that comes here may fail.
+    return Scalar(made.type, found is None, Literal(found))
+
+
+def _divided(sign: str, x: Expr[Any], y: Expr[Any], kind: SqlType) -> Expr[Any]:
+    """Returns the quotient or the rest of a division, with a short cut for what is positive."""
+    function = v.remainder if sign == "%" else v.divide
+    if kind != INTEGER:
+        found = v.apply(function, x, y)
+        return v.apply(v.truncate_digits, found) if sign == "//" else found
+    divisor = y._value if isinstance(y, Literal) else None
+    positive = "{0} >= 0" if divisor else "{0} >= 0 < {1}"
+    python = "%" if sign == "%" else "//"
+    source = f"{{0}} {python} {{1}} if {positive} else {{f}}({{0}}, {{1}})"
+    return v.apply(
+        function,
+        x,
+        y,
+        source=source if divisor is None or divisor > 0 else None,
+        gives_none=not divisor,
+    )
+
+
 def _common(kinds: Sequence[SqlType]) -> SqlType | None:
     """Returns the type as which values of all `kinds` can be read, None if there is none."""
     found: SqlType | None = NULL
@@ -617,11 +648,11 @@ def _widened(given: Scalar, kind: SqlType) -> Expr[Any]:
     """Returns the number as one of the type `kind`, which is at least as wide."""
     if given.type == kind or given.type in (NULL, ANY) or kind not in (FLOAT, DECIMAL):
         return given.expression
-    if given.constant is not None and kind == FLOAT:
-        return Literal(float(given.constant))
+    if given.constant is not None:
+        return Literal(float(given.constant) if kind == FLOAT else Decimal(given.constant))
     if kind == FLOAT:
         return given.expression.cast(float)
-    return v.apply(v.to_decimal, given.expression, None, True)
+    return v.apply(v.to_decimal, given.expression, True)
 
 
 def _cast(given: Scalar, to: SqlType, strict: bool, node: exp.Expr) -> Scalar:
@@ -638,13 +669,13 @@ def _cast(given: Scalar, to: SqlType, strict: bool, node: exp.Expr) -> Scalar:
         case "BOOLEAN" | "FLOAT" if source in scalar:
             made = x.cast(bool if to == BOOLEAN else float, strict)
         case "INTEGER" if source == FLOAT:
-            made = x.round().cast(int, strict)
+            made = v.apply(v.round_even, x) if strict else v.apply(v.to_integer, x, strict)
         case "INTEGER" if source in (BOOLEAN, STRING):
             made = x.cast(int, strict)
         case "INTEGER" if source in scalar:
             made = v.apply(v.to_integer, x, strict)
         case "DECIMAL" if source in scalar:
-            made = v.apply(v.to_decimal, x, to.scale, strict)
+            made = v.apply(v.to_decimal, x, strict, *([] if to.scale is None else [to.scale]))
         case "STRING" if source in (INTEGER, FLOAT):
             made = x.cast(str)
         case "STRING" if source in (*scalar, BYTES):

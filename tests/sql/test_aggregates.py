@@ -1,0 +1,141 @@
+"""Tests of aggregates of SQL: beside DuckDB over groups with NULLs and without rows."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import sqlglot
+from sqlglot import exp
+
+from aioflow.expressions.rows import compile_row
+from aioflow.operators.aggregate.functions import agg
+from aioflow.sql.aggregates import Aggregate, compile_aggregate, is_aggregate
+from aioflow.sql.errors import SqlError
+from aioflow.sql.scalars import Functions
+from tests.sql.random_expressions import COLUMNS, Judge, rows_of
+from tests.sql.test_scalars import SCOPE
+
+CALLS = [
+    "COUNT(*)", "COUNT(i)", "COUNT(n)", "COUNT(DISTINCT i)", "COUNT(DISTINCT s)", "SUM(i)",
+    "SUM(n)", "SUM(f)", "SUM(i * 2 + n)", "SUM(DISTINCT i)", "AVG(i)", "AVG(f)", "AVG(DISTINCT i)",
+    "MIN(i)", "MAX(i)", "MIN(f)", "MAX(f)", "MIN(s)", "MAX(s)", "MIN(t)", "MAX(d)", "MIN(n)",
+    "STDDEV(f)", "STDDEV_SAMP(i)", "STDDEV_POP(f)", "VARIANCE(i)", "VAR_SAMP(f)", "VAR_POP(f)",
+    "BOOL_AND(b)", "BOOL_OR(b)", "BOOL_AND(i > 0)", "MEDIAN(i)", "ARRAY_AGG(i)", "ARRAY_AGG(n)",
+    "STRING_AGG(s, ',')", "STRING_AGG(s, ', ')", "COUNT_IF(b)", "COUNT_IF(i > 0)",
+    "COUNT(*) FILTER (WHERE b)", "COUNT(i) FILTER (WHERE b)", "SUM(i) FILTER (WHERE i > 1)",
+    "SUM(n) FILTER (WHERE b)", "AVG(f) FILTER (WHERE b AND c)", "MIN(i) FILTER (WHERE i > 2)",
+    "MAX(s) FILTER (WHERE s LIKE 'a%')", "COUNT(DISTINCT i) FILTER (WHERE b)",
+    "ARRAY_AGG(i) FILTER (WHERE b)", "STRING_AGG(s, '-') FILTER (WHERE i > 0)",
+    "STDDEV(f) FILTER (WHERE FALSE)", "BOOL_OR(b) FILTER (WHERE c)", "SUM(NULL + i)",
+    "MIN(DISTINCT i)", "MAX(CASE WHEN b THEN i END)", "SUM(CASE WHEN b THEN 1 ELSE 0 END)",
+]  # fmt: skip
+
+TABLE = rows_of(7, count=30)
+GROUPS: dict[str, list[dict[str, Any]]] = {
+    "thirty": TABLE,
+    "none": [],
+    "one": TABLE[:1],
+    "nulls": [{name: 1 if name in "nk" else None for name in COLUMNS}] * 3,
+    "two": TABLE[3:5],
+}
+
+
+def compiled(text: str) -> Aggregate:
+    query = sqlglot.parse_one(f"SELECT {text} FROM x")
+    return compile_aggregate(query.expressions[0], SCOPE, Functions())
+
+
+def computed(made: Aggregate, *parts: list[dict[str, Any]]) -> Any:
+    """Returns the result over the rows of all `parts`, each with an accumulator that is merged."""
+    whole: Any = agg(**made.parts)
+    merged = None
+    for rows in parts:
+        accumulator = whole.create_accumulator()
+        for row in rows:
+            accumulator = whole.add(row, accumulator)
+        merged = accumulator if merged is None else whole.merge(merged, accumulator)
+    return compile_row(made.result)(whole.get_result(merged))
+
+
+def alike(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, float) and isinstance(theirs, (int, float)):
+        return math.isclose(mine, theirs, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(mine == theirs) and (mine is None) is (theirs is None)
+
+
+@cache
+def judge_of(group: str) -> Judge:
+    return Judge(GROUPS[group] or TABLE)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("text", CALLS)
+def test_aggregate_gives_what_duckdb_gives(text: str, group: str) -> None:
+    rows = GROUPS[group]
+    judge = judge_of(group)
+    where = "" if rows else " WHERE FALSE"
+    (expected,) = judge.values(f"SELECT {text} FROM x{where}")
+    if text.startswith("COUNT_IF"):  # DuckDB sums, and has NULL for nothing.
+        expected = expected or 0
+    made = compiled(text)
+    if not (rows or made.nullable or text.startswith("COUNT")):
+        return  # A group has a row at least.
+    found = computed(made, rows)
+    assert alike(found, expected), (found, expected)
+    assert found is not None or made.nullable
+    if len(rows) > 1:
+        assert alike(computed(made, rows[:1], [], rows[1:]), expected)
+
+
+def test_first_and_last_value_are_by_arrival_and_skip_nulls() -> None:
+    rows = [{"i": None}, {"i": 3}, {"i": 5}, {"i": None}]
+    assert computed(compiled("FIRST_VALUE(i)"), rows) == 3
+    assert computed(compiled("LAST_VALUE(i)"), rows) == 5
+    assert computed(compiled("ANY_VALUE(i)"), rows) == 3
+    assert computed(compiled("LISTAGG(s)"), [{"s": "a"}, {"s": None}, {"s": "b"}]) == "a,b"
+    assert computed(compiled("EVERY(b)"), [{"b": True}, {"b": None}]) is True
+
+
+def test_equal_parts_are_computed_once() -> None:
+    parts: dict[str, Any] = {}
+    for text in ("SUM(i)", "COUNT(i)", "SUM(i)"):
+        parts |= compiled(text).parts
+    assert sorted(parts) == ["count(where=~col.i.is_null())", "sum(col.i)"]
+
+
+def test_sum_of_what_is_never_null_needs_no_count() -> None:
+    assert list(compiled("SUM(n)").parts) == ["sum(col.n)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("SUM(s)", "SUM takes a number, not STRING"),
+        ("AVG(b)", "AVG takes a number, not BOOLEAN"),
+        ("BOOL_AND(i)", "takes BOOLEAN, not INTEGER"),
+        ("SUM(MAX(i))", "an aggregate inside an aggregate"),
+        ("SUM(i) FILTER (WHERE i)", "FILTER takes a condition, not INTEGER"),
+        ("APPROX_COUNT_DISTINCT(i)", "write COUNT(DISTINCT x)"),
+        ("ARRAY_AGG(i ORDER BY n)", "ORDER BY inside an aggregate"),
+        ("CORR(i, n)", "the aggregate CORR is not supported"),
+    ],
+)
+def test_mistake_is_told_before_anything_runs(text: str, said: str) -> None:
+    with pytest.raises(SqlError) as raised:
+        compiled(text)
+    assert said in str(raised.value)
+
+
+def test_calls_of_aggregates_are_recognised() -> None:
+    for text, expected in [
+        ("COUNT(*)", True),
+        ("SUM(i) FILTER (WHERE b)", True),
+        ("LISTAGG(s)", True),
+        ("ABS(i)", False),
+        ("i", False),
+    ]:
+        node: exp.Expr = sqlglot.parse_one(f"SELECT {text}").expressions[0]
+        assert is_aggregate(node) is expected, text
