@@ -60,6 +60,7 @@ _HOMES = {
     ),
     "core.wire.types": "register_type",
     "inspection.json_logs": "JsonFormatter",
+    "io.changes": "Change Upsert",
     "monitoring.app": "monitor_app",
     "monitoring.options": "MonitorArguments",
     "network.security": "TlsFiles",

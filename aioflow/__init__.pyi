@@ -97,6 +97,8 @@ from aioflow.expressions.roots import lit as lit
 from aioflow.expressions.roots import right as right
 from aioflow.expressions.roots import when as when
 from aioflow.inspection.json_logs import JsonFormatter as JsonFormatter
+from aioflow.io.changes import Change as Change
+from aioflow.io.changes import Upsert as Upsert
 from aioflow.monitoring.app import monitor_app as monitor_app
 from aioflow.monitoring.options import MonitorArguments as MonitorArguments
 from aioflow.network.security import TlsFiles as TlsFiles

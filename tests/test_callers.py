@@ -64,7 +64,6 @@ EXCEPTIONS = {
     "testing.simulation.transport.SimTransport.can_write_eof": "part of asyncio's transport",
     "testing.simulation.transport.SimTransport.get_protocol": "part of asyncio's transport",
     "testing.simulation.transport.SimTransport.get_write_buffer_limits": "part of the transport",
-    "testing.simulation.transport.SimTransport.set_protocol": "part of asyncio's transport",
     "testing.simulation.transport.SimTransport.writelines": "part of asyncio's transport",
     "cluster.scheduler.SlotScheduler.slot_of": "tests look up where a subtask runs",
     "protocol.credit.CreditReceiver.is_waiting": "tests look at a channel that waits for buffers",

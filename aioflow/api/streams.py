@@ -96,6 +96,7 @@ from aioflow.expressions.composite import Composite
 from aioflow.expressions.nodes import Expr, is_expression
 from aioflow.expressions.rows import columns_to_function
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
+from aioflow.io.changes import key_of, upserts_of, without_truncates
 from aioflow.operators import traits
 from aioflow.operators.aggregate.functions import count, resolve_aggregate
 from aioflow.operators.aggregate.functions import max as max_of
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from aioflow.api.options import RunArguments
     from aioflow.core.states import MapStateDescriptor
     from aioflow.graph.stream_graph import StreamGraph
+    from aioflow.io.changes import Change, Upsert
     from aioflow.operators.call_pool import Retry
     from aioflow.operators.operator import Operator
     from aioflow.operators.sink import Sink
@@ -601,6 +603,40 @@ class DataStream(Generic[T]):
         part of a key may be None. Keys that are equal in Python are one key.
         """
         return keyed_stream(self, fn, "key_by")
+
+    def upserts(
+        self: DataStream[Change[U]],
+        *,
+        on_truncate: Literal["fail", "ignore"] = "fail",
+        name: str = "upserts",
+        uid: str | None = None,
+    ) -> KeyedStream[tuple[Any, ...], Upsert[U]]:
+        """Makes an `af.Upsert` of each change of a database's rows: the latest row of a key, or its
+        deletion. The stream is keyed by the table and the key of the row.
+
+        It stands directly on the source. A sink of a table writes upserts with `mode="upsert"`. A
+        change of the key itself becomes a deletion and a row. The keys of a truncated table are not
+        known: `on_truncate` says whether this fails the job.
+        """
+        if on_truncate not in ("fail", "ignore"):
+            raise GraphError(
+                f"upserts(): on_truncate is {on_truncate!r}, expected 'fail' or 'ignore'"
+            )
+        for upstream in self._upstreams:
+            node = self._graph.nodes[upstream.node_id]
+            if node.source is None:
+                raise GraphError(
+                    f"upserts() stands behind {node.name!r}, which may run in several subtasks and "
+                    "so change the order of a row's changes: call it directly on "
+                    "flow.source(...), and put other operators behind it"
+                )
+        made = self.flat_map(
+            upserts_of if on_truncate == "fail" else without_truncates,
+            name=name,
+            uid=uid,
+            parallelism=1,
+        )
+        return made.key_by(key_of)
 
     # Partitioning for the next operator.
 

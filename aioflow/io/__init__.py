@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from aioflow.io.kafka_topics import kafka
     from aioflow.io.nats_streams import nats
     from aioflow.io.parts import RollPolicy
+    from aioflow.io.postgres_catalog import drop_postgres_slot
+    from aioflow.io.postgres_change_source import postgres_changes
     from aioflow.io.postgres_tables import postgres
     from aioflow.io.pushing import push
     from aioflow.io.queues import queue
@@ -39,6 +41,7 @@ __all__ = [
     "blackhole",
     "csv",
     "datagen",
+    "drop_postgres_slot",
     "http",
     "hybrid",
     "jsonl",
@@ -47,6 +50,7 @@ __all__ = [
     "nats",
     "parquet",
     "postgres",
+    "postgres_changes",
     "push",
     "queue",
     "redis",
@@ -64,6 +68,7 @@ _MODULES = {
     "blackhole": "standard_output",
     "csv": "csv_files",
     "datagen": "generating",
+    "drop_postgres_slot": "postgres_catalog",
     "http": "http_client",
     "hybrid": "hybrid_source",
     "jsonl": "json_files",
@@ -72,6 +77,7 @@ _MODULES = {
     "nats": "nats_streams",
     "parquet": "arrow_files",
     "postgres": "postgres_tables",
+    "postgres_changes": "postgres_change_source",
     "push": "pushing",
     "queue": "queues",
     "redis": "redis_streams",

@@ -206,28 +206,7 @@ def _as_it_is(value: Any, column: str) -> Any:
 
 async def connect(config: PostgresTable[Any]) -> Any:
     """Returns a connection to the database. Raises ModuleNotFoundError naming the extra."""
-    try:
-        import asyncpg
-    except ImportError:
-        raise ModuleNotFoundError(
-            "af.io.postgres needs asyncpg: pip install 'aioflow[postgres]'"
-        ) from None
-    try:
-        connection = await asyncpg.connect(config.dsn, timeout=CONNECT_TIMEOUT_S)
-    except TimeoutError as error:
-        raise TimeoutError(
-            f"{config!r}: the server {_place(config.dsn)} did not answer within "
-            f"{CONNECT_TIMEOUT_S:g} s: check host and port of the dsn, and the network"
-        ) from error
-    except asyncpg.PostgresError as error:
-        note_once(error, f"{config!r}: the server {_place(config.dsn)} refused the connection")
-        raise
-    except OSError as error:
-        told = (
-            f"{config!r}: the server {_place(config.dsn)} cannot be reached: "
-            f"{error.strerror or error}"
-        )
-        raise type(error)(error.errno, told) from error
+    connection = await open_connection(config.dsn, config)
     encode = json_encoder("postgres sink").encode
     try:
         await connection.set_type_codec(
@@ -249,6 +228,33 @@ async def connect(config: PostgresTable[Any]) -> Any:
         await disconnect(connection)
         raise
     return connection
+
+
+async def open_connection(dsn: str, owner: object, **settings: str) -> Any:
+    """Returns a connection of asyncpg, without codecs. `owner` is named in errors, `settings` are
+    those of the session.
+    """
+    try:
+        import asyncpg
+    except ImportError:
+        raise ModuleNotFoundError(
+            "af.io.postgres needs asyncpg: pip install 'aioflow[postgres]'"
+        ) from None
+    try:
+        return await asyncpg.connect(
+            dsn, timeout=CONNECT_TIMEOUT_S, server_settings=settings or None
+        )
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"{owner!r}: the server {_place(dsn)} did not answer within "
+            f"{CONNECT_TIMEOUT_S:g} s: check host and port of the dsn, and the network"
+        ) from error
+    except asyncpg.PostgresError as error:
+        note_once(error, f"{owner!r}: the server {_place(dsn)} refused the connection")
+        raise
+    except OSError as error:
+        told = f"{owner!r}: the server {_place(dsn)} cannot be reached: {error.strerror or error}"
+        raise type(error)(error.errno, told) from error
 
 
 def _place(dsn: str) -> str:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from aioflow.core.errors import GraphError, StateError, describe_record
 from aioflow.core.wire.serializers import Codec
+from aioflow.io.changes import Upsert
 from aioflow.io.conversion import fields_of_value
 from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
@@ -362,12 +363,28 @@ class ChangeShape(RowShape):
         mode = self._mode
         if callable(mode):
             return [self._change(value, mode(value)) for value in values]
+        if mode == "upsert" and any(type(value) is Upsert for value in values):
+            return self._upserts(values)
         deletes = mode == "delete"
         rows = super().rows(values)
         self._check_key()
         return [
             (*self._keyed(row, value), deletes) for row, value in zip(rows, values, strict=True)
         ]
+
+    def _upserts(self, values: Sequence[Any]) -> list[Row]:
+        """Returns the changes of upserts, which say themselves whether they delete."""
+        if not self.columns:
+            self._choose(self._table_columns)
+        rows = []
+        for value in values:
+            if type(value) is not Upsert:
+                rows.append(self._change(value, "upsert"))
+            elif value.row is None:
+                rows.append(self._change(value.key, "delete"))
+            else:
+                rows.append(self._change(value.row, "upsert"))
+        return rows
 
     def _change(self, value: Any, kind: str) -> Row:
         if kind == "upsert":

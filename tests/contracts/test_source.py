@@ -27,12 +27,14 @@ from aioflow.io.json_files import jsonl
 from aioflow.io.kafka_topics import kafka
 from aioflow.io.memory import as_source
 from aioflow.io.nats_streams import nats
+from aioflow.io.postgres_change_source import postgres_changes
 from aioflow.io.pushing import push
 from aioflow.io.redis_streams import redis
 from aioflow.io.sqlite_tables import sqlite
-from aioflow.operators.source import Source, Split
+from aioflow.operators.source import BaseSource, Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced
+from tests.io.postgres_server import PostgresServer, postgres_server
 from tests.io.servers import (
     Server,
     nats_server,
@@ -144,11 +146,56 @@ def _kafka(directory: Path, cluster: Brokers | MockCluster) -> tuple[Source[Any]
     return kafka(cluster.bootstrap, name, until="latest"), [{"i": i} for i in range(COUNT)]
 
 
+class _Rows(BaseSource[Any]):
+    """The rows of changes alone: their places in the log are the server's."""
+
+    bounded = True
+
+    def __init__(self, changes: BaseSource[Any]) -> None:
+        self._changes = changes
+
+    async def discover(self) -> list[Split]:
+        return await self._changes.discover()
+
+    def reader(self, ctx: Any) -> Any:
+        reader: Any = self._changes.reader(ctx)
+        poll = reader.poll_batch
+
+        def poll_batch(max_records: int) -> list[Any] | None:
+            batch = poll(max_records)
+            return None if batch is None else [change.after for change in batch]
+
+        reader.poll_batch = poll_batch
+        return reader
+
+
+def _postgres_changes(directory: Path, server: PostgresServer) -> tuple[Source[Any], list[Any]]:
+    """Transactions of 1 to 11 rows."""
+    name = "".join(sign if sign.isalnum() else "_" for sign in directory.name.lower())[-40:]
+    dsn = server.create(name)
+    server.query(name, "CREATE TABLE numbers (i INT PRIMARY KEY)")
+    source = postgres_changes(dsn, "numbers", slot=name, snapshot=False, until="latest")
+    asyncio.run(_made(source))
+    for first, last in ((0, 4), (5, 5), (6, 6), (7, 11), (12, COUNT - 1)):
+        server.query(name, f"INSERT INTO numbers SELECT generate_series({first}, {last})")
+    return _Rows(source), [{"i": i} for i in range(COUNT)]
+
+
+async def _made(source: Any) -> None:
+    """Makes the slot."""
+    async with system_context() as context:
+        assert await read_all(source, context) == []
+
+
 SERVERS: dict[
     str, tuple[Callable[[], Any], Callable[[Path, Any], tuple[Source[Any], list[Any]]]]
 ] = {
     "kafka": (kafka_cluster, _kafka),
     "nats": (nats_server, _nats),
+    "postgres changes": (
+        lambda: postgres_server(wal_level="logical", max_replication_slots="40"),
+        _postgres_changes,
+    ),
     "redis": (redis_server, _redis),
 }
 """Sources that need a server: the function that starts the server, and the function that fills

@@ -32,6 +32,7 @@ NAMES = (
     "rest",
     "json",
     "csv",
+    "pgoutput",
 )
 BUILD = Path("build") / "fuzz"
 KEPT_BYTES_MAX = 24_000

@@ -11,6 +11,7 @@ the errors it may raise.
     savepoint   a savepoint that is opened, listed, edited and written again
     rest        an HTTP connection to the monitoring endpoint of a job
     json, csv   blocks of files, as rows and as columns: both must give the same records
+    pgoutput    a message of PostgreSQL's replication, and the text of an array
 
 Each function below is called with one input and keeps nothing that the next one could see.
 """
@@ -82,6 +83,8 @@ from aioflow.io.csv_files import CsvDecoder
 from aioflow.io.file_reader import BOM
 from aioflow.io.flat_json import FlatLines
 from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
+from aioflow.io.pgoutput import decode as decode_pgoutput
+from aioflow.io.postgres_types import decoder_of
 from aioflow.io.record_columns import RecordColumns
 from aioflow.monitoring.app import monitor_app
 from aioflow.network.local_pool import NetworkBufferPool
@@ -996,6 +999,33 @@ _REST_TOKENS = (
 )  # fmt: skip
 
 
+def pgoutput_messages() -> list[bytes]:
+    """Messages as a server of PostgreSQL 15 sent them, and texts of arrays."""
+    return [
+        b"B\0\0\0\0\x01\x9a\x8b\xe8\0\x02\xb4\xd8\x17\xf1\x83\x7f\0\0\x02\xe6",
+        b"C\0\0\0\0\0\x01\x9a\x8b\xe8\0\0\0\0\x01\x9a\x8c\x18\0\x02\xb4\xd8\x17\xf1\x83\x7f",
+        b"R\0\0\x40\x05public\0t\0d\0\x02\x01id\0\0\0\0\x17\xff\xff\xff\xff"
+        b"\0n\0\0\0\0\x19\xff\xff\xff\xff",
+        b"I\0\0\x40\x05N\0\x02t\0\0\0\x011n",
+        b"U\0\0\x40\x05N\0\x02t\0\0\0\x011u",
+        b"U\0\0\x40\x05K\0\x02t\0\0\0\x011nN\0\x02t\0\0\0\x012t\0\0\0\x02ab",
+        b"D\0\0\x40\x05O\0\x02t\0\0\0\x011t\0\0\0\x02ab",
+        b"T\0\0\0\x02\x03\0\0\x40\x05\0\0\x40\x0a",
+        b"Y\0\0\x40\x0cpublic\0mood\0",
+        b'[0:1]={{"a\\"",NULL},{b,"\\\\"}}',
+        b"{}",
+    ]
+
+
+def read_pgoutput(content: bytes) -> None:
+    """Decodes a message, or the text of an array."""
+    if content[:1] in (b"{", b"["):
+        values = decoder_of(1009, {})(content)
+        assert isinstance(values, list)
+    elif (message := decode_pgoutput(content)) is not None:
+        assert decode_pgoutput(content) == message
+
+
 def _target(name: str, run: Run, *rest: Any, **options: Any) -> Target:
     return Target(name, lambda: nullcontext(run), *rest, **options)
 
@@ -1038,6 +1068,13 @@ TARGETS = {
         ),
         _target(
             "csv", read_csv, (), csv_blocks, None, _CSV_TOKENS, bytes_max=1024, has_threads=True
+        ),
+        _target(
+            "pgoutput",
+            read_pgoutput,
+            (RemoteProtocolError, ValueError),
+            pgoutput_messages,
+            bytes_max=512,
         ),
     )
 }

@@ -107,14 +107,14 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Yields a server that answers."""
+def postgres_server(**settings: str) -> Iterator[PostgresServer]:
+    """Yields a server that answers. `settings` are those of postgresql.conf."""
     program("initdb")  # A test without it is skipped before there is a directory.
     directory = Path(tempfile.mkdtemp(prefix="aioflow-pg-"))
     try:
         server = PostgresServer(directory)
         server.initialize()
-        server.start()
+        server.start(**settings)
         try:
             yield server
         finally:

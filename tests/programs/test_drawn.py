@@ -35,6 +35,7 @@ CLASSES: tuple[type, ...] = (
 INTERNAL = "is for the package itself"
 ENDS = "runs a flow; the ways call collect and execute_and_collect of what is drawn"
 LEFT_OUT = {
+    "DataStream.upserts": "needs changes of a database, and stands on their source",
     "DataStream.flow": INTERNAL,
     "DataStream.upstreams": INTERNAL,
     "KeyedStream.has_event_time": INTERNAL,

@@ -1,0 +1,125 @@
+"""Changes of the rows of a database's tables, as `postgres_changes` and `mysql_changes` read them.
+
+A `Change` is what one statement did to one row, or to a whole table. An `Upsert` is the latest row
+of a key, or says that the row of a key is gone: sinks of tables write it with `mode="upsert"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal
+
+import msgspec
+
+from aioflow.core.errors import StateError
+from aioflow.io.conversion import fields_of_value
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+__all__ = ["Change", "ChangeKind", "Upsert", "key_of", "upserts_of", "without_truncates"]
+
+ChangeKind = Literal["read", "insert", "update", "delete", "truncate"]
+"""The event of a row. "read" is a row of the snapshot at the beginning."""
+
+
+class Change(msgspec.Struct, Generic[T], frozen=True):
+    """A change of one row of a table, or the removal of all its rows."""
+
+    kind: ChangeKind
+    """"read" (a row of the snapshot), "insert", "update", "delete" or "truncate"."""
+    table: str
+    """The table, as `tables=` names it."""
+    key: dict[str, Any]
+    """The key of the row before the change, by column; of a new row its key. Empty for a table
+    without a key, and for "truncate".
+    """
+    before: T | None
+    """The row before the change, if the server's log has all of it. Otherwise None."""
+    after: T | None
+    """The row after the change. None if there is none."""
+    position: str
+    """The place of the transaction in the server's log."""
+    timestamp_ms: int
+    """The time of the commit, in milliseconds since 1970."""
+    unchanged: tuple[str, ...] = ()
+    """Columns that `after` lacks: large values that an update left as they were. PostgreSQL does
+    not log them again, unless the table has REPLICA IDENTITY FULL.
+    """
+
+
+class Upsert(msgspec.Struct, Generic[T], frozen=True):
+    """The latest row of a key, or the news that there is none any more."""
+
+    table: str
+    """The table, as `tables=` names it."""
+    key: dict[str, Any]
+    """The key of the row, by column."""
+    row: T | None
+    """The row. None if it was deleted."""
+    position: str
+    """The place of the transaction in the server's log."""
+    timestamp_ms: int
+    """The time of the commit, in milliseconds since 1970."""
+
+
+def upserts_of(change: Change[Any]) -> Sequence[Upsert[Any]]:
+    """Returns the upserts of one change: two if the key itself changed, one otherwise.
+
+    Raises StateError for a table without a key, for a row that lacks values, and for "truncate",
+    whose rows are not known.
+    """
+    kind, table, key, after = change.kind, change.table, change.key, change.after
+    position, timestamp_ms = change.position, change.timestamp_ms
+    if kind == "truncate":
+        raise StateError(
+            f"table {table!r} was truncated, and upserts() does not know the keys of its rows: "
+            "empty the target, and start with restore=None, fresh=True for a new snapshot; or "
+            'give on_truncate="ignore"'
+        )
+    if not key:
+        raise StateError(
+            f"table {table!r} has no key, which upserts() needs: add a primary key to it"
+        )
+    if change.unchanged:
+        raise StateError(
+            f"a change of table {table!r} lacks the large value of {change.unchanged[0]!r}, which "
+            f"the server does not log again when it stays as it was, and upserts() needs whole "
+            f"rows: ALTER TABLE {table} REPLICA IDENTITY FULL, and start with restore=None, "
+            "fresh=True for a new snapshot"
+        )
+    if kind == "delete":
+        return (Upsert(table, key, None, position, timestamp_ms),)
+    new = key
+    if kind == "update":
+        if type(after) is dict:
+            new = {name: after[name] for name in key}
+        else:
+            try:
+                new = {name: getattr(after, name) for name in key}
+            except AttributeError:
+                raise StateError(
+                    f"a record of table {table!r} lacks a part of the key, expected the fields "
+                    f"{', '.join(map(repr, key))}, and it has "
+                    f"{', '.join(map(repr, fields_of_value(after) or ()))}"
+                ) from None
+    written = Upsert(table, new, after, position, timestamp_ms)
+    if new == key:
+        return (written,)
+    return (Upsert(table, key, None, position, timestamp_ms), written)
+
+
+def without_truncates(change: Change[Any]) -> Sequence[Upsert[Any]]:
+    """Returns the upserts of one change, and none for "truncate"."""
+    return () if change.kind == "truncate" else upserts_of(change)
+
+
+def key_of(upsert: Upsert[Any]) -> tuple[Any, ...]:
+    """Returns the key by which upserts are partitioned: the table, and the values of the key."""
+    return (upsert.table, *upsert.key.values())

@@ -1,0 +1,169 @@
+"""Reads the changes of tables of PostgreSQL: `postgres_changes(dsn, tables)` gives the rows that
+there are, and from then on each change, by logical replication.
+
+The server keeps a replication slot: the place in its log up to which a job has come. The rows at
+the beginning are those of the slot's own snapshot, so between them and the first change there is no
+gap, and nothing comes twice. A checkpoint has the place; the slot moves when a checkpoint is
+complete, and the server then removes older files of its log.
+
+Needs the extra `aioflow[postgres]` (asyncpg), which opens the connections. `postgres_replication`
+speaks the replication protocol, `pgoutput` reads its messages, `postgres_catalog` looks at the
+server, and `postgres_change_reader` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aioflow.advice.hints import explained
+from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.io.arguments import (
+    T,
+    check_host_and_port,
+    checked_on_error,
+    checked_seconds,
+    checked_text,
+)
+from aioflow.io.changes import Change
+from aioflow.io.conversion import one_or_more, value_maker
+from aioflow.io.postgres_catalog import ChangesConfig, check_server, free_slot, log_end, replicate
+from aioflow.io.postgres_tables import disconnect, open_connection
+from aioflow.io.tables import quoted
+from aioflow.operators.source import BaseSource, Split
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["PostgresChanges", "postgres_changes"]
+
+SLOT_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")
+
+
+@explained
+def postgres_changes(
+    dsn: str,
+    tables: str | Sequence[str],
+    type: type[T] | None = None,
+    *,
+    slot: str = "aioflow",
+    publication: str | None = None,
+    snapshot: bool = True,
+    until: str | None = None,
+    backoff: Duration = "100ms",
+    on_error: OnError = "fail",
+) -> PostgresChanges[T]:
+    """Returns a source of the changes of `tables` ("name" or "schema.name"), each an `af.Change`.
+
+    First come the rows that exist, as changes of the kind "read"; `snapshot=False` leaves them out.
+    Then come inserts, updates, deletes and truncates, in the order of the transactions. A row is a
+    dict, or a `type` (dataclass, NamedTuple, Struct, Pydantic model, attrs class). The server
+    needs `wal_level = logical`, and the user the right REPLICATION.
+
+    `slot` is the replication slot that holds the log for this flow: each flow needs one of its own.
+    The source makes it, and `publication`, by default of the same name, if there is none. Both stay
+    when the job ends, since a later run goes on there, and the server keeps its log as long:
+    `af.io.drop_postgres_slot` drops them. A run that starts without a checkpoint makes the slot
+    again. With `snapshot=False` it goes on where the slot stands.
+
+    Delivery is exactly once with checkpoints; the slot moves when a checkpoint is complete. With
+    `until="latest"` the source ends at the place where the log ends when the job begins. `backoff`
+    is the first delay between two tries to connect. `on_error` handles rows that are not of `type`.
+    """
+    names = one_or_more(tables)
+    place = f"postgres_changes(..., {', '.join(map(repr, names))})"
+    if not names or not all(isinstance(one, str) for one in names) or len(set(names)) < len(names):
+        raise GraphError(
+            f"{place}: tables is {tables!r}, expected the name of a table, or a list of different "
+            "names"
+        )
+    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
+        raise GraphError(
+            f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        )
+    if "," not in dsn:  # A dsn with several hosts separates them by commas.
+        check_host_and_port(dsn, place, needs_host=False)
+    checked_text(slot, "slot", place)
+    if not set(slot) <= SLOT_SIGNS or len(slot) > 63:
+        raise GraphError(
+            f"{place}: slot is {slot!r}, expected at most 63 small letters, digits and _"
+        )
+    if publication is not None:
+        checked_text(publication, "publication", place)
+    if until not in (None, "latest"):
+        hint = did_you_mean(until, ("latest",))
+        raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{hint}")
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    try:
+        for name in names:
+            for part in name.split(".", 1):
+                quoted(part, f"{place}: a name")
+        make = value_maker(type)
+    except (ValueError, TypeError) as error:
+        raise GraphError(str(error)) from None
+    return PostgresChanges(
+        dsn,
+        names,
+        make,
+        slot,
+        publication or slot,
+        bool(snapshot),
+        until,
+        backoff,
+        checked_on_error(on_error, place),
+    )
+
+
+@dataclass(eq=False, repr=False)
+class PostgresChanges(ChangesConfig, BaseSource[Change[T]]):
+    """A `Source` of the changes of some tables. Made by `postgres_changes`.
+
+    It has one split, since the order of the transactions is one. `postgres_change_reader` says
+    what its position is.
+    """
+
+    name = "postgres_changes"
+    parallelism_max = 1
+    record_type = Change
+
+    dsn: str
+    tables: list[str]
+    make: Callable[[dict[str, Any]], T] | None
+    slot: str
+    publication: str
+    snapshot: bool
+    until: str | None
+    backoff: Duration
+    on_error: OnError
+
+    def __repr__(self) -> str:
+        return f"postgres_changes(..., {', '.join(map(repr, self.tables))})"
+
+    @property
+    def bounded(self) -> bool:
+        return self.until is not None
+
+    async def discover(self) -> list[Split]:
+        """Returns one split, after it was checked that the changes can be read. Its payload is the
+        place in the log at which to end, or None.
+        """
+        connection = await open_connection(self.dsn, self)
+        try:
+            await check_server(connection, self)
+            end = None if self.until is None else await log_end(connection)
+        finally:
+            await disconnect(connection)
+        replication = await replicate(self)
+        try:
+            await free_slot(replication, self)
+        finally:
+            replication.close()
+        return [Split("0", None, end)]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[Change[T]]:
+        from aioflow.io.postgres_change_reader import ChangeReader
+
+        return ChangeReader(ctx, self)

@@ -1,0 +1,539 @@
+"""Changes of PostgreSQL's tables on a real server: the snapshot and what follows, types, restarts
+in the midst of both, the slot, and what is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+
+import aioflow as af
+from aioflow.core.errors import GraphError, StateError
+from aioflow.io.changes import upserts_of
+from aioflow.io.postgres_catalog import drop_postgres_slot
+from aioflow.io.postgres_change_source import postgres_changes
+from aioflow.operators.source import Split
+from tests.io.driver import Context, read_all, system_context, take
+from tests.io.postgres_server import USER, PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server(wal_level="logical", max_replication_slots="40") as running:
+        yield running
+
+
+@pytest.fixture
+def schema(request: pytest.FixtureRequest) -> str:
+    name: str = request.node.originalname
+    return name[:50]
+
+
+@pytest.fixture
+def dsn(server: PostgresServer, schema: str) -> str:
+    return server.create(schema)
+
+
+@pytest.fixture
+async def ctx() -> AsyncIterator[Context]:
+    async with system_context() as context:
+        context.replays = True
+        yield context
+
+
+def plain(change: af.Change[Any]) -> tuple[Any, ...]:
+    return change.kind, change.table, change.key, change.before, change.after
+
+
+async def at_position(
+    source: Any, ctx: Context, position: Any, payload: Any = None
+) -> tuple[Any, Any]:
+    """A reader that was opened at `position`, and its split."""
+    reader, split = source.reader(ctx), Split("0", position, payload)
+    await reader.open([split])
+    return reader, split
+
+
+async def test_rows_come_first_and_then_each_change_in_the_order_of_the_commits(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT); INSERT INTO t VALUES (1, 10), (2, 20);"
+        "CREATE TABLE u (id INT PRIMARY KEY); ALTER TABLE u REPLICA IDENTITY FULL;"
+        "CREATE TABLE other (id INT)",
+    )
+    source = postgres_changes(dsn, ["t", f"{schema}.u"], slot=schema)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        read = await take(reader, 2)
+        assert [plain(one) for one in read] == [
+            ("read", "t", {"id": i}, None, {"id": i, "n": 10 * i}) for i in (1, 2)
+        ]
+        await asyncio.to_thread(
+            server.query,
+            schema,
+            "BEGIN; INSERT INTO t VALUES (3, 30); INSERT INTO u VALUES (7), (8); COMMIT;"
+            "BEGIN; INSERT INTO t VALUES (9, 9); ROLLBACK; INSERT INTO other VALUES (1);"
+            "UPDATE t SET n = n + 1 WHERE id = 1; UPDATE t SET id = 5 WHERE id = 2;"
+            "UPDATE u SET id = 9 WHERE id = 8; DELETE FROM u WHERE id = 7; DELETE FROM t "
+            "WHERE id = 5; TRUNCATE t, u",
+        )
+        full = f"{schema}.u"
+        changes = await take(reader, 10)
+        assert [plain(one) for one in changes] == [
+            ("insert", "t", {"id": 3}, None, {"id": 3, "n": 30}),
+            ("insert", full, {"id": 7}, None, {"id": 7}),
+            ("insert", full, {"id": 8}, None, {"id": 8}),
+            ("update", "t", {"id": 1}, None, {"id": 1, "n": 11}),
+            ("update", "t", {"id": 2}, None, {"id": 5, "n": 20}),
+            ("update", full, {"id": 8}, {"id": 8}, {"id": 9}),
+            ("delete", full, {"id": 7}, {"id": 7}, None),
+            ("delete", "t", {"id": 5}, None, None),
+            ("truncate", "t", {}, None, None),
+            ("truncate", full, {}, None, None),
+        ]
+        assert changes[0].position == changes[2].position != changes[3].position
+        now_ms = ctx.host.clock.wall_ms()
+        assert all(0 <= now_ms - change.timestamp_ms < 600_000 for change in changes)
+        assert reader.timestamps[-1] == changes[-1].timestamp_ms
+    finally:
+        await reader.close()
+
+
+class Row(NamedTuple):
+    id: int
+    name: str | None
+
+
+async def test_values_of_the_snapshot_and_of_changes_are_the_same(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TYPE mood AS ENUM ('sad', 'so so'); CREATE DOMAIN cents AS NUMERIC;"
+        "CREATE TABLE t (id INT PRIMARY KEY, big BIGINT, price NUMERIC, cents cents, x FLOAT8, "
+        "ok BOOL, at TIMESTAMPTZ, plain TIMESTAMP, day DATE, hour TIME, doc JSONB, raw JSON, "
+        "uid UUID, data BYTEA, mood mood, moods mood[], tags TEXT[], grid INT[][], gone TEXT, "
+        "twice INT GENERATED ALWAYS AS (id * 2) STORED, never DATE, net INET)",
+    )
+    values = (
+        "9007199254740993, 1.10, 2.50, 1.5, true, '2024-05-06 07:08:09.5+02', "
+        "'2024-05-06 07:08:09', '2024-05-06', '07:08:09', '{\"a\": [1, null]}', '\"text\"', "
+        "'00000000-0000-0000-0000-000000000001', '\\x00ff', 'so so', '{sad,\"so so\"}', "
+        '\'{"a,\\"\\\\\\\\",NULL,"NULL",""}\', \'{{1,2},{3,4}}\', NULL, DEFAULT, \'infinity\', '
+        "'10.0.0.1'"
+    )
+    await asyncio.to_thread(server.query, schema, f"INSERT INTO t VALUES (1, {values})")
+    source = postgres_changes(dsn, "t", slot=schema)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        (first,) = await take(reader, 1)
+        await asyncio.to_thread(server.query, schema, f"INSERT INTO t VALUES (2, {values})")
+        (second,) = await take(reader, 1)
+    finally:
+        await reader.close()
+    expected = {
+        "big": 9007199254740993, "price": Decimal("1.10"), "cents": Decimal("2.50"), "x": 1.5,
+        "ok": True, "at": datetime.datetime(2024, 5, 6, 5, 8, 9, 500_000, datetime.UTC),
+        "plain": datetime.datetime(2024, 5, 6, 7, 8, 9), "day": datetime.date(2024, 5, 6),
+        "hour": datetime.time(7, 8, 9), "doc": {"a": [1, None]}, "raw": "text", "uid": UUID(int=1),
+        "data": b"\0\xff", "mood": "so so", "moods": ["sad", "so so"],
+        "tags": ['a,"\\\\', None, "NULL", ""], "grid": [[1, 2], [3, 4]], "gone": None,
+        "never": "infinity", "net": "10.0.0.1",
+    }  # fmt: skip
+    assert first.after == {"id": 1, **expected}
+    assert second.after == {"id": 2, **expected}
+
+
+async def test_a_large_value_that_stays_is_named_or_taken_from_the_row_before(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    large = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 500) i)"
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT, large TEXT); CREATE TABLE u (LIKE t INCLUDING "
+        f"ALL); ALTER TABLE u REPLICA IDENTITY FULL; INSERT INTO t VALUES (1, 1, {large}); "
+        "INSERT INTO u SELECT * FROM t",
+    )
+    source = postgres_changes(dsn, ["t", "u"], slot=schema)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        rows = await take(reader, 2)
+        await asyncio.to_thread(server.query, schema, "UPDATE t SET n = 2; UPDATE u SET n = 2")
+        lacking, whole = await take(reader, 2)
+    finally:
+        await reader.close()
+    assert len(rows[0].after["large"]) == 16_000
+    assert lacking.after == {"id": 1, "n": 2}
+    assert lacking.unchanged == ("large",)
+    assert whole.after == {**rows[1].after, "n": 2}
+    assert whole.before == rows[1].after
+    with pytest.raises(StateError, match=r"lacks the large value of 'large'.*REPLICA IDENTITY"):
+        upserts_of(lacking)
+
+
+async def test_rows_of_a_type_and_what_is_not_of_it(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY, name TEXT, more INT)"
+    )
+    bad: af.OutputTag[Any] = af.OutputTag("bad")
+    source = postgres_changes(dsn, "t", Row, slot=schema, on_error=bad)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (1, 'a')")
+        assert (await take(reader, 1))[0].after == Row(1, "a")
+    finally:
+        await reader.close()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5, 6, 8, 11])
+async def test_a_restart_anywhere_goes_on_behind_the_last_change(
+    server: PostgresServer, schema: str, cut: int, ctx: Context
+) -> None:
+    """The snapshot, a transaction of three tables, and the rows that changed meanwhile."""
+    schema = f"{schema}_{cut}"
+    dsn = server.create(schema)
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (a TEXT, b INT, n INT, PRIMARY KEY (b, a)); CREATE TABLE u (id UUID "
+        "PRIMARY KEY, n INT);"
+        "INSERT INTO t SELECT chr(65 + i % 2), i / 2, 0 FROM generate_series(0, 4) i; "
+        "INSERT INTO u VALUES ('00000000-0000-0000-0000-000000000001', 1)",
+    )
+    source = postgres_changes(dsn, ["t", "u"], slot=schema, until="latest")
+    (split,) = await source.discover()
+    reader, _ = await at_position(source, ctx, split.position)
+    first = await take(reader, min(cut, 6), 1)
+    position = reader.position("0")
+    await reader.close()
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "BEGIN; UPDATE t SET n = 1; INSERT INTO u VALUES ('00000000-0000-0000-0000-000000000002', "
+        "2); DELETE FROM t WHERE b = 1; COMMIT; UPDATE t SET b = 9 - b; DELETE FROM u WHERE n = 1",
+    )
+    (split,) = await source.discover()
+    reader, _ = await at_position(source, ctx, position, split.payload)
+    first += await take(reader, cut - len(first), 1)
+    position = reader.position("0")
+    await take(reader, 2)
+    await reader.close()
+    rest = await read_all(source, ctx, [Split("0", position, split.payload)], 2)
+    tables: dict[str, dict[Any, Any]] = {"t": {}, "u": {}}
+    for change in first + rest:
+        rows = tables[change.table]
+        key = tuple(change.key.values())
+        if change.kind in ("insert", "read"):
+            assert key not in rows
+        else:
+            del rows[key]
+        if change.after is not None:
+            new = tuple(change.after[name] for name in change.key)
+            assert new not in rows
+            rows[new] = change.after
+    assert sorted(tables["t"]) == [(7, "A"), (9, "A"), (9, "B")]
+    assert [row["n"] for row in tables["t"].values()] == [1, 1, 1]
+    assert [row["n"] for row in tables["u"].values()] == [2]
+
+
+async def test_a_table_without_a_key_is_read_again_after_a_restart_in_its_midst(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (n INT); ALTER TABLE t REPLICA IDENTITY FULL;INSERT INTO t VALUES (1), (2)",
+    )
+    source = postgres_changes(dsn, "t", slot=schema, until="latest")
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    (first,) = await take(reader, 1, 1)
+    position = reader.position("0")
+    await reader.close()
+    await asyncio.to_thread(server.query, schema, "UPDATE t SET n = 3 WHERE n = 1")
+    (split,) = await source.discover()
+    rest = await read_all(source, ctx, [Split("0", position, split.payload)])
+    assert first.after == {"n": 1}
+    assert [(one.kind, one.after) for one in rest] == [
+        ("read", {"n": 2}), ("read", {"n": 3}), ("update", {"n": 3}),
+    ]  # fmt: skip
+
+
+async def _confirmed(server: PostgresServer, schema: str) -> str:
+    (found,) = await asyncio.to_thread(
+        server.query,
+        schema,
+        f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{schema}'",
+    )
+    return found
+
+
+async def test_the_slot_moves_when_a_checkpoint_is_complete_also_while_nothing_comes(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE other (id INT)"
+    )
+    source = postgres_changes(dsn, "t", slot=schema, snapshot=False)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(
+                server.query,
+                schema,
+                f"SELECT 1 FROM pg_replication_slots WHERE active AND slot_name = '{schema}'",
+            ):
+                await asyncio.sleep(0.05)
+            began = await _confirmed(server, schema)
+            await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (1)")
+            await take(reader, 1)
+            reader.checkpoint(1)
+            await asyncio.sleep(0.2)
+            assert await _confirmed(server, schema) == began
+            reader.checkpoint_completed(1)
+            while await _confirmed(server, schema) == began:
+                await asyncio.sleep(0.05)
+            # Other tables fill the log: the position follows the keepalives.
+            await asyncio.to_thread(
+                server.query, schema, "INSERT INTO other SELECT generate_series(1, 1000)"
+            )
+            (end,) = await asyncio.to_thread(server.query, schema, "SELECT pg_current_wal_lsn()")
+            checkpoint_id = 1
+            while await asyncio.to_thread(
+                server.query,
+                schema,
+                f"SELECT confirmed_flush_lsn < '{end}' FROM pg_replication_slots "
+                f"WHERE slot_name = '{schema}'",
+            ) == ["t"]:
+                checkpoint_id += 1
+                reader.checkpoint(checkpoint_id)
+                reader.checkpoint_completed(checkpoint_id)
+                await asyncio.sleep(0.05)
+    finally:
+        await reader.close()
+
+
+async def test_a_flow_begins_where_the_slot_stands_without_a_snapshot(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)"
+    )
+    source = postgres_changes(dsn, "t", slot=schema, snapshot=False, until="latest")
+    assert await read_all(source, ctx) == []
+    await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (2)")
+    assert [one.after for one in await read_all(source, ctx)] == [{"id": 2}]
+    assert [one.after for one in await read_all(source, ctx)] == [{"id": 2}]  # No checkpoint.
+    again = postgres_changes(dsn, "t", slot=schema, until="latest")
+    assert [one.kind for one in await read_all(again, ctx)] == ["read", "read"]
+    assert await drop_postgres_slot(dsn, schema)
+    assert not await drop_postgres_slot(dsn, schema)
+    assert (
+        await asyncio.to_thread(
+            server.query, schema, f"SELECT 1 FROM pg_publication WHERE pubname = '{schema}'"
+        )
+        == []
+    )
+
+
+async def test_a_large_transaction_waits_at_the_server(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY, pad TEXT)")
+    source = postgres_changes(dsn, "t", slot=schema, snapshot=False, until="latest")
+    await read_all(source, ctx)
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 30000) i",
+    )
+    (split,) = await source.discover()
+    reader: Any = source.reader(ctx)
+    await reader.open([split])
+    try:
+        read = await take(reader, 1)
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+        assert reader.pending_records < 8192
+        read += await take(reader, 1 << 60)
+        assert [one.after["id"] for one in read] == list(range(1, 30_001))
+    finally:
+        await reader.close()
+
+
+async def test_a_server_that_restarts_goes_on_in_the_snapshot_and_in_the_log(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (id INT PRIMARY KEY, pad TEXT); INSERT INTO t SELECT i, repeat('x', 2000) "
+        "FROM generate_series(1, 20000) i",
+    )
+    source = postgres_changes(dsn, "t", slot=schema)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        rows: set[int] = set()
+
+        async def read_until(wanted: set[int]) -> None:
+            async with asyncio.timeout(60):
+                while rows != wanted:
+                    for change in await take(reader, 1):
+                        assert (change.kind == "delete") is (change.key["id"] in rows)
+                        (rows.discard if change.kind == "delete" else rows.add)(change.key["id"])
+
+        async def restart(sql: str) -> None:
+            await asyncio.to_thread(server.crash)
+            await asyncio.to_thread(server.start, wal_level="logical", max_replication_slots="40")
+            await asyncio.to_thread(server.query, schema, sql)
+
+        await read_until(set(range(1, 101)))
+        await restart("DELETE FROM t WHERE id > 19000 OR id < 3; INSERT INTO t VALUES (99999, 'y')")
+        await read_until({*range(3, 19_001), 99_999})
+        await restart("INSERT INTO t VALUES (99998, 'y')")
+        await read_until({*range(3, 19_001), 99_998, 99_999})
+    finally:
+        await reader.close()
+
+
+async def test_what_cannot_be_read_is_refused_with_the_way_out(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE bare (id INT); CREATE TABLE u (id INT "
+        "PRIMARY KEY); CREATE ROLE reader LOGIN; CREATE ROLE replicator LOGIN REPLICATION; "
+        f"GRANT USAGE ON SCHEMA {schema} TO reader, replicator",
+    )
+    as_reader = dsn.replace(f"{USER}@", "reader@")
+    as_replicator = dsn.replace(f"{USER}@", "replicator@")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for given, tables, message in (
+        (f"postgresql://{USER}@127.0.0.1:{port}/postgres", "t", "cannot be reached"),
+        (dsn, "absent", "has no table 'absent': create it"),
+        (dsn, "bare", "has no replica identity.*add a primary key"),
+        (as_replicator, "t", "may not create the publication.*CREATE PUBLICATION"),
+    ):
+        with pytest.raises(Exception, match=message):
+            await postgres_changes(given, tables, slot=schema).discover()
+    await postgres_changes(dsn, "t", slot=schema).discover()  # Makes the publication.
+    for given, tables, message in (
+        (as_replicator, "t", "may not read table 't': GRANT SELECT ON .* TO"),
+        (dsn, ["t", "u"], "lacks table 'u': ALTER PUBLICATION"),
+    ):
+        with pytest.raises(GraphError, match=message):
+            await postgres_changes(given, tables, slot=schema).discover()
+    await asyncio.to_thread(server.query, schema, "GRANT SELECT ON t TO reader, replicator")
+    with pytest.raises(GraphError, match=r"may not replicate.*ALTER ROLE name REPLICATION"):
+        await postgres_changes(as_reader, "t", slot=schema).discover()
+    await postgres_changes(as_replicator, "t", slot=schema).discover()
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        f"SELECT pg_create_logical_replication_slot('{schema}_x', 'test_decoding')",
+    )
+    with pytest.raises(GraphError, match=r"with the plugin 'test_decoding'.*name another"):
+        await postgres_changes(dsn, "t", slot=f"{schema}_x", publication=schema).discover()
+    await asyncio.to_thread(server.query, schema, f"SELECT pg_drop_replication_slot('{schema}_x')")
+
+
+async def test_a_slot_that_another_job_uses_or_was_dropped_is_named(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aioflow.io.postgres_catalog.IN_USE_WAIT_S", 0.3)
+    await asyncio.to_thread(
+        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)"
+    )
+    source = postgres_changes(dsn, "t", slot=schema, until="latest")
+    (split,) = await source.discover()
+    unending = postgres_changes(dsn, "t", slot=schema)
+    reader, _ = await at_position(unending, ctx, split.position)
+    try:
+        await take(reader, 1)
+        await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (2)")
+        await take(reader, 1)
+        with pytest.raises(GraphError, match=r"is in use by another connection.*name another"):
+            await unending.discover()
+        position = reader.position("0")
+    finally:
+        await reader.close()
+    await source.discover()
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        f"SELECT pg_replication_slot_advance('{schema}', pg_current_wal_lsn())",
+    )
+    await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (3)")
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        f"SELECT pg_replication_slot_advance('{schema}', pg_current_wal_lsn())",
+    )
+    with pytest.raises(StateError, match=r"and the checkpoint is at .*fresh=True"):
+        await read_all(source, ctx, [Split("0", position)])
+    await drop_postgres_slot(dsn, schema)
+    await source.discover()
+    with pytest.raises(StateError, match=r"was dropped, so the changes after .*fresh=True"):
+        await read_all(source, ctx, [Split("0", position)])
+
+
+async def test_the_flow_of_the_page_keeps_a_copy_in_another_schema(
+    server: PostgresServer, schema: str, dsn: str
+) -> None:
+    page = Path("docs/howto/changes.md").read_text()
+    example: dict[str, Any] = {}
+    exec(re.findall(r"```python[^\n]*\n(.*?)```", page, re.DOTALL)[0], example)
+    target = server.create(f"{schema}_copy")
+    create = "CREATE TABLE orders (id INT PRIMARY KEY, n INT);"
+    await asyncio.to_thread(server.query, f"{schema}_copy", create)
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        f"{create} INSERT INTO orders SELECT i, i FROM generate_series(1, 5) i",
+    )
+
+    async def reaches(rows: list[str]) -> None:
+        async with asyncio.timeout(60):
+            while rows != await asyncio.to_thread(
+                server.query, f"{schema}_copy", "SELECT * FROM orders ORDER BY id"
+            ):
+                await asyncio.sleep(0.1)
+
+    flow = example["copy"](dsn, target)
+    async with flow.run(checkpoints="memory://copied", every="200ms") as job:
+        await reaches([f"{i}|{i}" for i in range(1, 6)])
+        await asyncio.to_thread(
+            server.query,
+            schema,
+            "UPDATE orders SET id = 9 WHERE id = 1; DELETE FROM orders WHERE id = 2; "
+            "INSERT INTO orders VALUES (6, 6); UPDATE orders SET n = 0 WHERE id = 3",
+        )
+        await reaches(["3|0", "4|4", "5|5", "6|6", "9|1"])
+        await job.cancel()
+    assert await drop_postgres_slot(dsn, "orders")
+
+
+def test_upserts_stand_on_the_source() -> None:
+    changes = postgres_changes("postgresql://h/d", "t")
+    with pytest.raises(GraphError, match=r"upserts.. stands behind 'filter'.*call it directly on"):
+        af.Flow("f").source(changes).filter(lambda change: True).upserts()
+    with pytest.raises(GraphError, match="on_truncate is 'skip', expected 'fail' or 'ignore'"):
+        af.Flow("f").source(changes).upserts(on_truncate="skip")  # type: ignore[arg-type]
