@@ -20,8 +20,9 @@ from aioflow.expressions.nodes import Binary, Case, Column, Expr, Literal, Unary
 from aioflow.expressions.rows import compile_row
 from aioflow.operators.aggregate import functions as af
 from aioflow.sql import values as v
+from aioflow.sql.casts import Scalar
 from aioflow.sql.errors import SqlError
-from aioflow.sql.scalars import Functions, Scalar, arguments_of, compile_scalar
+from aioflow.sql.scalars import Functions, arguments_of, compile_scalar
 from aioflow.sql.scope import Scope
 from aioflow.sql.types import (
     ANY,

@@ -30,13 +30,13 @@ from aioflow.expressions.nodes import Field as FieldOf
 from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.rows import compile_row
 from aioflow.sql import values as v
+from aioflow.sql.casts import Scalar, cast, common_type, folded, literal, widened
 from aioflow.sql.errors import SqlError
 from aioflow.sql.functions import CALENDAR, FUNCTIONS, LETTERS, PARTS, REFUSED, UNITS_MS
 from aioflow.sql.scope import Scope
 from aioflow.sql.types import (
     ANY,
     BOOLEAN,
-    BYTES,
     DATE,
     DECIMAL,
     FLOAT,
@@ -50,7 +50,6 @@ from aioflow.sql.types import (
     array_of,
     map_of,
     type_of_declaration,
-    unify,
 )
 
 __all__ = [
@@ -90,25 +89,6 @@ class Functions:
         return next((folded[n.casefold()] for n in _names(node) if n.casefold() in folded), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A compiled expression: `expression` reads the dict of a row by the keys of its fields."""
-
-    type: SqlType
-    nullable: bool
-    expression: Expr[Any]
-
-    @property
-    def function(self) -> Callable[[Mapping[str, Any]], Any]:
-        """The same computation as a function of a row."""
-        return compile_row(self.expression)
-
-    @property
-    def constant(self) -> Any:
-        """The value of a literal, else None."""
-        return self.expression._value if isinstance(self.expression, Literal) else None
-
-
 def async_calls(node: exp.Expr, functions: Functions) -> list[exp.Expr]:
     """Returns the calls of async user functions in `node`, innermost first.
 
@@ -123,10 +103,6 @@ def compile_scalar(node: exp.Expr, scope: Scope, functions: Functions) -> Scalar
     return _Compiler(scope, functions).compile(node)
 
 
-def _literal(kind: SqlType, value: Any) -> Scalar:
-    return Scalar(kind, value is None, Literal(value))
-
-
 class _Compiler:
     def __init__(self, scope: Scope, functions: Functions) -> None:
         self.scope = scope
@@ -138,11 +114,11 @@ class _Compiler:
             return self._user(node, user)
         handler = _NODES.get(type(node))
         if handler is not None:
-            return _folded(handler(self, node))
+            return folded(handler(self, node))
         if isinstance(node, exp.AggFunc | exp.Window | exp.Filter):
             raise SqlError(f"an aggregate has no meaning here: {node.sql()}", node)
         if isinstance(node, exp.Func):
-            return _folded(self._call(node))
+            return folded(self._call(node))
         raise SqlError(f"{node.sql()} is not supported{_instead(node)}", node)
 
     # Names, literals, nested values.
@@ -208,8 +184,8 @@ class _Compiler:
     def literal(self, node: exp.Literal) -> Scalar:
         text = node.name
         if node.is_string:
-            return _literal(STRING, text)
-        return _literal(INTEGER, int(text)) if text.isdigit() else _literal(FLOAT, float(text))
+            return literal(STRING, text)
+        return literal(INTEGER, int(text)) if text.isdigit() else literal(FLOAT, float(text))
 
     # Types.
 
@@ -223,24 +199,24 @@ class _Compiler:
         texts = [isinstance(one.constant, str) and one.type == STRING for one in given]
         others = [one.type for one, text in zip(given, texts, strict=True) if not text]
         if others and set(others) != {NULL} and not {STRING, ANY} & set(others):
-            target = _common(others)
+            target = common_type(others)
             given = [
                 self._read(one, target, node) if text and target else one
                 for one, text in zip(given, texts, strict=True)
             ]
         if DECIMAL in (one.type for one in given):
             given = [
-                _literal(DECIMAL, Decimal(repr(one.constant)))
+                literal(DECIMAL, Decimal(repr(one.constant)))
                 if one.type == FLOAT and one.constant is not None
                 else one
                 for one in given
             ]
-        kind = _common([one.type for one in given])
+        kind = common_type([one.type for one in given])
         if kind is None:
             kinds = " and ".join(dict.fromkeys(str(one.type) for one in given))
             raise SqlError(f"{kinds} do not go together in {node.sql()}: write a CAST", node)
         expressions = [
-            _widened(one, kind) if convert or DECIMAL in (one.type, kind) else one.expression
+            widened(one, kind) if convert or DECIMAL in (one.type, kind) else one.expression
             for one in given
         ]
         return expressions, kind, any(one.nullable for one in given)
@@ -248,10 +224,10 @@ class _Compiler:
     def _read(self, text: Scalar, kind: SqlType, node: exp.Expr) -> Scalar:
         """Returns the value that a literal text means beside a value of the type `kind`."""
         try:
-            constant = compile_row(_cast(text, kind, True, node).expression)({})
+            constant = compile_row(cast(text, kind, True, node).expression)({})
         except ValueError as error:
             raise SqlError(f"{text.constant!r} is no {kind}", node) from error
-        return _literal(kind, constant)
+        return literal(kind, constant)
 
     def _as(self, letter: str, given: Scalar, name: str, node: exp.Expr) -> Scalar:
         """Returns an argument of the function `name` as a value of the kind that `letter` means."""
@@ -261,7 +237,7 @@ class _Compiler:
         if letter not in "AC" and given.type not in (*kinds, ANY, NULL):
             expected = " or ".join(map(str, kinds))
             raise SqlError(f"{name} takes {expected}, not {given.type}: write a CAST", node)
-        return Scalar(FLOAT, given.nullable, _widened(given, FLOAT)) if letter == "F" else given
+        return Scalar(FLOAT, given.nullable, widened(given, FLOAT)) if letter == "F" else given
 
     def condition(self, node: exp.Expr) -> Scalar:
         return self._as("B", self.compile(node), "a condition", node)
@@ -326,7 +302,7 @@ class _Compiler:
         if given.type not in (*NUMERIC, INTERVAL, ANY, NULL):
             raise SqlError(f"- takes a number, not {given.type}", node)
         if given.constant is not None:
-            return _literal(given.type, -given.constant)
+            return literal(given.type, -given.constant)
         return Scalar(given.type, given.nullable, Unary("-", given.expression))
 
     def comparison(self, node: exp.Binary) -> Scalar:
@@ -391,7 +367,7 @@ class _Compiler:
         given = [self.compile(node.this), self.compile(node.expression)]
         if not {STRING, ANY, NULL} & {one.type for one in given}:
             raise SqlError(f"|| joins texts, not {given[0].type} and {given[1].type}", node)
-        x, y = (_cast(one, STRING, True, node).expression for one in given)
+        x, y = (cast(one, STRING, True, node).expression for one in given)
         return Scalar(STRING, any(one.nullable for one in given), x.str.concat(y))
 
     def like(self, node: exp.Expr, escape: str | None = None) -> Scalar:
@@ -445,10 +421,10 @@ class _Compiler:
 
     def cast(self, node: exp.Cast) -> Scalar:
         strict = not isinstance(node, exp.TryCast)
-        made = _cast(self.compile(node.this), type_of_declaration(node.to), strict, node)
+        made = cast(self.compile(node.this), type_of_declaration(node.to), strict, node)
         if strict and isinstance(node.this, exp.Literal):  # Such as TIMESTAMP '2026-01-31'.
             try:
-                return _literal(made.type, compile_row(made.expression)({}))
+                return literal(made.type, compile_row(made.expression)({}))
             except ValueError as error:
                 raise SqlError(str(error).partition(";")[0], node) from error
         return made
@@ -463,7 +439,7 @@ class _Compiler:
             )
         if node.this.is_string or isinstance(node.this, exp.Literal):
             try:
-                return _literal(INTERVAL, round(float(node.this.name) * UNITS_MS[unit]))
+                return literal(INTERVAL, round(float(node.this.name) * UNITS_MS[unit]))
             except ValueError as error:
                 raise SqlError(f"{node.this.name!r} is no number of units", node) from error
         count = self._as("I", self.compile(node.this), "INTERVAL", node)
@@ -593,7 +569,7 @@ class _Compiler:
             expressions += [one.expression for one in scalars[len(unified) :]]
         else:
             expressions = [
-                _cast(one, STRING, True, node).expression if letter == "C" else one.expression
+                cast(one, STRING, True, node).expression if letter == "C" else one.expression
                 for one, letter in zip(scalars, letters, strict=True)
             ]
         try:
@@ -603,18 +579,6 @@ class _Compiler:
         if builtin.nullable is not None:
             null = builtin.nullable
         return Scalar(kind, null, made)
-
-
-def _folded(made: Scalar) -> Scalar:
-    """Returns the expression, or its value if it is an operation on literals."""
-    children = made.expression._children
-    if not children or not all(isinstance(child, Literal) for child in children):
-        return made
-    try:
-        found = made.function({})
-    except (ValueError, ArithmeticError):
-        return made  # Only a row that comes here may fail.
-    return Scalar(made.type, found is None, Literal(found))
 
 
 def _divided(sign: str, x: Expr[Any], y: Expr[Any], kind: SqlType) -> Expr[Any]:
@@ -634,69 +598,6 @@ def _divided(sign: str, x: Expr[Any], y: Expr[Any], kind: SqlType) -> Expr[Any]:
         source=source if divisor is None or divisor > 0 else None,
         gives_none=not divisor,
     )
-
-
-def _common(kinds: Sequence[SqlType]) -> SqlType | None:
-    """Returns the type as which values of all `kinds` can be read, None if there is none."""
-    found: SqlType | None = NULL
-    for kind in kinds:
-        found = found and unify(found, kind)
-    return found
-
-
-def _widened(given: Scalar, kind: SqlType) -> Expr[Any]:
-    """Returns the number as one of the type `kind`, which is at least as wide."""
-    if given.type == kind or given.type in (NULL, ANY) or kind not in (FLOAT, DECIMAL):
-        return given.expression
-    if given.constant is not None:
-        return Literal(float(given.constant) if kind == FLOAT else Decimal(given.constant))
-    if kind == FLOAT:
-        return given.expression.cast(float)
-    return v.apply(v.to_decimal, given.expression, True)
-
-
-def _cast(given: Scalar, to: SqlType, strict: bool, node: exp.Expr) -> Scalar:
-    x, source, null = given.expression, given.type, given.nullable
-    if source == NULL:
-        return Scalar(to, True, Literal(None))
-    if to == ANY or (source == to and to.scale is None):
-        return Scalar(to, null, x)
-    scalar = (*NUMERIC, BOOLEAN, STRING, ANY)
-    made: Expr[Any] | None = None
-    match to.name:
-        case "BOOLEAN" if source in NUMERIC:
-            made = Binary("!=", x, Literal(0))
-        case "BOOLEAN" | "FLOAT" if source in scalar:
-            made = x.cast(bool if to == BOOLEAN else float, strict)
-        case "INTEGER" if source == FLOAT:
-            made = v.apply(v.round_even, x) if strict else v.apply(v.to_integer, x, strict)
-        case "INTEGER" if source in (BOOLEAN, STRING):
-            made = x.cast(int, strict)
-        case "INTEGER" if source in scalar:
-            made = v.apply(v.to_integer, x, strict)
-        case "DECIMAL" if source in scalar:
-            made = v.apply(v.to_decimal, x, strict, *([] if to.scale is None else [to.scale]))
-        case "STRING" if source in (INTEGER, FLOAT):
-            made = x.cast(str)
-        case "STRING" if source in (*scalar, BYTES):
-            made = v.apply(v.text_of, x)
-        case "STRING" if source in (TIMESTAMP, DATE):
-            made = v.apply(v.time_text if source == TIMESTAMP else v.date_text, x)
-        case "BYTES" if source == STRING:
-            made = v.apply(str.encode, x, name="encode")
-        case "TIMESTAMP" | "DATE" if source in (STRING, TIMESTAMP, DATE, ANY):
-            made = v.apply(v.to_time, x, strict) if source in (STRING, ANY) else x
-            made = made.dt.truncate("1d") if to == DATE and source != DATE else made
-        case _ if source == ANY or unify(source, to) == to:
-            made = x
-    if made is None:
-        way = (
-            ": write UNIX_TIMESTAMP(t), or TO_TIMESTAMP_LTZ(x, 3)"
-            if {source, to} & {TIMESTAMP, DATE} and {source, to} & set(NUMERIC)
-            else ""
-        )
-        raise SqlError(f"there is no cast from {source} to {to}{way}", node)
-    return Scalar(to, null or not strict, made)
 
 
 def _names(node: exp.Expr) -> list[str]:
@@ -767,8 +668,8 @@ _NODES: dict[type, Callable[[_Compiler, Any], Scalar]] = {
     exp.Bracket: _Compiler.bracket,
     exp.Array: _Compiler.array,
     exp.Literal: _Compiler.literal,
-    exp.Boolean: lambda _, node: _literal(BOOLEAN, bool(node.this)),
-    exp.Null: lambda _, node: _literal(NULL, None),
+    exp.Boolean: lambda _, node: literal(BOOLEAN, bool(node.this)),
+    exp.Null: lambda _, node: literal(NULL, None),
     exp.Paren: lambda self, node: self.compile(node.this),
     exp.Neg: _Compiler.negation,
     exp.NullSafeEQ: _Compiler.distinction,

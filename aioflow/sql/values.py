@@ -36,14 +36,10 @@ def apply(function: Callable[..., Any], *operands: Any, **traits: Any) -> Expr[A
 
     `traits` are fields of its `Operation`, beside those that the function brings.
     """
-    operation = _OPERATIONS.get(function)
-    if operation is None:
-        operation = Operation(
-            **{"name": getattr(function, "__name__", ""), "function": function} | traits
-        )
-    elif traits:
-        operation = replace(operation, **traits)
-    return Apply(operation, tuple(map(as_expression, operands)))
+    operation = _OPERATIONS.get(function) or Operation(
+        name=traits.get("name") or function.__name__, function=function
+    )
+    return Apply(replace(operation, **traits), tuple(map(as_expression, operands)))
 
 
 _OPERATIONS: dict[Callable[..., Any], Operation] = {}
