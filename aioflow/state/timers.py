@@ -155,7 +155,7 @@ class TimerQueue:
     def __len__(self) -> int:
         return sum(1 for _ in self.items())
 
-    def add(self, timestamp: int, key: Any, namespace: Any) -> bool:
+    def add(self, key: Any, namespace: Any, timestamp: int) -> bool:
         """Adds the timer and returns whether it is new."""
         timer = (key, namespace)
         bucket = self._buckets.get(timestamp)
@@ -185,7 +185,7 @@ class TimerQueue:
             self._buckets[timestamp] = held
         return True
 
-    def delete(self, timestamp: int, key: Any, namespace: Any) -> None:
+    def delete(self, key: Any, namespace: Any, timestamp: int) -> None:
         """Removes a timer; a missing timer is no error."""
         bucket = self._buckets.get(timestamp)
         timer = (key, namespace)
@@ -260,7 +260,7 @@ class TimerQueue:
         for timestamp in sorted(self._buckets):
             for timer in self.timers_at(timestamp):
                 if 0 < self.order_of(timestamp, timer) <= newest:
-                    self.delete(timestamp, *timer)
+                    self.delete(*timer, timestamp)
                     self.popped += 1
                     yield timestamp, *timer
 
@@ -441,6 +441,13 @@ class InternalTimerService:
     physical timer is registered, for the earliest processing-time timer.
     """
 
+    _event: TimerQueue
+    _processing: TimerQueue
+    register_event_time_timer: Callable[[Any, Any, int], object]
+    """Registers a timer of (key, namespace, timestamp)."""
+    delete_event_time_timer: Callable[[Any, Any, int], None]
+    """Deletes a timer of (key, namespace, timestamp); a missing timer is no error."""
+
     def __init__(
         self,
         name: str,
@@ -464,10 +471,9 @@ class InternalTimerService:
         self._fired_per_mail = FIRED_PER_MAIL
         self._goal = MIN_WATERMARK
         """The watermark whose timers fire now, or fired last."""
-        self._event = TimerQueue()
-        self._processing = TimerQueue()
         self._physical: Cancelable | None = None
         self._physical_time = NO_TIMER
+        self.attach(TimerQueue(), TimerQueue(), MIN_WATERMARK)
         backend.attach_timers(self)
 
     @property
@@ -494,21 +500,15 @@ class InternalTimerService:
         """Number of timers that have fired, in both domains, since the start or the restore."""
         return self._event.popped + self._processing.popped
 
-    def register_event_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:
-        self._event.add(timestamp, key, namespace)
-
-    def delete_event_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:
-        self._event.delete(timestamp, key, namespace)
-
     def register_processing_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:
-        self._processing.add(timestamp, key, namespace)
+        self._processing.add(key, namespace, timestamp)
         if timestamp < self._physical_time:
             self._schedule()
 
     def delete_processing_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:
         # The physical timer stays: it finds nothing due and moves on. Cheaper than moving it at
         # each deletion.
-        self._processing.delete(timestamp, key, namespace)
+        self._processing.delete(key, namespace, timestamp)
 
     def pop_due(self, watermark: int) -> tuple[int, Any, Any] | None:
         """Pops the first event-time timer due at `watermark`, and advances event time to the
@@ -597,6 +597,8 @@ class InternalTimerService:
         Overdue processing-time timers fire with the first mail.
         """
         self._event, self._processing = event, processing
+        # Each element may call these, so no method of this class stands between.
+        self.register_event_time_timer, self.delete_event_time_timer = event.add, event.delete
         self.current_watermark = MIN_WATERMARK if watermark == MAX_WATERMARK else watermark
         self._schedule()
 

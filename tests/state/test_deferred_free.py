@@ -94,7 +94,7 @@ async def test_state_that_an_unfinished_snapshot_needs_stays() -> None:
 async def test_timers_of_one_instant_that_have_fired_are_freed_in_slices() -> None:
     timers = TimerQueue()
     for key in range(MANY):
-        timers.add(5, key, None)
+        timers.add(key, None, 5)
     fired, entries = 0, timers._buckets[5]
     while timers.pop(5) is not None:
         fired += 1
@@ -105,10 +105,10 @@ async def test_timers_of_one_instant_that_have_fired_are_freed_in_slices() -> No
 async def test_timers_that_have_fired_go_in_slices_where_others_came_for_the_same_instant() -> None:
     timers = TimerQueue()
     for key in range(MANY):
-        timers.add(5, key, None)
+        timers.add(key, None, 5)
     entries = timers._buckets[5]
     assert timers.pop(5) == (5, 0, None)
-    timers.add(5, "late", None)
+    timers.add("late", None, 5)
     while timers.pop(5) != (5, MANY - 1, None):
         pass
     assert len(await lengths(entries)) == 4

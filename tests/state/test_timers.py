@@ -514,8 +514,8 @@ def test_each_timer_fires_once_on_the_owner_of_its_key_after_any_rescaling(
 def test_timers_deleted_one_by_one_leave_nothing_behind() -> None:
     queue = TimerQueue()
     for timestamp in range(10_000):  # As a session does: each element moves the end.
-        queue.add(timestamp + 1_000_000, "a", None)
-        queue.delete(timestamp + 999_999, "a", None)
+        queue.add("a", None, timestamp + 1_000_000)
+        queue.delete("a", None, timestamp + 999_999)
     assert len(queue) == 1
     assert len(queue._heap) < 200
     assert queue.pop(MAX_WATERMARK) == (1_009_999, "a", None)

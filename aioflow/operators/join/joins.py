@@ -115,9 +115,6 @@ class CoGroupOperator(WindowOperator):
     def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
         lefts = [value for index, value in elements if index == 0]
         rights = [value for index, value in elements if index == 1]
-        return self._apply(key, lefts, rights)
-
-    def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
         return elements_of(self._function.call(key, lefts, rights), f"co_group {self.ctx.name!r}")
 
     # State of a join that ran on columns (`window_join`). This operator converts it to rows.

@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 PAIRS_MAX = 65_536
 """Pairs in one piece of the output."""
 
+PAIRS_LISTED = 16
+"""Maximum number of pairs of rows that are made at once, in less time than one by one."""
+
 WINDOWS_MAX = 64
 """Maximum number of windows with one empty side, and of slices of a batch, between two yields:
 there may be thousands.
@@ -102,8 +105,14 @@ class WindowJoinOperator(CoGroupOperator):
                 return flush_in_slices(self._sides.settle(), written)
         return written
 
-    def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
+    def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
+        if len(elements) == 1:
+            return ()
+        lefts = [value for index, value in elements if index == 0]
+        rights = [value for index, value in elements if index == 1]
         call = self._function.call
+        if len(lefts) * len(rights) <= PAIRS_LISTED:
+            return [call(left, right) for left in lefts for right in rights]
         return (call(left, right) for left in lefts for right in rights)
 
     # Input.

@@ -272,7 +272,8 @@ class KeyedTimers:
                 "strategy stands before it; give the source watermarks=, or use "
                 "assign_timestamps_and_watermarks(...)"
             )
-        timestamp = _checked(timestamp)
+        if type(timestamp) is not int or not MIN_WATERMARK < timestamp <= MAX_WATERMARK:
+            timestamp = _checked(timestamp)
         timers.register_event_time_timer(key, None, timestamp)
         if timestamp < self.next_due:
             self.next_due = timestamp
@@ -280,7 +281,9 @@ class KeyedTimers:
     def delete_event_time_timer(self, timestamp: int) -> None:
         """Deletes a timer; a missing timer is no error."""
         timers, key = self._of_key()
-        timers.delete_event_time_timer(key, None, _checked(timestamp))
+        if type(timestamp) is not int or not MIN_WATERMARK < timestamp <= MAX_WATERMARK:
+            timestamp = _checked(timestamp)
+        timers.delete_event_time_timer(key, None, timestamp)
 
     def register_processing_time_timer(self, timestamp: int) -> None:
         """Registers a call of `on_timer` for the current key, once the clock has passed `timestamp`

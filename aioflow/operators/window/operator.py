@@ -124,6 +124,9 @@ class WindowOperator(Operator):
         """The functions that live as long as this operator."""
         if aggregate is None and process is None:
             raise TypeError("a window needs an aggregate or a process function")
+        own = None if self._process is None else self._process.function
+        self._cleared = own if isinstance(own, ProcessWindowFunction) else None
+        """The function that clears its own state of a window."""
         self._has_one_result = not self._functions and keeps_some(evictor)
         """Whether a window that fires has one result, and calls no function of the user but those
         of its aggregate.
@@ -554,10 +557,9 @@ class WindowOperator(Operator):
 
     def clear_process(self, window: Window) -> None:
         """Has the window function clear its state of a window that is dropped."""
-        process = self._process
-        if process is not None and isinstance(process.function, ProcessWindowFunction):
+        if self._cleared is not None:
             self._window_ctx.window = window
-            process.function.clear(self._window_ctx)
+            self._cleared.clear(self._window_ctx)
 
     def _store_sessions(
         self, table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet
@@ -697,12 +699,9 @@ class WindowOperator(Operator):
         self._acted(result, key, window, namespace, over=over)
 
     def _bind(self, window: Window, timestamp: int | None, watermark: int) -> None:
-        ctx = self._window_ctx
-        ctx.window, ctx.timestamp, ctx.watermark = (
-            window,
-            timestamp,
-            max(watermark, self._out.watermark),
-        )
+        ctx, reached = self._window_ctx, self._out.watermark
+        ctx.window, ctx.timestamp = window, timestamp
+        ctx.watermark = watermark if watermark > reached else reached
 
     def _acted(
         self,
