@@ -31,7 +31,7 @@ _HOMES = {
     "cluster.execution_graph": "JobStatus",
     "cluster.remote": "RemoteCluster",
     "cluster.restart": "RestartPolicy exponential_delay failure_rate fixed_delay no_restart",
-    "core.elements": "MAX_WATERMARK",
+    "core.elements": "GlobalWindow MAX_WATERMARK TimeWindow",
     "core.errors": (
         "AioflowError Broken CancellationTimeout CheckpointError Closed GraphError "
         "InsufficientBuffers JobCanceled JobError JobFailed "
@@ -74,8 +74,7 @@ _HOMES = {
     ),
     "operators.watermarks": "WatermarkStrategy",
     "operators.window.assigners": (
-        "Evictor GlobalWindow TimeWindow global_window keep_last keep_within session sliding "
-        "tumbling"
+        "Evictor global_window keep_last keep_within session sliding tumbling"
     ),
     "spark.failures": "SparkError",
     "spark.runner.runner": "Spark",

@@ -27,6 +27,8 @@ from aioflow.cluster.restart import failure_rate as failure_rate
 from aioflow.cluster.restart import fixed_delay as fixed_delay
 from aioflow.cluster.restart import no_restart as no_restart
 from aioflow.core.elements import MAX_WATERMARK as MAX_WATERMARK
+from aioflow.core.elements import GlobalWindow as GlobalWindow
+from aioflow.core.elements import TimeWindow as TimeWindow
 from aioflow.core.errors import AioflowError as AioflowError
 from aioflow.core.errors import Broken as Broken
 from aioflow.core.errors import CancellationTimeout as CancellationTimeout
@@ -125,8 +127,6 @@ from aioflow.operators.source import SourceReader as SourceReader
 from aioflow.operators.source import Split as Split
 from aioflow.operators.watermarks import WatermarkStrategy as WatermarkStrategy
 from aioflow.operators.window.assigners import Evictor as Evictor
-from aioflow.operators.window.assigners import GlobalWindow as GlobalWindow
-from aioflow.operators.window.assigners import TimeWindow as TimeWindow
 from aioflow.operators.window.assigners import global_window as global_window
 from aioflow.operators.window.assigners import keep_last as keep_last
 from aioflow.operators.window.assigners import keep_within as keep_within

@@ -24,8 +24,9 @@ follows Flink's SingleCheckpointBarrierHandler and its states.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from enum import Enum
+
+import msgspec
 
 from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier
@@ -58,15 +59,13 @@ class AlignmentPhase(Enum):
     OVERTAKING = "was taken; waits for the barriers that it overtook"
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """Verdict: read nothing more from `channel` until a `Resume` names the channel."""
 
     channel: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(msgspec.Struct, frozen=True):
     """Verdict: read from `channels` again.
 
     The channels were blocked, or stopped behind a barrier that has no effect.
@@ -75,8 +74,7 @@ class Resume:
     channels: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(msgspec.Struct, frozen=True):
     """Verdict: take the checkpoint now, and send `barrier` to all downstream tasks."""
 
     barrier: CheckpointBarrier
@@ -95,8 +93,7 @@ class Take:
     alignment_processed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(msgspec.Struct, frozen=True):
     """Verdict: later data of `channel` is not part of the unaligned checkpoint.
 
     The channel has delivered the overtaken barrier, or has ended.
@@ -106,8 +103,7 @@ class Captured:
     channel: int
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureComplete:
+class CaptureComplete(msgspec.Struct, frozen=True):
     """Verdict: the channel state of the unaligned checkpoint is complete.
 
     Every channel has delivered its barrier or has ended.
@@ -118,8 +114,7 @@ class CaptureComplete:
     alignment_processed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(msgspec.Struct, frozen=True):
     """Verdict: the checkpoint will not complete.
 
     The task declines the checkpoint, tells every downstream task, and drops what it wrote for the
@@ -130,8 +125,7 @@ class Abort:
     reason: CheckpointFailureReason
 
 
-@dataclass(frozen=True, slots=True)
-class WaitUntil:
+class WaitUntil(msgspec.Struct, frozen=True):
     """Verdict: call `tick` at the wall-clock time `at_ms`, when the alignment times out.
 
     An additional call of `tick` does nothing.
@@ -416,7 +410,7 @@ class BarrierAlignment:
         return (
             barrier
             if barrier.unaligned is self._unaligned
-            else replace(barrier, unaligned=self._unaligned)
+            else msgspec.structs.replace(barrier, unaligned=self._unaligned)
         )
 
     def _captured(self, channel: int, now_ms: int) -> list[Verdict]:

@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from aioflow.state.snapshot import KeyedStateHandle, StateFile
 
 __all__ = [
@@ -189,8 +191,7 @@ class CompletedCheckpoint:
     """URL of what was stored, known once it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(msgspec.Struct, frozen=True):
     """Instruction to delete the metadata of `checkpoints`, and then `files`.
 
     The order matters: metadata must never be left that refers to a deleted file. Repeating the
@@ -223,8 +224,7 @@ a row no longer reports.
 """
 
 
-@dataclass(slots=True)
-class _Dropped:
+class _Dropped(msgspec.Struct):
     """A checkpoint that is no longer retained, but that pending checkpoints (`waits_for`) may build
     on.
     """

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from aioflow.checkpoint.completed import CompletedCheckpoint, Discard
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import CheckpointError
@@ -156,8 +158,7 @@ class FailureCounter:
             self._failed.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True):
     """The current time on both clocks.
 
     Durations are measured with the monotonic clock; timestamps for other processes are wall-clock.
@@ -208,8 +209,7 @@ class CoordinatorOptions:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(msgspec.Struct, frozen=True):
     """Instruction to send `barrier` to `attempts`.
 
     An attempt that cannot be reached counts as one that declined the checkpoint.
@@ -219,8 +219,7 @@ class Trigger:
     attempts: tuple[ExecutionAttemptId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(msgspec.Struct, frozen=True):
     """Instruction to store `checkpoint` durably, metadata last, and to report `stored` or
     `not_stored`.
     """
@@ -228,8 +227,7 @@ class Store:
     checkpoint: CompletedCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyComplete:
+class NotifyComplete(msgspec.Struct, frozen=True):
     """Instruction to tell every running task that the checkpoint is durable.
 
     Sinks then commit everything that was prepared up to it. The instruction may be repeated.
@@ -238,8 +236,7 @@ class NotifyComplete:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyAborted:
+class NotifyAborted(msgspec.Struct, frozen=True):
     """Instruction to tell every running task that the checkpoint was aborted.
 
     `latest_completed` is the newest checkpoint that sinks may commit up to, 0 if there is none.
@@ -250,8 +247,7 @@ class NotifyAborted:
     reason: CheckpointFailureReason
 
 
-@dataclass(frozen=True, slots=True)
-class FailJob:
+class FailJob(msgspec.Struct, frozen=True):
     """Instruction to fail the job as a task's error would.
 
     The job restarts from the last completed checkpoint, if its restart policy allows.
@@ -262,8 +258,7 @@ class FailJob:
     """Whether the job must not restart, because the error would occur again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Instruction to answer request `number` with `checkpoint` or `error`."""
 
     number: int
@@ -271,8 +266,7 @@ class Answer:
     error: CheckpointError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(msgspec.Struct, frozen=True):
     """Instruction to call `tick` at a time of the monotonic clock. It replaces the previous
     `WakeAt`.
 
@@ -282,8 +276,7 @@ class WakeAt:
     at_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class WarnBehind:
+class WarnBehind(msgspec.Struct, frozen=True):
     """Instruction to warn that checkpoint `checkpoint_id` is late: it is `age_ms` old.
 
     `waits_for` names the tasks that have not acknowledged it.

@@ -41,6 +41,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgpack
+import msgspec
 
 from aioflow.checkpoint.objects import ObjectStore
 from aioflow.core.aio import cancel_and_wait
@@ -134,8 +135,7 @@ class LeaseStore(Protocol):
         """Returns the path or URL of an object, for messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseInfo:
+class LeaseInfo(msgspec.Struct, frozen=True):
     """The content of an object in the lease store: the holder of the lease. Each change of the
     lease adds an object with the next number.
 
@@ -421,8 +421,7 @@ class LeaseKeeper:
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """The process that holds a flow's lease, and since when."""
 
     process: ProcessIdentity

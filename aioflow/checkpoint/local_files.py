@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import posixpath
-import tempfile
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import RestoreError
@@ -47,7 +46,7 @@ class LocalFiles:
         `job` identifies the job among all that use `base`, also after a restart.
         """
         self._host = host
-        self._base = base = base or tempfile.gettempdir()
+        self._base = base = base or _temporary_directory()
         self._job = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
         name = f"{PREFIX}_{host.procs.identity().spell()}_{self._job}_{host.ids.new('local')}"
         self._own = posixpath.join(base, name)
@@ -202,6 +201,12 @@ class _FileCopy:
         content, self._gathered, self._size = b"".join(self._gathered), [], 0
         if self._path is not None and not await self._files.append(self._path, content):
             self.drop()
+
+
+def _temporary_directory() -> str:
+    import tempfile  # Here: it loads three compressors.
+
+    return tempfile.gettempdir()
 
 
 def _plain(name: str) -> str:

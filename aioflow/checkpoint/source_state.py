@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import RestoreError, ValueNotSupported
@@ -42,8 +43,7 @@ paths.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SplitState:
+class SplitState(msgspec.Struct, frozen=True):
     """The state of one split; the first three fields are those of `Split`."""
 
     id: str
@@ -58,13 +58,12 @@ class SplitState:
     """Whether the split was read to its end."""
 
 
-@dataclass(slots=True)
-class _Pack:
+class _Pack(msgspec.Struct):
     """Up to a thousand finished splits, as rows `(id, payload)`, or as bytes once they were
     encoded.
     """
 
-    rows: list[tuple[str, Any]] = field(default_factory=list)
+    rows: list[tuple[str, Any]] = msgspec.field(default_factory=list)
     content: bytes | None = None
 
     def packed(self, codec: Codec, owner: str) -> bytes:
@@ -96,8 +95,7 @@ class FinishedSplits:
         return (*self._full, _Pack(list(self._rows))) if self._rows else tuple(self._full)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceState:
+class SourceState(msgspec.Struct, frozen=True):
     """The state of one subtask of a source at a checkpoint: its splits and its watermark."""
 
     splits: Sequence[SplitState]

@@ -16,8 +16,10 @@ HeartbeatManagerImpl and HeartbeatManagerSenderImpl.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 __all__ = [
     "HeartbeatMonitor",
@@ -65,23 +67,20 @@ class HeartbeatOptions:
             raise ValueError(f"suspicion_s is {self.suspicion_s}, expected at least 0")
 
 
-@dataclass(frozen=True, slots=True)
-class SendHeartbeat:
+class SendHeartbeat(msgspec.Struct, frozen=True):
     """Send `payload` to `peer`."""
 
     peer: str
     payload: object
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(msgspec.Struct, frozen=True):
     """The connection of `peer` ended: try to reach it, and give it no new work."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
+class TimedOut(msgspec.Struct, frozen=True):
     """`peer` is given up and no longer watched."""
 
     peer: str
@@ -91,8 +90,7 @@ class TimedOut:
 Instruction = SendHeartbeat | Suspected | TimedOut
 
 
-@dataclass(slots=True)
-class _Peer:
+class _Peer(msgspec.Struct):
     deadline: float
     send_at: float
     suspect_until: float | None = None
@@ -102,16 +100,15 @@ def _nothing(peer: str) -> object:
     return None
 
 
-@dataclass(slots=True)
-class HeartbeatMonitor:
+class HeartbeatMonitor(msgspec.Struct):
     """Watches peers by name.
 
     `payload(peer)` returns the content of a heartbeat to `peer`, for example a slot report.
     """
 
-    options: HeartbeatOptions = field(default_factory=HeartbeatOptions)
+    options: HeartbeatOptions = msgspec.field(default_factory=HeartbeatOptions)
     payload: Callable[[str], object] = _nothing
-    _peers: dict[str, _Peer] = field(default_factory=dict)
+    _peers: dict[str, _Peer] = msgspec.field(default_factory=dict)
     _last_tick: float | None = None
 
     @property

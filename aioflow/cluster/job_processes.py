@@ -24,7 +24,7 @@ from aioflow.cluster.job_session import REQUESTS, AttemptKey, attempt_key
 from aioflow.cluster.placed_tasks import GRACE_S, until_overdue
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S
-from aioflow.cluster.worker_processes import EXIT_TIMEOUT_S, WorkerProcess
+from aioflow.cluster.worker_processes import EXIT_TIMEOUT_S, JOB, WorkerProcess
 from aioflow.core.aio import cancel_and_wait, wait_all, wait_first
 from aioflow.core.errors import Broken
 from aioflow.core.wire.serializers import Codec
@@ -38,12 +38,9 @@ if TYPE_CHECKING:
     from aioflow.inspection.process import LogTail
     from aioflow.network.security import TlsFiles
 
-__all__ = ["JOB", "JobProcess", "JobProcesses"]
+__all__ = ["JobProcess", "JobProcesses"]
 
 logger = logging.getLogger(__name__)
-
-JOB = "--job"
-"""First argument of `worker_program` for the process of a job."""
 
 SPARE_AFTER_S = 1.0
 """Delay of the next spare process after the start of a job, which it would slow down."""

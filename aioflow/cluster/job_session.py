@@ -11,9 +11,11 @@ import asyncio
 import logging
 import pickle
 from collections.abc import Callable, Coroutine
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.checkpoint.metadata import encode_subtask
@@ -84,8 +86,7 @@ ASK_S = 5.0
 """Time limit of an answer. The consumer that asks then goes on without it."""
 
 
-@dataclass(slots=True)
-class _HomeSubtask:
+class _HomeSubtask(msgspec.Struct):
     attempt: ExecutionAttemptId
     state: ExecutionState
 

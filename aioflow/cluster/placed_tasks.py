@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import msgspec
 
 from aioflow.cluster.job_session import AttemptKey, attempt_key
 from aioflow.cluster.split_discovery import pack_splits
@@ -56,8 +56,7 @@ SUBMITTER = ""
 """Stands for the submitting process where a worker id is expected."""
 
 
-@dataclass(slots=True)
-class JobPeer:
+class JobPeer(msgspec.Struct):
     """One process.
 
     `location` is the address at which other processes read its partitions; empty if it runs none.
@@ -136,8 +135,7 @@ class JobPeers:
 Watcher = Callable[["RecordBatch"], None]
 
 
-@dataclass(slots=True, eq=False)
-class Submitter:
+class Submitter(msgspec.Struct, eq=False):
     """The process that submitted a job and stays.
 
     `location` is empty if it runs no tasks; `taps`: tap id -> (place, may miss rows).
@@ -145,13 +143,12 @@ class Submitter:
 
     connection: RpcConnection
     location: str = ""
-    taps: dict[int, tuple[TapPlace, bool]] = field(default_factory=dict)
-    missed: dict[int, int] = field(default_factory=dict)
+    taps: dict[int, tuple[TapPlace, bool]] = msgspec.field(default_factory=dict)
+    missed: dict[int, int] = msgspec.field(default_factory=dict)
     """Rows of each subscription that were dropped because the process does not keep up."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
+class _Watch(msgspec.Struct, frozen=True):
     """A tap of a watcher in this process."""
 
     place: TapPlace

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from aioflow.checkpoint.assignment import assign_splits, plan_restore
 from aioflow.checkpoint.completed import CheckpointedOperator

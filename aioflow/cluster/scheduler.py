@@ -22,7 +22,8 @@ After Flink's SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from aioflow.core.errors import NoResourceAvailable, counted
 from aioflow.graph.job_graph import JobGraph, JobVertex
@@ -47,8 +48,7 @@ Subtask = tuple[int, int]
 """Vertex id and index of the subtask, as in `ExecutionGraph.executions`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotOffer:
+class SlotOffer(msgspec.Struct, frozen=True):
     """A slot that a worker offers.
 
     `allocation_id` identifies one use of the slot, `index` its position on the worker.
@@ -58,8 +58,7 @@ class SlotOffer:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """The subtasks that share one slot, at most one of each vertex of `group`.
 
     `subtasks` are in topological order.
@@ -70,8 +69,7 @@ class Place:
     subtasks: tuple[Subtask, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeclareRequirement:
+class DeclareRequirement(msgspec.Struct, frozen=True):
     """Tell the ResourceManager that the job wants `slots` in all, including those it has.
 
     0: none any more.
@@ -81,8 +79,7 @@ class DeclareRequirement:
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class OfferAnswer:
+class OfferAnswer(msgspec.Struct, frozen=True):
     """Answer the worker's offer: it activates `accepted` and frees `rejected`."""
 
     worker_id: str
@@ -90,8 +87,7 @@ class OfferAnswer:
     rejected: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A request is placed: deploy each subtask to this worker, into this allocation."""
 
     request: int
@@ -99,8 +95,7 @@ class Placed:
     """(worker id, allocation id) by subtask."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementFailed:
+class PlacementFailed(msgspec.Struct, frozen=True):
     """A request cannot be placed: fail its subtasks."""
 
     request: int
@@ -108,16 +103,14 @@ class PlacementFailed:
     error: NoResourceAvailable
 
 
-@dataclass(frozen=True, slots=True)
-class FreeSlot:
+class FreeSlot(msgspec.Struct, frozen=True):
     """No subtask of this job uses the slot any more: give it back."""
 
     worker_id: str
     allocation_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SubtasksLost:
+class SubtasksLost(msgspec.Struct, frozen=True):
     """The slot of these subtasks is lost: fail their current attempts."""
 
     worker_id: str
@@ -154,17 +147,15 @@ def slots_needed(graph: JobGraph) -> int:
     return max(len(places), 1)
 
 
-@dataclass(slots=True)
-class _Slot:
+class _Slot(msgspec.Struct):
     worker_id: str
     allocation_id: str
     place: int | None = None
 
 
-@dataclass(slots=True)
-class _PlaceState:
+class _PlaceState(msgspec.Struct):
     place: Place
-    held: dict[Subtask, None] = field(default_factory=dict)
+    held: dict[Subtask, None] = msgspec.field(default_factory=dict)
     """Subtasks that were placed here and not released.
 
     They keep the place wanted, also while it has no slot.

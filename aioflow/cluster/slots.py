@@ -17,8 +17,9 @@ once no task of an older JobMaster is left in it. After Flink's TaskSlotTableImp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.core.errors import AioflowError, StaleLeader
@@ -59,8 +60,7 @@ class SlotNotActive(AioflowError):
     """A task was submitted to a slot that does not take tasks of this job."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStatus:
+class SlotStatus(msgspec.Struct, frozen=True):
     """One line of a slot report. Both ids are None for a slot that is FREE."""
 
     index: int
@@ -68,16 +68,14 @@ class SlotStatus:
     allocation_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectToJobMaster:
+class ConnectToJobMaster(msgspec.Struct, frozen=True):
     """Find the leader of this job, connect, and call `job_master_connected`."""
 
     job_id: str
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class OfferSlots:
+class OfferSlots(msgspec.Struct, frozen=True):
     """Offer these slots to the JobMaster with this token.
 
     Report the answer with the number `offer`. No answer comes if the connection ends first.
@@ -89,16 +87,14 @@ class OfferSlots:
     slots: tuple[SlotOffer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FailTasks:
+class FailTasks(msgspec.Struct, frozen=True):
     """End these attempts; `task_ended` reports each end."""
 
     attempts: tuple[ExecutionAttemptId, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotFreed:
+class SlotFreed(msgspec.Struct, frozen=True):
     """A slot was freed: tell the ResourceManager, if one is connected.
 
     Tell the JobMaster of the job too, if it loses a slot that it had.
@@ -113,8 +109,7 @@ class SlotFreed:
 Instruction = ConnectToJobMaster | OfferSlots | FailTasks | SlotFreed
 
 
-@dataclass(slots=True)
-class _Slot:
+class _Slot(msgspec.Struct):
     index: int
     state: SlotState = SlotState.FREE
     job_id: str = ""
@@ -124,11 +119,10 @@ class _Slot:
     offer: int | None = None
     """The offer whose answer is awaited."""
     reason: str = ""
-    tasks: dict[ExecutionAttemptId, None] = field(default_factory=dict)
+    tasks: dict[ExecutionAttemptId, None] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _JobMaster:
+class _JobMaster(msgspec.Struct):
     """The known leader of a job.
 
     The token outlives the connection: older leaders stay refused.

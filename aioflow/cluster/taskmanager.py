@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from aioflow.cluster.heartbeat import (
     HeartbeatMonitor,
     HeartbeatOptions,
@@ -372,7 +374,7 @@ class TaskManager:
                 )
             )
         except SlotOccupied as error:
-            return dataclasses.astuple(error.status)
+            return msgspec.structs.astuple(error.status)
         return None
 
     def _on_submit_task(
@@ -696,7 +698,7 @@ class TaskManager:
         return self._connection is not None and self._connection.is_writable
 
     def _report(self) -> list[tuple[Any, ...]]:
-        return [dataclasses.astuple(status) for status in self._table.report()]
+        return [msgspec.structs.astuple(status) for status in self._table.report()]
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

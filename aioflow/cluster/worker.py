@@ -24,10 +24,8 @@ from typing import TYPE_CHECKING
 
 from aioflow.cluster.collector import COLLECTED_AFTER, install_collector
 from aioflow.cluster.heartbeat import HeartbeatOptions, OwnPauses
-from aioflow.cluster.job_process import JobServer
-from aioflow.cluster.job_processes import JOB
 from aioflow.cluster.leadership import LeaderRetrieval, parse_address
-from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
+from aioflow.cluster.worker_processes import JOB
 from aioflow.core.errors import Broken, NotAuthenticated
 from aioflow.core.system_host import SystemHost, end_with_parent, prefer_when_memory_is_short
 from aioflow.inspection.json_logs import JSON, LOG_FORMAT_ENV, configure_logging
@@ -35,6 +33,7 @@ from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
     from aioflow.cluster.collector import Collector
+    from aioflow.cluster.taskmanager import TaskManager
     from aioflow.core.host import Host
 
 __all__ = ["main", "serve_job", "taskmanager_of"]
@@ -56,6 +55,9 @@ def taskmanager_of(
     host: Host, secret: bytes, arguments: Sequence[str], collector: Collector | None = None
 ) -> TaskManager:
     """Makes the TaskManager of this process from its command line."""
+    # Here: the process of a job needs no TaskManager, and a TaskManager no JobServer.
+    from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
+
     address, worker_id, slots, interval_s, silence_s = arguments
     options = TaskManagerOptions(
         jobmanagers=LeaderRetrieval((parse_address(address),)),
@@ -78,6 +80,8 @@ async def serve_job(
     host: Host, secret: bytes, arguments: Sequence[str], collector: Collector | None = None
 ) -> None:
     """Serves one job to the TaskManager that started this process with these arguments."""
+    from aioflow.cluster.job_process import JobServer
+
     address, own_id, modules, certificate, key, authority, plaintext = arguments
     tls = TlsFiles.of(certificate, key, authority, ("CERT", "KEY", "CA"))
     if tls is not None or plaintext:

@@ -27,9 +27,12 @@ from aioflow.core.errors import Broken, ProcessCrashed
 if TYPE_CHECKING:
     from aioflow.core.host import Host, Process
 
-__all__ = ["WORKER_HEARTBEAT", "WorkerProcess", "WorkerProcesses"]
+__all__ = ["JOB", "WORKER_HEARTBEAT", "WorkerProcess", "WorkerProcesses"]
 
 logger = logging.getLogger(__name__)
+
+JOB = "--job"
+"""First argument of `worker_program` for the process of a job."""
 
 WORKER_HEARTBEAT = HeartbeatOptions(interval_s=1.0, timeout_s=60.0, suspicion_s=0.2)
 """A function may block its worker's loop: loading a model takes tens of seconds.

@@ -1,5 +1,5 @@
-"""The elements between operators: batches of records, and the events that are sent in band with
-them.
+"""The elements between operators: batches of records, the events that are sent in band with them,
+and the windows that may be values of a record.
 
 A `RecordBatch` is the unit of all hot work: queueing, credit, pool permits, and one step of an
 operator. It consists of parallel lists. Invariants that every producer keeps and every consumer may
@@ -25,11 +25,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 __all__ = [
     "BATCH_RECORDS_MAX",
+    "GLOBAL",
     "MAX_WATERMARK",
     "MIN_WATERMARK",
     "CancelCheckpointMarker",
@@ -38,11 +40,15 @@ __all__ = [
     "EndOfData",
     "EndOfPartition",
     "Event",
+    "GlobalWindow",
     "LatencyMarker",
     "RecordBatch",
+    "TimeWindow",
     "Watermark",
     "WatermarkStatus",
+    "Window",
     "empty_batch",
+    "last_instant",
     "one_record",
 ]
 
@@ -188,8 +194,7 @@ def one_record(value: Any, timestamp: int | None, watermark: int) -> RecordBatch
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(msgspec.Struct, frozen=True):
     """The event that no record with a timestamp <= `timestamp` follows on this channel.
 
     It carries the watermark on channels that have no record to carry it.
@@ -198,8 +203,7 @@ class Watermark:
     timestamp: int
 
 
-@dataclass(frozen=True, slots=True)
-class WatermarkStatus:
+class WatermarkStatus(msgspec.Struct, frozen=True):
     """The event that a channel becomes idle, or active again.
 
     An idle channel does not hold the watermark back.
@@ -208,8 +212,7 @@ class WatermarkStatus:
     idle: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointBarrier:
+class CheckpointBarrier(msgspec.Struct, frozen=True):
     """The event that cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms`
     (wall clock of the coordinator).
 
@@ -240,8 +243,7 @@ class CheckpointBarrier:
     """Whether tasks process nothing after it, until it is aborted: the job restarts from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAnnouncement:
+class CheckpointAnnouncement(msgspec.Struct, frozen=True):
     """The event that the barrier of checkpoint `checkpoint_id` is on its way. It overtakes records.
 
     An operator that waits for calls takes its input over into its state, so that the barrier comes.
@@ -250,8 +252,7 @@ class CheckpointAnnouncement:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelCheckpointMarker:
+class CancelCheckpointMarker(msgspec.Struct, frozen=True):
     """The event that checkpoint `checkpoint_id` will not complete: tasks stop waiting for its
     barriers.
     """
@@ -259,8 +260,7 @@ class CancelCheckpointMarker:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfData:
+class EndOfData(msgspec.Struct, frozen=True):
     """The event that no record follows on this channel.
 
     `drain` distinguishes a finished stream (MAX watermark, `finish`) from a stop that keeps its
@@ -270,13 +270,11 @@ class EndOfData:
     drain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfPartition:
+class EndOfPartition(msgspec.Struct, frozen=True):
     """The event that is the last element of a channel. The channel is released afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyMarker:
+class LatencyMarker(msgspec.Struct, frozen=True):
     """An event that measures the latency from a source.
 
     It bypasses functions and keeps its order among the records of its channel.
@@ -298,3 +296,49 @@ Event = (
     | CheckpointAnnouncement
 )
 """Any in-band element that needs no credit and is not a batch."""
+
+
+def last_instant(end: int) -> int:
+    """Returns the last instant of a window that ends at `end`.
+
+    The window fires at this instant. Event time itself ends at MAX_WATERMARK.
+    """
+    return min(end - 1, MAX_WATERMARK)
+
+
+class TimeWindow(NamedTuple):
+    """The instants from `start` up to `end` (exclusive), in ms. A window equals the plain tuple
+    (start, end), and is stored as one.
+    """
+
+    start: int
+    end: int
+
+    @property
+    def max_timestamp(self) -> int:
+        """The last instant that belongs to the window."""
+        return last_instant(self.end)
+
+
+class GlobalWindow(NamedTuple):
+    """The only window of a global or count window.
+
+    It has no start and no end, and is over at the end of event time.
+    """
+
+    @property
+    def start(self) -> None:
+        return None
+
+    @property
+    def end(self) -> None:
+        return None
+
+    @property
+    def max_timestamp(self) -> int:
+        return MAX_WATERMARK
+
+
+Window: TypeAlias = TimeWindow | GlobalWindow
+
+GLOBAL = GlobalWindow()

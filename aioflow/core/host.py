@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, TypeVarTuple
 from urllib.parse import quote, unquote
 
+import msgspec
+
 if TYPE_CHECKING:
     import builtins
 
@@ -264,8 +266,7 @@ class Network(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(msgspec.Struct, frozen=True):
     """The identity of a process among all past and present processes.
 
     Other processes on the same machine can read it.
@@ -293,8 +294,7 @@ class ProcessIdentity:
         return ProcessIdentity("", int(parts[1]), parts[0], parts[2])
 
 
-@dataclass(slots=True, frozen=True)
-class ThreadTimes:
+class ThreadTimes(msgspec.Struct, frozen=True):
     """Clocks of a thread, in seconds."""
 
     cpu_s: float

@@ -20,7 +20,6 @@ import inspect
 import logging
 import os
 import traceback
-from pathlib import Path
 from types import CodeType, NoneType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-ENGINE = str(Path(__file__).parents[1]) + os.sep
+ENGINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 SIGNALS = (asyncio.CancelledError, StopIteration)
 
@@ -201,9 +200,9 @@ def _is_internal(file: str) -> bool:
 FRAMES_MAX = 12
 """Number of innermost frames of user code in a stack."""
 
-LIBRARY = str(Path(asyncio.__file__).parents[1]) + os.sep
+LIBRARY = os.path.dirname(os.path.dirname(asyncio.__file__)) + os.sep
 LOOP_FILES = tuple(
-    str(Path(asyncio.__file__).with_name(name))
+    os.path.join(os.path.dirname(asyncio.__file__), name)
     for name in ("base_events.py", "events.py", "runners.py")
 )
 

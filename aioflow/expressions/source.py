@@ -12,11 +12,12 @@ branch or the right side of `&` and `|` binds is not used after it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 from keyword import iskeyword
 from typing import Any
+
+import msgspec
 
 from aioflow.expressions import nodes as ex
 from aioflow.expressions.composite import Composite
@@ -52,8 +53,7 @@ The flag tells whether the value is known not to be None there.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(msgspec.Struct, frozen=True):
     """The source text of a value under construction.
 
     `source` may be evaluated only when no guard is None; guards are evaluated in order. `inner` are

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from aioflow.core.scope import ExecutionAttemptId
 
 if TYPE_CHECKING:
@@ -47,8 +49,7 @@ class ExecutionState(Enum):
         return self in (ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionId:
+class PartitionId(msgspec.Struct, frozen=True):
     """The id of the output of one attempt for one edge. Its text form is used on the wire."""
 
     edge_id: int
@@ -89,8 +90,7 @@ class InputGateDescriptor:
     """Name of the vertex that it reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultPartitionDescriptor:
+class ResultPartitionDescriptor(msgspec.Struct, frozen=True):
     """The output of a subtask for one edge: one subpartition for each consumer subtask that it
     reaches.
     """

@@ -21,9 +21,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from aioflow.core.scope import current_scope, scope_in
 from aioflow.core.user_code import spell_stack, user_frames
@@ -54,8 +55,7 @@ LOG_INTERVAL_S = 10.0
 HOLDS_MAX = 50
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """A time in which one piece of code held the loop."""
 
     at_ms: int
@@ -94,8 +94,7 @@ class Hold:
         }
 
 
-@dataclass(slots=True, frozen=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """One look at the thread of the loop while a beat was overdue."""
 
     job: str

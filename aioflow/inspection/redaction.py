@@ -5,6 +5,8 @@ Errors and log records hold text of any length from any source, and the loop tha
 shows them. So the time is linear in the length. Each pattern is anchored at a literal and uses
 possessive quantifiers. It never reads the same stretch a second time after a failure. Text beyond
 `CHARACTERS_MAX` is cut off.
+
+The patterns are compiled at their first use, not when a process starts: that takes 3 ms.
 """
 
 from __future__ import annotations
@@ -41,8 +43,6 @@ _LITERALS = (
 )
 """One of these is in each `_WORD`. Most texts have none, and looking for them is fast."""
 
-_SECRET_WORD = re.compile(_WORD, re.IGNORECASE)
-
 _QUOTED = (
     r"(?:[bru]{0,2}(?:"
     r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'"  # "..." and '...' with escapes.
@@ -59,7 +59,7 @@ _VALUE = (
 _SCHEMES = r"(?:digest|aws4-[\w-]++)\s[^\n]*+"
 """Ways to authorize that are followed by several settings: they end with the line."""
 
-_NAMED = re.compile(
+_NAMED = (
     rf"(?is)({_WORD})([\w.-]*+)"
     rf"(?:(\\*+[\"']?\s*+[:=]++>?\s*+)(?:{_SCHEMES}|{_VALUE}(?:\s*+=\s*+{_VALUE})?))?"
 )
@@ -69,20 +69,20 @@ The value is optional, so that the pattern skips a name without a value as a who
 letter by letter.
 """
 
-_COOKIES = re.compile(rf"(?is)(cookie\d?+\\*+[\"']?\s*+[:=]\s*+)(?:{_QUOTED}|[^\n]*+)")
+_COOKIES = rf"(?is)(cookie\d?+\\*+[\"']?\s*+[:=]\s*+)(?:{_QUOTED}|[^\n]*+)"
 """`Cookie: a=1; b=2`: all of the line."""
 
-_ARGUMENT = re.compile(rf"(?is)(?<![\w-])(--[\w.-]++)([\"']?(?:\s*+,\s*+|\s++))({_VALUE})")
+_ARGUMENT = rf"(?is)(?<![\w-])(--[\w.-]++)([\"']?(?:\s*+,\s*+|\s++))({_VALUE})"
 """`--password x`, and `'--password', 'x'` of a list of arguments."""
 
-_QUERY_KEY = re.compile(r"(?i)([?&](?:key|auth|code|access)=)[^\s&\"'#]++")
+_QUERY_KEY = r"(?i)([?&](?:key|auth|code|access)=)[^\s&\"'#]++"
 """Names that are ordinary words elsewhere, and secrets in the query of a URL."""
 
-_SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s++)[\w.~+/=-]{8,}+")
+_SCHEME = r"(?i)\b(bearer|basic)(\s++)[\w.~+/=-]{8,}+"
 
-_PRIVATE_KEY = re.compile(r"(?s)(-----BEGIN [A-Z0-9 ]*+-----).*?(-----END|\Z)")
+_PRIVATE_KEY = r"(?s)(-----BEGIN [A-Z0-9 ]*+-----).*?(-----END|\Z)"
 
-_URL = re.compile(r"://((?:(?!://)[^\s\"<>])++)")
+_URL = r"://((?:(?!://)[^\s\"<>])++)"
 
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
@@ -95,14 +95,14 @@ def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
         text = text[:characters_max]
     folded = text.lower()
     if "://" in folded:
-        text = _QUERY_KEY.sub(rf"\1{HIDDEN}", _URL.sub(_without_user, text))
+        text = re.sub(_QUERY_KEY, rf"\1{HIDDEN}", re.sub(_URL, _without_user, text))
     if "--" in folded:
-        text = _ARGUMENT.sub(_without_argument, _PRIVATE_KEY.sub(rf"\1{HIDDEN}\2", text))
+        text = re.sub(_ARGUMENT, _without_argument, re.sub(_PRIVATE_KEY, rf"\1{HIDDEN}\2", text))
     if any(literal in folded for literal in _LITERALS):
-        text = _COOKIES.sub(rf"\1{HIDDEN}", text)
-        text = _NAMED.sub(_without_value, text)
+        text = re.sub(_COOKIES, rf"\1{HIDDEN}", text)
+        text = re.sub(_NAMED, _without_value, text)
     if "bearer" in folded or "basic" in folded:
-        text = _SCHEME.sub(rf"\1\2{HIDDEN}", text)
+        text = re.sub(_SCHEME, rf"\1\2{HIDDEN}", text)
     return text if missing <= 0 else f"{text} ... ({missing} more characters)"
 
 
@@ -143,4 +143,4 @@ def _without_user(found: re.Match[str]) -> str:
 
 def is_secret_name(name: str) -> bool:
     """Whether the value of a setting of this name must not be shown."""
-    return _SECRET_WORD.search(name) is not None
+    return re.search(_WORD, name, re.IGNORECASE) is not None

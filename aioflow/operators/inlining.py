@@ -21,11 +21,12 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from keyword import iskeyword
 from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType
 from typing import Any
+
+import msgspec
 
 __all__ = ["Body", "as_getter", "body_of", "call_again", "failure_of", "why_off"]
 
@@ -43,8 +44,7 @@ _UNARY = {"UNARY_NEGATIVE": "-", "UNARY_INVERT": "~", "UNARY_NOT": "not "}
 _CONSTANTS = (int, float, str, bytes, bool, type(None), tuple)
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """An expression over one variable.
 
     `over("v")` is its source, in parentheses where it needs them.

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.expressions.trees import column_names
-from aioflow.operators.aggregate import local
-from aioflow.operators.aggregate.folding import FoldingAggregate
-from aioflow.operators.aggregate.local import LocalAggregate, local_aggregate, taken_by
 from aioflow.operators.stateless import StatelessKind
 from aioflow.operators.watermarks import WatermarkKind
-from aioflow.operators.window.assigners import SliceGrid
 
 if TYPE_CHECKING:
+    from aioflow.operators.aggregate.folding import FoldingAggregate
+    from aioflow.operators.aggregate.local import LocalAggregate
     from aioflow.operators.sink import BaseSink
     from aioflow.operators.watermarks import WatermarkStrategy
+    from aioflow.operators.window.assigners import SliceGrid
 
 __all__ = [
     "AWAITED",
@@ -169,7 +169,7 @@ def slices(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits:
     Such a window never counts as an operator that counts keys alone: it emits late elements, for
     subscriptions made while it runs.
     """
-    return _aggregating(aggregate, combiner=local_aggregate(aggregate, grid))
+    return _aggregating(aggregate, combiner=_local().local_aggregate(aggregate, grid))
 
 
 def clock_window(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits:
@@ -177,8 +177,8 @@ def clock_window(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits
     return OperatorTraits(
         why_rows="windows of processing time have no columnar form: those of event time have",
         counts=_counts(aggregate),
-        taken=taken_by(aggregate),
-        combiner=local_aggregate(aggregate, grid),
+        taken=_local().taken_by(aggregate),
+        combiner=_local().local_aggregate(aggregate, grid),
     )
 
 
@@ -190,18 +190,27 @@ def join(why_rows: str | None) -> OperatorTraits:
 
 
 def _aggregating(aggregate: FoldingAggregate, **more: Any) -> OperatorTraits:
+    local = _local()
     why_rows = local.why_rows(aggregate)
     return OperatorTraits(
         why_rows=why_rows,
         needs_key_expression=True,
         reads=local.fields_read(aggregate) if why_rows is None else None,
-        taken=taken_by(aggregate),
+        taken=local.taken_by(aggregate),
         **more,
     )
 
 
 def _counts(aggregate: FoldingAggregate) -> bool:
+    local = _local()
     return local.why_rows(aggregate) is None and not local.fields_read(aggregate)
+
+
+def _local() -> ModuleType:
+    """Returns the module of partial aggregates. A worker, which plans nothing, does not load it."""
+    from aioflow.operators.aggregate import local
+
+    return local
 
 
 def why_rows_for_times(strategy: WatermarkStrategy[Any] | None) -> str | None:

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from aioflow.core.elements import EndOfPartition, Event
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
@@ -67,8 +68,7 @@ UNTOLD_EVENTS_MAX = 64
 """Maximum of events taken over without a report. Otherwise the next credit reports them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PriorityEvent:
+class PriorityEvent(msgspec.Struct, frozen=True):
     """An event that overtakes the elements of its channel.
 
     It is acknowledged in its original order, like any other element.

@@ -1,4 +1,4 @@
-"""The bodies of control frames: one frozen dataclass per message, as a msgpack array of fields.
+"""The bodies of control frames: one frozen Struct per message, as a msgpack array of fields.
 
 A body is checked twice. The decoder has limits, so no small body becomes many objects. Then every
 field is checked against the schema beside its class, by exact type (True is no int) and range. A
@@ -8,7 +8,6 @@ failure is a RemoteProtocolError that names message and field.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
@@ -45,8 +44,7 @@ _ARGUMENT_BYTES_MAX = 65_536
 _NOTES_MAX = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRequest:
+class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a subpartition, from the beginning or, on a new connection, from a position.
 
     `credit` is the number of buffers that are ready now. `resume_from` is the sequence
@@ -61,8 +59,7 @@ class PartitionRequest:
     blocked: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorResponse:
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     """An error as data, never as a pickle: see `protocol.errors`.
 
     With a channel number the error ends that channel, without one all channels.
@@ -77,20 +74,17 @@ class ErrorResponse:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CancelPartitionRequest:
+class CancelPartitionRequest(msgspec.Struct, frozen=True):
     """Cancels a channel. Without a channel number, cancels all channels that were not requested on
     this connection.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRequest:
+class CloseRequest(msgspec.Struct, frozen=True):
     """Announces that the sender is about to close, and cancels all its channels."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddCredit:
+class AddCredit(msgspec.Struct, frozen=True):
     """Announces that `credit` more buffers are ready.
 
     The consuming task took over all elements below `taken_over`.
@@ -100,18 +94,15 @@ class AddCredit:
     taken_over: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeConsumption:
+class ResumeConsumption(msgspec.Struct, frozen=True):
     """Asks the producer to continue after a blocking event."""
 
 
-@dataclass(frozen=True, slots=True)
-class AckAllUserRecordsProcessed:
+class AckAllUserRecordsProcessed(msgspec.Struct, frozen=True):
     """Reports that the consumer has processed every record up to EndOfData."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewBufferSize:
+class NewBufferSize(msgspec.Struct, frozen=True):
     """Asks the producer for batches of up to `records`, to limit the time of queued data."""
 
     records: int

@@ -41,8 +41,7 @@ _CHUNK_BYTES = CONTROL_BYTES_MAX - 1
 _LAST, _MORE = b"\x00", b"\x01"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """The peer calls `method(*args)`. Answer with `reply` or `fail`, once."""
 
     call_id: int
@@ -62,16 +61,14 @@ class BadRequest:
     error: DecodeError = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(msgspec.Struct, frozen=True):
     """The peer notifies `method(*args)` and expects no answer."""
 
     method: str
     args: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """The peer answers that call `call_id` returned `value`."""
 
     call_id: int

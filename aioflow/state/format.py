@@ -27,7 +27,6 @@ Any other content is rejected with RestoreError, which names the file and the op
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -67,8 +66,7 @@ KEY_CHARS_MAX = 80
 _HEADER, _DROPS, _PUTS, _REMOVES, _END = range(5)
 
 
-@dataclass(frozen=True, slots=True)
-class FileHeader:
+class FileHeader(msgspec.Struct, frozen=True):
     """The decoded header of a state file."""
 
     max_parallelism: int
@@ -83,16 +81,14 @@ class FileHeader:
     """Timer service -> the event time of the service."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drops:
+class Drops(msgspec.Struct, frozen=True):
     """A frame that lists namespaces of a table that were dropped."""
 
     table: str
     namespaces: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
+class Entries(msgspec.Struct, frozen=True):
     """A frame that contains rows of one table. `values` is None if the keys were removed."""
 
     table: str

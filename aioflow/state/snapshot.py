@@ -21,6 +21,8 @@ from decimal import Decimal
 from typing import Any, Protocol
 from uuid import UUID
 
+import msgspec
+
 from aioflow.core.errors import RestoreError
 
 __all__ = [
@@ -55,8 +57,7 @@ def copy_of_default(default: Any) -> Any:
     return copy.deepcopy(default)
 
 
-@dataclass(frozen=True, slots=True)
-class TableMeta:
+class TableMeta(msgspec.Struct, frozen=True):
     """The properties of a table that determine the form of its stored values."""
 
     kind: str

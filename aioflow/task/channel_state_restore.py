@@ -19,8 +19,9 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from aioflow.core.elements import (
     MAX_WATERMARK,
@@ -47,15 +48,14 @@ if TYPE_CHECKING:
 __all__ = ["RestoredChannelState", "read_channel_state"]
 
 
-@dataclass(slots=True)
-class RestoredChannelState:
+class RestoredChannelState(msgspec.Struct):
     """Restored data in flight of one subtask."""
 
     waiting: list[Waiting]
     """Batches in processing order."""
     watermark: int
     """Watermark of the whole input behind that data."""
-    channels: dict[tuple[int, int], ChannelTime] = field(default_factory=dict)
+    channels: dict[tuple[int, int], ChannelTime] = msgspec.field(default_factory=dict)
     """Watermark and idleness behind the data, by exchange and index.
 
     Only for channels that continue at their positions.
@@ -75,8 +75,7 @@ class _Element(NamedTuple):
     content: RecordBatch | Event
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(msgspec.Struct):
     """In-flight data of one former subtask, and the watermark of its input behind that."""
 
     waiting: deque[Waiting]

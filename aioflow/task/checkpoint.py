@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from aioflow.checkpoint.completed import ChannelSide, OperatorStateHandle, SubtaskState
 from aioflow.checkpoint.source_state import SourceState
@@ -83,7 +86,8 @@ class TaskCheckpoint:
         take = self.take
         if take is None or take.unaligned or self.snapshot is not None:
             return False
-        self.take = replace(take, barrier=replace(take.barrier, unaligned=True), unaligned=True)
+        barrier = replace(take.barrier, unaligned=True)
+        self.take = replace(take, barrier=barrier, unaligned=True)
         return True
 
     def send(
@@ -184,8 +188,7 @@ class StateStore(Protocol):
         """Returns the input for state at the locations in its handles."""
 
 
-@dataclass(slots=True)
-class _View:
+class _View(msgspec.Struct):
     """The state of one operator at the checkpoint."""
 
     uid: str

@@ -10,9 +10,10 @@ data of the others comes before that input has ended or is idle, and nothing is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from aioflow.checkpoint.completed import ChannelSide
 from aioflow.core.elements import (
@@ -63,8 +64,7 @@ class InputEdge(NamedTuple):
     """Memory of the channels from other processes."""
 
 
-@dataclass(slots=True)
-class GateInput:
+class GateInput(msgspec.Struct):
     """The gate of one edge, its logical input, and the position of its channels in the valve."""
 
     gate: InputGate

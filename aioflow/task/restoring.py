@@ -8,19 +8,11 @@ order, and each new subtask computes its own share. The positions of a source co
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import RestoreError, note_once
-from aioflow.operators.aggregate.running import AGGREGATE
-from aioflow.operators.async_io import IN_FLIGHT
-from aioflow.operators.batching import GATHERED
-from aioflow.operators.join.joins import PROGRESS as JOIN_PROGRESS
-from aioflow.operators.process.async_functions import PENDING
-from aioflow.operators.sink import COMMITTABLES, PREPARED
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.watermarks import WATERMARKS
-from aioflow.operators.window.slices import PROGRESS
 from aioflow.state import operator_state as operator_states
 from aioflow.state.backend import INTERNAL_PREFIX
 from aioflow.state.snapshot import OperatorSnapshot
@@ -45,18 +37,6 @@ logger = logging.getLogger(__name__)
 
 FINISHED = f"{INTERNAL_PREFIX}finished"
 """Union list state of the head of a task: the parallelism, from each finished subtask."""
-
-NOTES = frozenset({FINISHED, AGGREGATE, JOIN_PROGRESS, PREPARED, PROGRESS, WATERMARKS})
-"""List states about other state, or about the progress of an operator.
-
-Without that other state they are no loss.
-"""
-
-HELD = frozenset({COMMITTABLES, GATHERED.name, IN_FLIGHT.name, PENDING})
-"""List states of operators with elements or writes in progress. They are claimed in `open`.
-
-All others belong to functions.
-"""
 
 
 async def restore_state(
@@ -93,11 +73,8 @@ def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None
     yet stays. Raises RestoreError.
     """
     state = context.operator_state
-    lists = [
-        name
-        for name in state.unclaimed()
-        if name in HELD or (name not in NOTES and not state.is_lent)
-    ]
+    unclaimed = state.unclaimed()
+    lists = _lost(unclaimed, state.is_lent) if unclaimed else []
     # A custom backend need not support this.
     tables: Mapping[str, Table] = getattr(context.keyed_state, "unclaimed", dict)()
     if not lists and not tables:
@@ -121,6 +98,28 @@ def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None
     for table in tables.values():
         for namespace in table.namespaces():
             table.drop(namespace)
+
+
+def _lost(unclaimed: Iterable[str], is_lent: bool) -> list[str]:
+    """Returns the list states of `unclaimed` whose content would be lost.
+
+    Notes about other state, or about the progress of an operator, are no loss without that other
+    state. Elements and writes in progress are claimed in `open`. All other lists belong to
+    functions, which may claim theirs later while `is_lent`.
+    """
+    # Here, not above: a worker would load all operators, and a restore needs these names rarely.
+    from aioflow.operators.aggregate.running import AGGREGATE
+    from aioflow.operators.async_io import IN_FLIGHT
+    from aioflow.operators.batching import GATHERED
+    from aioflow.operators.join.joins import PROGRESS as JOIN_PROGRESS
+    from aioflow.operators.process.async_functions import PENDING
+    from aioflow.operators.sink import COMMITTABLES, PREPARED
+    from aioflow.operators.watermarks import WATERMARKS
+    from aioflow.operators.window.slices import PROGRESS
+
+    notes = {FINISHED, AGGREGATE, JOIN_PROGRESS, PREPARED, PROGRESS, WATERMARKS}
+    held = {COMMITTABLES, GATHERED.name, IN_FLIGHT.name, PENDING}
+    return [name for name in unclaimed if name in held or (name not in notes and not is_lent)]
 
 
 async def _read(

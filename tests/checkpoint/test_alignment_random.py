@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import settings
@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from aioflow.checkpoint.alignment import (
     Abort,
@@ -106,7 +107,9 @@ class Reader:
                 triggered_ms = self.triggered_ms.setdefault(element.checkpoint_id, self.clock)
                 self.carry_out(
                     self.alignment.barrier(
-                        channel, replace(element, timestamp_ms=triggered_ms), self.clock
+                        channel,
+                        replace(element, timestamp_ms=triggered_ms),
+                        self.clock,
                     )
                 )
             case CancelCheckpointMarker():

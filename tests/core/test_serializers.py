@@ -24,13 +24,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioflow.core.elements import GlobalWindow, TimeWindow
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
 from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.core.wire.types import TypeRegistry
 from aioflow.core.wire.values import Tagger, Untagger
 from aioflow.io.http_client import ServerSentEvent
 from aioflow.io.kafka_client import KafkaRecord
-from aioflow.operators.window.assigners import GlobalWindow, TimeWindow
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

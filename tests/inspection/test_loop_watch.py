@@ -7,10 +7,10 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import aioflow as af
 from aioflow.core.host import ThreadTimes

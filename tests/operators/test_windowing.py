@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aioflow as af
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.core.elements import GLOBAL, MAX_WATERMARK, MIN_WATERMARK, TimeWindow
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import (
     AggregateFunction,
@@ -23,10 +23,8 @@ from aioflow.core.functions import (
 )
 from aioflow.operators.aggregate import functions
 from aioflow.operators.window.assigners import (
-    GLOBAL,
     SessionWindows,
     SlidingWindows,
-    TimeWindow,
     TumblingWindows,
     global_window,
     keep_last,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from aioflow.core.elements import (
@@ -935,10 +933,10 @@ def test_taking_over_more_than_was_handed_out_is_our_own_bug(link: Link) -> None
 
 def test_an_error_response_names_nothing_that_is_secret() -> None:
     """Only the fields of an error travel."""
-    assert [field.name for field in dataclasses.fields(ErrorResponse)] == [
+    assert ErrorResponse.__struct_fields__ == (
         "type_name",
         "message",
         "traceback_text",
         "arguments",
         "notes",
-    ]
+    )

@@ -25,7 +25,6 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from operator import attrgetter, is_, itemgetter
 from typing import Any, Final, Self
 
@@ -469,7 +468,7 @@ The index is part of the wire format, so a new kind is appended.
 """
 
 _KIND_OF: Final[dict[type, tuple[int, tuple[str, ...]]]] = {
-    cls: (kind, tuple(field.name for field in fields(cls)))
+    cls: (kind, cls.__struct_fields__)
     for kind, (cls, _) in enumerate(_EVENTS)
-    if isinstance(cls, type)
+    if isinstance(cls, type) and issubclass(cls, msgspec.Struct)
 }

@@ -16,13 +16,13 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
 from typing import Any, TypeVar
 
 import msgspec
 
+from aioflow.core.elements import GlobalWindow, TimeWindow
 from aioflow.core.errors import ValueNotSupported
 from aioflow.core.wire.kinds import (
     Kind,
@@ -63,8 +63,7 @@ EXPECTED = "dataclass, attrs class, NamedTuple, msgspec.Struct, Pydantic model o
 _BUILTINS = (bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset)
 
 
-@dataclass(frozen=True, slots=True)
-class TypePlan:
+class TypePlan(msgspec.Struct, frozen=True):
     """The description of how the instances of one class are encoded.
 
     `fields` is empty for Enums and for custom types.
@@ -91,8 +90,7 @@ class TypePlan:
             ) from None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Registration:
+class Registration(msgspec.Struct, frozen=True, eq=False):
     """The arguments of one call of `register_type`."""
 
     cls: type[Any]
@@ -214,9 +212,11 @@ class TypeRegistry:
         """Returns a plan that encodes a stand-in as an instance of its class `real`."""
         encode, make = real.encode, real.cls
         if encode is not None:
-            return replace(real, encode=lambda value: encode(make(*msgspec.structs.astuple(value))))
+            return msgspec.structs.replace(
+                real, encode=lambda value: encode(make(*msgspec.structs.astuple(value)))
+            )
         by_attribute = rows_of(real.cls, Kind.STRUCT, real.fields)
-        return replace(real, kind=Kind.STRUCT, taken_apart=by_attribute)
+        return msgspec.structs.replace(real, kind=Kind.STRUCT, taken_apart=by_attribute)
 
     def _build(
         self, name: str, cls: type[Any], fields: tuple[str, ...], registration: Registration | None
@@ -369,3 +369,9 @@ def _remedy(cls: type[Any]) -> str:
                 f"{register}"
             )
     return f"use a {EXPECTED}, or {register}"
+
+
+# The names in savepoints: those of the first release that wrote them. They are registered here,
+# because a process may read windows from another process without running a window itself.
+register_type(TimeWindow, name="aioflow.operators.windowing:TimeWindow")
+register_type(GlobalWindow, name="aioflow.operators.windowing:GlobalWindow")

@@ -62,10 +62,10 @@ from aioflow.operators.aggregate.functions import (
     MinBy,
 )
 from aioflow.operators.inlining import body_of
-from aioflow.operators.window.assigners import SliceGrid
 
 if TYPE_CHECKING:
     from aioflow.columns.kernels import Plan
+    from aioflow.operators.window.assigners import SliceGrid
 
 __all__ = [
     "LocalAggregate",

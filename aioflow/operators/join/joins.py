@@ -17,14 +17,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.runtime import KeysMet
-from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch, TimeWindow, empty_batch
 from aioflow.core.errors import GraphError, StateError, describe_record, note_once
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.operator import Operator
 from aioflow.operators.process.context import OperatorProcessContext
 from aioflow.operators.results import ResumableOutput, UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.window.assigners import SessionWindows, SliceGrid, TimeWindow, WindowAssigner
+from aioflow.operators.window.assigners import SessionWindows, SliceGrid, WindowAssigner
 from aioflow.operators.window.operator import WindowOperator
 from aioflow.state.backend import INTERNAL_PREFIX, require_keyed
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.column_batch import ColumnBatch, first_not_below, highest
-from aioflow.core.elements import MIN_WATERMARK, RecordBatch
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, last_instant
 from aioflow.core.functions import Pair
 from aioflow.operators.join.joins import CoGroupOperator
 from aioflow.operators.results import flush_in_slices
@@ -33,7 +33,6 @@ from aioflow.operators.window.assigners import (
     SlidingWindows,
     TumblingWindows,
     WindowAssigner,
-    last_instant,
 )
 from aioflow.operators.window.operator import CONTENTS
 from aioflow.operators.window.slice_store import by_slice

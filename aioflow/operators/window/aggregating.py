@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aioflow.core.elements import TimeWindow
 from aioflow.core.errors import StateError, describe_record, note_once
 from aioflow.core.functions import OutputTag
 from aioflow.operators.aggregate.functions import resolve_aggregate
@@ -19,7 +20,7 @@ from aioflow.operators.aggregate.running import check_same_aggregate
 from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.results import ResumableOutput, UserFunction
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.window.assigners import TimeWindow, window_fn_results
+from aioflow.operators.window.assigners import window_fn_results
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:

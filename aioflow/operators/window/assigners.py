@@ -19,50 +19,36 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from types import GeneratorType
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from aioflow.advice.hints import explained
-from aioflow.core.elements import MAX_WATERMARK
+from aioflow.core.elements import GLOBAL, MAX_WATERMARK, GlobalWindow, TimeWindow, Window
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import Duration, is_event_time, positive_ms, signed_ms, to_ms
-from aioflow.core.wire.types import register_type
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_row
 from aioflow.operators.window.triggers import Trigger, default_trigger, global_trigger
 
 __all__ = [
-    "GLOBAL",
     "Evictor",
     "EvictorContext",
-    "GlobalWindow",
     "GlobalWindows",
     "SessionWindows",
     "SliceGrid",
     "SlidingWindows",
-    "TimeWindow",
     "TimestampedValue",
     "TumblingWindows",
-    "Window",
     "WindowAssigner",
     "global_window",
     "keep_last",
     "keep_within",
     "keeps_some",
-    "last_instant",
     "session",
     "sliding",
     "tumbling",
     "window_fn_results",
 ]
-
-
-def last_instant(end: int) -> int:
-    """Returns the last instant of a window that ends at `end`.
-
-    The window fires at this instant. Event time itself ends at MAX_WATERMARK.
-    """
-    return min(end - 1, MAX_WATERMARK)
 
 
 class SliceGrid:
@@ -137,44 +123,6 @@ class SliceGrid:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class TimeWindow(NamedTuple):
-    """The instants from `start` up to `end` (exclusive), in ms. A window equals the plain tuple
-    (start, end), and is stored as one.
-    """
-
-    start: int
-    end: int
-
-    @property
-    def max_timestamp(self) -> int:
-        """The last instant that belongs to the window."""
-        return last_instant(self.end)
-
-
-class GlobalWindow(NamedTuple):
-    """The only window of a global or count window.
-
-    It has no start and no end, and is over at the end of event time.
-    """
-
-    @property
-    def start(self) -> None:
-        return None
-
-    @property
-    def end(self) -> None:
-        return None
-
-    @property
-    def max_timestamp(self) -> int:
-        return MAX_WATERMARK
-
-
-Window: TypeAlias = TimeWindow | GlobalWindow
-
-GLOBAL = GlobalWindow()
 
 
 def window_fn_results(made: Any) -> Iterable[Any]:
@@ -457,8 +405,3 @@ def _offset(offset: int) -> str:
 
 def _domain(is_event_time: bool) -> str:
     return "" if is_event_time else ", processing time"
-
-
-# The names in savepoints: those of the first release that wrote them.
-register_type(TimeWindow, name="aioflow.operators.windowing:TimeWindow")
-register_type(GlobalWindow, name="aioflow.operators.windowing:GlobalWindow")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, TimeWindow
 from aioflow.core.errors import StateError
 from aioflow.core.functions import OutputTag
 from aioflow.core.states import (
@@ -26,11 +26,10 @@ from aioflow.core.states import (
     ValueStateDescriptor,
 )
 from aioflow.operators.process.context import no_tag
-from aioflow.operators.window.assigners import TimeWindow
 
 if TYPE_CHECKING:
+    from aioflow.core.elements import Window
     from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.window.assigners import Window
     from aioflow.state.backend import KeyedStateBackend
     from aioflow.state.timers import InternalTimerService
 

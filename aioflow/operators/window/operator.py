@@ -19,7 +19,15 @@ from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import (
+    GLOBAL,
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    RecordBatch,
+    TimeWindow,
+    Window,
+    empty_batch,
+)
 from aioflow.core.errors import StateError, describe_record, note_once
 from aioflow.core.functions import (
     AggregateFunction,
@@ -35,12 +43,9 @@ from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.results import ResumableOutput, UserFunction, all_of, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.assigners import (
-    GLOBAL,
     Evictor,
     GlobalWindows,
     TimestampedValue,
-    TimeWindow,
-    Window,
     WindowAssigner,
     keeps_some,
     window_fn_results,

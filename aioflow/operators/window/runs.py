@@ -18,20 +18,23 @@ from itertools import groupby, repeat
 from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.core.elements import MAX_WATERMARK, RecordBatch
+from aioflow.core.elements import (
+    GLOBAL,
+    MAX_WATERMARK,
+    RecordBatch,
+    TimeWindow,
+    Window,
+    last_instant,
+)
 from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import TriggerResult
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.assigners import (
-    GLOBAL,
     GlobalWindows,
     SliceGrid,
     SlidingWindows,
-    TimeWindow,
     TumblingWindows,
-    Window,
     WindowAssigner,
-    last_instant,
 )
 from aioflow.operators.window.triggers import NEXT_FIRE, TRIGGER_COUNT, PlainTrigger
 

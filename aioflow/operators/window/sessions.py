@@ -30,14 +30,14 @@ from itertools import repeat
 from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch, TimeWindow, empty_batch, last_instant
 from aioflow.core.errors import describe_record, note_once
 from aioflow.core.functions import OutputTag, ProcessWindowFunction, WindowResult
 from aioflow.operators.aggregate.functions import Collect
 from aioflow.operators.results import UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.aggregating import AddingWindowOperator
-from aioflow.operators.window.assigners import SessionWindows, TimeWindow, last_instant
+from aioflow.operators.window.assigners import SessionWindows
 from aioflow.operators.window.context import BoundWindowContext, MergingWindowSet, joined
 
 if TYPE_CHECKING:

@@ -43,7 +43,14 @@ from typing import TYPE_CHECKING, Any
 from msgspec import convert
 
 from aioflow.core.column_batch import first_not_below, highest, lowest
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    RecordBatch,
+    TimeWindow,
+    empty_batch,
+    last_instant,
+)
 from aioflow.core.errors import StateError, note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
@@ -53,13 +60,7 @@ from aioflow.operators.operator import Unprocessed
 from aioflow.operators.results import flush_in_slices
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.aggregating import AddingWindowOperator
-from aioflow.operators.window.assigners import (
-    SliceGrid,
-    SlidingWindows,
-    TimeWindow,
-    TumblingWindows,
-    last_instant,
-)
+from aioflow.operators.window.assigners import SliceGrid, SlidingWindows, TumblingWindows
 from aioflow.operators.window.slice_store import SliceStore
 from aioflow.state.backend import INTERNAL_PREFIX
 
