@@ -248,18 +248,12 @@ class ColumnReader(BaseReader[Any]):
             self._splits.popleft()
 
     async def _read_merged(self, merged: MergedSplits[_Part, _Parts]) -> None:
-        while merged:
-            split = merged.next_to_read()
-            if split is None:
-                await self._ahead.added(lambda: bool(merged) and merged.next_to_read() is None)
-                continue
-            file = merged.file_of(split.id)
-            pages = Pages(*split.payload)
-            is_first = file is None and self._positions[split.id] == (pages.start, 0)
-            if file is None:
-                file = await self._ahead.blocking(self._open_parts, split.id, pages)
-            merged.use(split.id, file, None if self._part is None else self._part[0])
-            is_first = is_first and len(merged) > 1
+        async def open_file(split: Split) -> _Parts:
+            return await self._ahead.blocking(self._open_parts, split.id, Pages(*split.payload))
+
+        async def read(split: Split, file: _Parts, is_new: bool) -> _Part:
+            at_start = self._positions[split.id] == (Pages(*split.payload).start, 0)
+            is_first = is_new and at_start and len(merged) > 1
             rows_max = min(PART_ROWS, max(ROWS_AHEAD // len(merged), PART_ROWS_LEAST))
             page, start, table, ends_page, final = await self._ahead.blocking(
                 partial(file.read, FIRST_ROWS if is_first else rows_max, first=is_first)
@@ -268,8 +262,11 @@ class ColumnReader(BaseReader[Any]):
             if table is not None:
                 arrow = self._arrow_pages()
                 rows = arrow.settle(await self._ahead.blocking(arrow.read, table))
-            merged.add_block(split.id, _Part(page, start, rows, ends_page, final))
-            await self._ahead.added(lambda: False)
+            return _Part(page, start, rows, ends_page, final)
+
+        await merged.read_ahead(
+            self._ahead, open_file, read, lambda: None if self._part is None else self._part[0]
+        )
 
     def _open_parts(self, split_id: str, pages: Pages) -> _Parts:
         opened = self._open(split_id, pages)

@@ -202,31 +202,31 @@ class FileReader(BaseReader[Any]):
             self._splits.popleft()
 
     async def _read_merged(self, merged: MergedSplits[Block, BlockFile]) -> None:
-        while merged:
-            split = merged.next_to_read()
-            if split is None:
-                await self._ahead.added(lambda: bool(merged) and merged.next_to_read() is None)
-                continue
-            file = merged.file_of(split.id)
-            if file is None:
-                position = self._positions[split.id]
-                if split.id not in self._decoders:
-                    self._decoders[split.id] = self._make_decoder(position[2] if position else None)
-                offset, line, _, *mark = position or (None, None, None)
-                file = BlockFile(
-                    file_access(self._host, split.payload[0]),
-                    FilePart(*split.payload),
-                    offset,
-                    line,
-                    block_bytes=self._block_bytes,
-                    mark=mark[0] if mark else None,
-                    first_bytes=FIRST_BYTES if position is None and len(merged) > 1 else None,
-                )
-            closed = merged.use(split.id, file, None if self._page is None else self._page.split_id)
-            if closed is not None:
-                self._rests.pop(closed, None)
-            merged.add_block(split.id, await self._ahead.blocking(file.read))
-            await self._ahead.added(lambda: False)
+        async def open_file(split: Split) -> BlockFile:
+            position = self._positions[split.id]
+            if split.id not in self._decoders:
+                self._decoders[split.id] = self._make_decoder(position[2] if position else None)
+            offset, line, _, *mark = position or (None, None, None)
+            return BlockFile(
+                file_access(self._host, split.payload[0]),
+                FilePart(*split.payload),
+                offset,
+                line,
+                block_bytes=self._block_bytes,
+                mark=mark[0] if mark else None,
+                first_bytes=FIRST_BYTES if position is None and len(merged) > 1 else None,
+            )
+
+        async def read(split: Split, file: BlockFile, is_new: bool) -> Block:
+            return await self._ahead.blocking(file.read)
+
+        await merged.read_ahead(
+            self._ahead,
+            open_file,
+            read,
+            lambda: None if self._page is None else self._page.split_id,
+            lambda split_id: self._rests.pop(split_id, None),
+        )
 
     async def read_part(
         self,

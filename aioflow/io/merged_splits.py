@@ -14,11 +14,12 @@ its last record was emitted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from aioflow.io.readers import ReadAhead
     from aioflow.operators.source import Split
 
 __all__ = ["FIRST_BYTES", "MergedSplits"]
@@ -174,6 +175,34 @@ class MergedSplits(Generic[BlockT, FileT]):
         if block.final:
             self._at_end.add(split_id)
             self._files.pop(split_id).close()
+
+    async def read_ahead(
+        self,
+        ahead: ReadAhead,
+        open_file: Callable[[Split], Awaitable[FileT]],
+        read: Callable[[Split, FileT, bool], Awaitable[BlockT]],
+        emitted: Callable[[], str | None],
+        closed: Callable[[str], object] | None = None,
+    ) -> None:
+        """Reads the splits to their end, a few blocks ahead of `take`.
+
+        `read(split, file, is_new)` reads the next block. `emitted()` returns the split of the block
+        that is being emitted. `closed(split_id)` is called after a file was closed before its end.
+        """
+        while self:
+            split = self.next_to_read()
+            if split is None:
+                await ahead.added(lambda: bool(self) and self.next_to_read() is None)
+                continue
+            file = self.file_of(split.id)
+            is_new = file is None
+            if file is None:
+                file = await open_file(split)
+            dropped = self.use(split.id, file, emitted())
+            if dropped is not None and closed is not None:
+                closed(dropped)
+            self.add_block(split.id, await read(split, file, is_new))
+            await ahead.added(lambda: False)
 
     def close(self) -> None:
         """Closes all files."""
