@@ -148,7 +148,7 @@ class ResourceManager:
         self._monitor.monitor(worker_id, self._host.clock.monotonic())
         if self._provider is not None:
             self._provider.registered(worker_id)
-        logger.info("taskmanager %s is registered with %d slots", worker_id, len(report))
+        logger.info("taskmanager %s is registered with %s", worker_id, counted(len(report), "slot"))
         self._carry_out(instructions)
         return registration
 

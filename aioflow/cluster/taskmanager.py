@@ -44,7 +44,7 @@ from aioflow.cluster.slots import (
     TaskSlotTable,
 )
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning
+from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning, counted
 from aioflow.core.timeunits import LogBackoff
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
@@ -300,9 +300,9 @@ class TaskManager:
             after = "" if waited_s is None else f", after {waited_s:.0f} s without a jobmanager"
             where = "{}:{}".format(*address)
             logger.info(
-                "taskmanager %s is registered with %d slots at %s%s",
+                "taskmanager %s is registered with %s at %s%s",
                 self.id[:8],
-                self._options.slots,
+                counted(self._options.slots, "slot"),
                 where,
                 after,
             )

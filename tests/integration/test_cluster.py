@@ -280,7 +280,7 @@ def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
     cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", address.rpartition(":")[2])
     until(lambda: cluster.job(job) == "RUNNING", "it runs again")
     until(
-        lambda: cluster.log("taskmanager-1").count("is registered with 1 slots") == 2,
+        lambda: cluster.log("taskmanager-1").count("is registered with 1 slot at") == 2,
         "the taskmanager is back",
     )
     until(lambda: cluster.slots() == [(1, 0)], "its slot is taken again")
@@ -530,7 +530,7 @@ async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(
         await job.stop()
     assert job.status == "FINISHED"
     assert "goes on" not in cluster.log("taskmanager-1")
-    assert cluster.log("taskmanager-1").count("is registered with 1 slots") == 2
+    assert cluster.log("taskmanager-1").count("is registered with 1 slot at") == 2
 
 
 async def test_standby_redirects_callers_to_the_leader(cluster: Cluster) -> None:
