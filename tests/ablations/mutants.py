@@ -114,6 +114,16 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "the rest of a batch of a join amid its windows belongs to the first input",
+        "aioflow/operators/join/joins.py",
+        "        return rest._replace(input_index=self._side)\n",
+        "        return rest\n",
+        (
+            "tests/operators/test_joins.py::"
+            "test_the_rest_of_a_batch_amid_windows_that_fire_belongs_to_its_side",
+        ),
+    ),
+    Mutant(
         "overdue timers that a checkpoint interrupted set event time back",
         "aioflow/operators/window/operator.py",
         "max(self._reached, self._timers.event_time_done)",

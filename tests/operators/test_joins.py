@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import GraphError, StateError
 from aioflow.core.functions import OutputTag
+from aioflow.operators import results
 from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
 from aioflow.operators.join.window_join import WindowJoinOperator
 from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows, session, tumbling
@@ -227,3 +228,47 @@ async def test_an_interval_join_without_event_time_says_what_is_missing() -> Non
 def test_bounds_in_the_wrong_order_are_a_build_error() -> None:
     with pytest.raises(GraphError, match="lower is 2 ms, expected at most upper, 1 ms"):
         IntervalJoinOperator(lambda left, right, ctx: [], 2, 1)
+
+
+@pytest.mark.parametrize("kind", [CoGroupOperator, WindowJoinOperator])
+async def test_the_rest_of_a_batch_amid_windows_that_fire_belongs_to_its_side(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint stores the rest, and a restore passes it to its input."""
+    monkeypatch.setattr(results, "RESULTS_FIRST", 1)
+    monkeypatch.setattr(results, "PIECE_NS", 0)
+
+    def make() -> Any:
+        joined = (
+            (lambda key, ls, rs: [(key, ls, rs)])
+            if kind is CoGroupOperator
+            else (lambda left, right: (left, right))
+        )
+        return kind(tumbling("10ms"), joined)
+
+    keys = ["a", "b", "c"]
+    operator = await opened(make())
+    for side, value in ((0, "left"), (1, "right")):
+        given = RecordBatch([value] * 3, [5] * 3, keys, [START] * 3, START)
+        assert operator.process_input(side, given).values == []
+    first = operator.process_input(1, RecordBatch(["late"], [15], ["a"], [12], 12)).values
+    assert len(first) == 1
+    rest = operator.unprocessed()
+    assert rest is not None
+    assert (rest.input_index, rest.batch.values) == (1, ["late"])
+    restored = await opened(make(), Context(operator.ctx))
+    rows = drive_inputs(
+        restored,
+        [
+            (rest.input_index, rest.batch),
+            (0, RecordBatch(["later"], [16], ["a"], [12], 12)),
+            (0, RecordBatch([], None, None, None, MAX_WATERMARK)),
+        ],
+        1,
+    )
+    expected = (
+        [(key, ["left"], ["right"]) for key in keys] + [("a", ["later"], ["late"])]
+        if kind is CoGroupOperator
+        else [("left", "right")] * 3 + [("later", "late")]
+    )
+    assert first + values_of(rows) == expected

@@ -20,7 +20,7 @@ from aioflow.advice.runtime import KeysMet
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, TimeWindow, empty_batch
 from aioflow.core.errors import GraphError, StateError, describe_record, note_once
 from aioflow.core.keygroups import KeyGroupRange, key_group
-from aioflow.operators.operator import Operator
+from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.process.context import OperatorProcessContext
 from aioflow.operators.results import ResumableOutput, UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
@@ -68,6 +68,8 @@ class CoGroupOperator(WindowOperator):
 
     _chunks: StateTable
     _progress: ListState[Any]
+    _side = 0
+    """The input of the batch that is being processed."""
 
     def __init__(
         self,
@@ -108,9 +110,18 @@ class CoGroupOperator(WindowOperator):
         if self._met.is_open:
             self._met.see(index, batch.keys, self.ctx.name)
         tagged = [(index, value) for value in batch.values]
+        self._side = index
         return self.process_batch(
             RecordBatch(tagged, batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
         )
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns the records behind the windows that fire, as their input has them."""
+        rest = super().unprocessed()
+        if rest is None:
+            return None
+        rest.batch.values = [value for _, value in rest.batch.values]
+        return rest._replace(input_index=self._side)
 
     def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
         lefts = [value for index, value in elements if index == 0]
