@@ -21,7 +21,9 @@ ROOMS = (
 )
 """Packages of which users see nothing, or only what has other names."""
 
-ROOMS_OF_USERS = ("core", "expressions", "state", "operators", "io", "api", "testing", "spark")
+ROOMS_OF_USERS = (
+    *("core", "expressions", "state", "operators", "io", "api", "testing", "spark", "sql"),
+)
 PAGES_OF_ENGINE = ("architecture.md", "behaviours.md", "decisions")
 """Pages that name parts of the engine, and so do not show that users call them."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, Unpack, overload
 
@@ -248,6 +249,34 @@ class Flow:
             )
         )
         return DataStream(self, [Upstream(node.id)])
+
+    def sql(
+        self,
+        query: str,
+        /,
+        *,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        schemas: Mapping[str, Any] | None = None,
+        ttl: str | timedelta | None = None,
+        **tables: Any,
+    ) -> DataStream[dict[str, Any]]:
+        """Returns the stream of a query in SQL: `flow.sql("SELECT ... FROM bids", bids=stream)`.
+
+        `tables` are streams of this flow, and bounded tables to look up: a list of rows, or a table
+        of Arrow, pandas or polars. Rows of the result are dicts. `functions` are functions of
+        Python that the query may call, by name; `async def` is awaited. `schemas` declares the
+        columns of tables: a dataclass or the like, an Arrow schema, or a dict of names to types.
+        `ttl` is how long a join of whole streams keeps its rows.
+
+        Raises SqlError at the place in the query. Needs the extra `[sql]`.
+        """
+        try:
+            from aioflow.sql.planner import sql
+        except ModuleNotFoundError as error:
+            if error.name != "sqlglot":
+                raise
+            raise GraphError("flow.sql() needs sqlglot: pip install 'aioflow[sql]'") from None
+        return sql(self, query, tables, functions, schemas, ttl)
 
     # Running.
 

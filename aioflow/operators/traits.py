@@ -7,12 +7,12 @@ the advice how to avoid it; `explain()` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.nodes import Expr, is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.expressions.trees import column_names
 from aioflow.operators.stateless import StatelessKind
@@ -81,6 +81,8 @@ class OperatorTraits:
     """Whether its output stays columns, so that the operators behind it decide."""
     reads: tuple[str | int, ...] | None = None
     """Fields of a record that the operator reads; None: all."""
+    columns: Mapping[str, Expr[Any]] | None = None
+    """The expressions of the fields that it emits, by name; None: it is no select."""
     keeps_records: bool = False
     """Whether it emits records as they are, so that the operators behind it read fields too."""
     counts: bool = False
@@ -121,7 +123,9 @@ def step(kind: StatelessKind, function: Any) -> OperatorTraits:
     columns = columns_of(function)
     if kind is StatelessKind.MAP and columns is not None:
         read = column_names(*columns.values())
-        return OperatorTraits(why_rows=None, keeps_columns=True, reads=read, fuses=True)
+        return OperatorTraits(
+            why_rows=None, keeps_columns=True, reads=read, columns=columns, fuses=True
+        )
     if not is_expression(function) or kind is StatelessKind.FLAT_MAP:
         return OperatorTraits(why_rows=_CALLS[kind], fuses=True)
     if kind is StatelessKind.FILTER:

@@ -38,7 +38,7 @@ from aioflow.sql.types import (
     type_of_declaration,
 )
 
-__all__ = ["Field", "Named", "Scope", "fields_of_schema", "type_of_hint"]
+__all__ = ["Field", "Named", "Schema", "Scope", "schema_of", "type_of_hint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,9 @@ class Scope:
         """Returns the relation that qualifies `column`. Raises SqlError at the column."""
         found = _alike(column.table, self.relations, lambda relation: relation.alias)
         if len(found) == 1:
-            return found[0]
+            (named,) = found
+            assert isinstance(named, Named)
+            return named
         aliases = [relation.alias for relation in self.relations]
         raise SqlError(
             f"no table {column.table!r} in FROM{did_you_mean(column.table, aliases, '{}')}; there "
@@ -161,24 +163,37 @@ _ARROW = (
 )
 
 
-def fields_of_schema(schema: Any) -> tuple[Field, ...] | None:
-    """Returns the fields that `schema` declares, or None if it declares none.
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The fields of the records of a stream."""
 
-    `schema` is a dataclass, a TypedDict, a NamedTuple, a `msgspec.Struct`, a model of Pydantic, an
-    Arrow schema, or a dict from names to Python types or to types of SQL such as "BIGINT".
+    fields: tuple[Field, ...]
+    datetimes: frozenset[str] = frozenset()
+    """Names of the fields that hold a datetime or a date. Queries read int milliseconds of them."""
+
+
+def schema_of(declared: Any) -> Schema | None:
+    """Returns the schema that `declared` gives, or None if it gives none.
+
+    `declared` is a dataclass, a TypedDict, a NamedTuple, a `msgspec.Struct`, a model of Pydantic,
+    an Arrow schema, or a dict from names to Python types or to types of SQL such as "BIGINT".
     """
-    if isinstance(schema, Mapping):
-        pairs = {name: _declared(name, kind) for name, kind in schema.items()}
-    elif hasattr(schema, "names") and hasattr(schema, "field"):
-        pairs = {
-            name: (_of_arrow(schema.field(name).type), schema.field(name).nullable)
-            for name in schema.names
-        }
-    elif isinstance(schema, type) and _has_fields(schema):
-        pairs = {name: type_of_hint(hint) for name, hint in _hints(schema).items()}
+    if isinstance(declared, Mapping):
+        pairs = {name: _declared(name, kind) for name, kind in declared.items()}
+        plain = {name for name, kind in declared.items() if isinstance(kind, str | SqlType)}
+    elif type(declared).__module__.startswith("pyarrow"):
+        columns = [declared.field(name) for name in declared.names]
+        pairs = {column.name: (_of_arrow(column.type), column.nullable) for column in columns}
+        plain = set()
+    elif isinstance(declared, type) and _has_fields(declared):
+        pairs = {name: type_of_hint(hint) for name, hint in _hints(declared).items()}
+        plain = set()
     else:
         return None
-    return tuple(Field(name, kind, null, name) for name, (kind, null) in pairs.items())
+    return Schema(
+        tuple(Field(name, kind, null, name) for name, (kind, null) in pairs.items()),
+        frozenset(n for n, (kind, _) in pairs.items() if kind in (TIMESTAMP, DATE)) - plain,
+    )
 
 
 def type_of_hint(hint: Any) -> tuple[SqlType, bool]:
@@ -220,7 +235,7 @@ def _hints(kind: type) -> dict[str, Any]:
         names: Iterable[str] = [field.name for field in dataclasses.fields(kind)]
     else:
         own = (getattr(kind, n, None) for n in ("_fields", "__struct_fields__", "model_fields"))
-        names = next((found for found in own if found), None) or kind.__annotations__
+        names = next((found for found in own if found), ()) or kind.__annotations__
     return {name: hints.get(name, Any) for name in names}
 
 

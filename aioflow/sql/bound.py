@@ -1,0 +1,226 @@
+"""Bound expressions: trees of a query in which each name is the key of a field.
+
+Bound trees are compared as trees, for example to find an expression of GROUP BY in a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlglot import exp
+
+from aioflow.core.functions import MapFunction
+from aioflow.sql.aggregates import is_aggregate
+from aioflow.sql.errors import SqlError
+from aioflow.sql.relation import END, START, TIME, Relation
+from aioflow.sql.scalars import Functions, Scalar, arguments_of, async_calls, compile_scalar
+from aioflow.sql.scope import Field, Scope
+from aioflow.sql.types import ANY
+
+__all__ = [
+    "LEGACY",
+    "Compiler",
+    "Keys",
+    "aggregates_in",
+    "conjuncts",
+    "is_clock",
+    "is_key",
+    "key_column",
+    "mention",
+    "rank_limit",
+    "refuse_clauses",
+    "replaced",
+    "unused",
+]
+
+CLAUSES = {
+    "order": "ORDER BY of a stream needs all rows, which never end; rank the rows of a window: "
+    "ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY ...) <= n",
+    "limit": "LIMIT of a stream depends on the order of arrival; rank the rows of a window with "
+    "ROW_NUMBER(), or stop reading",
+    "offset": "OFFSET of a stream depends on the order of arrival",
+    "qualify": "QUALIFY is not known; put the ranking into a subquery and write WHERE rank <= n",
+    "windows": "WINDOW is not known; write OVER (...) in full",
+    "laterals": "LATERAL is not known; use flat_map() on the stream before the query",
+    "pivots": "PIVOT is not known; write one CASE for each column",
+    "match": "MATCH_RECOGNIZE is not known; use process() with a KeyedProcessFunction",
+    "connect": "CONNECT BY is not known",
+    "sample": "TABLESAMPLE is not known; use filter() on the stream",
+    "into": "SELECT INTO is not known; use .sink(...) on the stream of the query",
+    "locks": "FOR UPDATE is not known",
+}
+"""Clauses that no stream has, with what to write instead."""
+
+
+LEGACY = {
+    f"{kind}{part}": (kind, field)
+    for kind in ("TUMBLE", "HOP", "SESSION")
+    for part, field in (("", ""), ("_START", START), ("_END", END), ("_ROWTIME", TIME))
+}
+"""Windows as functions in GROUP BY and SELECT, by name: the kind, and the field that it reads."""
+
+
+class Keys(Scope):
+    """The scope of bound names, which are keys of fields."""
+
+    def __init__(self, fields: Iterable[Field], is_open: bool, missing: str = "") -> None:
+        self._by_key = {field.key: field for field in fields}
+        self._is_open = is_open
+        self._missing = missing
+
+    def resolve(self, column: exp.Column) -> Field:
+        found = self._by_key.get(column.name)
+        if found is not None:
+            return found
+        if self._is_open:
+            return Field(column.name, ANY, True, column.name)
+        raise SqlError(self._missing.format(column.name), column)
+
+
+def key_column(key: str, place: exp.Expr) -> exp.Column:
+    """Returns a bound column, which stands at the place of another node in the text."""
+    spans = [part.meta for part in place.walk() if "start" in part.meta]
+    name = exp.Identifier(this=key, quoted=True)
+    if spans:
+        name.meta["start"] = min(meta["start"] for meta in spans)
+        name.meta["end"] = max(meta["end"] for meta in spans)
+    return exp.Column(this=name)
+
+
+def refuse_clauses(node: exp.Expr) -> None:
+    for name, message in CLAUSES.items():
+        clause = node.args.get(name)
+        if clause:
+            raise SqlError(message, clause[0] if isinstance(clause, list) else clause)
+
+
+def conjuncts(node: exp.Expr) -> Iterable[exp.Expr]:
+    """Yields the conditions that AND joins."""
+    if isinstance(node, exp.Paren):
+        yield from conjuncts(node.this)
+    elif isinstance(node, exp.And):
+        yield from conjuncts(node.this)
+        yield from conjuncts(node.expression)
+    else:
+        yield node
+
+
+def aggregates_in(node: exp.Expr) -> list[exp.Expr]:
+    """Returns the aggregates in `node`, those within an OVER left out."""
+    if isinstance(node, exp.Window):
+        return []
+    if is_aggregate(node):
+        return [node]
+    return [one for child in node.iter_expressions() for one in aggregates_in(child)]
+
+
+def mention(nodes: Iterable[exp.Expr], fields: Iterable[Field]) -> bool:
+    names = {field.key for field in fields}
+    return any(column.name in names for node in nodes for column in node.find_all(exp.Column))
+
+
+def is_key(node: exp.Expr, names: tuple[str, ...]) -> bool:
+    return isinstance(node, exp.Column) and node.name in names
+
+
+def is_clock(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Anonymous) and node.name.upper() == "PROCTIME"
+
+
+def replaced(node: exp.Expr, trees: Sequence[tuple[exp.Expr, str]]) -> exp.Expr:
+    """Returns `node` with columns in the place of the group's expressions and of aggregates."""
+
+    def place(one: exp.Expr) -> exp.Expr:
+        for tree, key in trees:
+            if one == tree:
+                return key_column(key, one)
+        found = LEGACY.get(one.name.upper()) if isinstance(one, exp.Anonymous) else None
+        if found is not None and found[1]:
+            return key_column(found[1], one)
+        return one
+
+    return node.transform(place)
+
+
+def rank_limit(entry: exp.Expr, conditions: Sequence[exp.Expr]) -> tuple[str, int] | None:
+    """Returns the name of the ROW_NUMBER() of a subquery, and the last rank that is read."""
+    inner = entry
+    while isinstance(inner, exp.Subquery):
+        inner = inner.this
+    if not isinstance(inner, exp.Select):
+        return None
+    ranked = [one.alias for one in inner.expressions if isinstance(one.unalias(), exp.Window)]
+    for one in conditions:
+        if isinstance(one, exp.GTE | exp.GT):  # 3 >= rank
+            one = {exp.GTE: exp.LTE, exp.GT: exp.LT}[type(one)](
+                this=one.expression, expression=one.this
+            )
+        if not isinstance(one, exp.LTE | exp.LT | exp.EQ) or not isinstance(one.this, exp.Column):
+            continue
+        limit = one.expression
+        if one.this.name in ranked and isinstance(limit, exp.Literal) and limit.is_int:
+            n = int(limit.name) - isinstance(one, exp.LT)
+            if n >= 1:
+                return one.this.name, n
+    return None
+
+
+def unused(name: str, taken: Any) -> str:
+    key, number = name, 0
+    while key in taken:
+        number += 1
+        key = f"{name}_{number}"
+    return key
+
+
+class Compiler:
+    """Compiles bound expressions over the fields of a relation."""
+
+    def __init__(self, functions: Functions) -> None:
+        self.functions = functions
+
+    def compile(self, node: exp.Expr, relation: Relation) -> Scalar:
+        """Returns the compiled expression, which reads fields by their keys."""
+        missing = "{} must stand in GROUP BY or in an aggregate"
+        return compile_scalar(
+            node, Keys(relation.fields, relation.is_open, missing), self.functions
+        )
+
+    def awaited(self, relation: Relation, nodes: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
+        """Computes the calls of async functions in `nodes`, each into a field of its own."""
+        calls = [call for node in nodes for call in async_calls(node, self.functions)]
+        if not calls:
+            return relation, nodes
+        if relation.is_open:
+            raise SqlError("async functions need to know the columns; declare them with schemas=")
+        relation = relation.as_rows()
+        for call in calls:
+            key = f"${call.name}{len(relation.fields)}"
+            own = self.functions.find(call)
+            assert own is not None, "a call of an async function"
+            arguments = [self.compile(one, relation).function for one in arguments_of(call)]
+            stream = relation.stream.map(_AsyncCall(own.function, arguments, key), name=call.name)
+            field = Field(key, own.type, own.nullable, key)
+            relation = replace(relation, stream=stream, fields=(*relation.fields, field))
+            column = key_column(key, call)
+            nodes = [column if node is call else node for node in nodes]
+            if call.parent is not None:
+                call.replace(column)
+        return relation, nodes
+
+
+class _AsyncCall(MapFunction[dict[str, Any], dict[str, Any]]):
+    """Adds the result of an async function as a field."""
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: list[Callable[[Any], Any]], key: str
+    ) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._key = key
+
+    async def map(self, value: dict[str, Any]) -> dict[str, Any]:
+        given = [argument(value) for argument in self._arguments]
+        return {**value, self._key: await self._function(*given)}

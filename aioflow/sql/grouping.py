@@ -1,0 +1,266 @@
+"""Windows and groups: how GROUP BY, with its windows and aggregates, becomes operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sqlglot import exp
+
+import aioflow as af
+from aioflow.expressions.nodes import Expr
+from aioflow.expressions.rows import compile_row
+from aioflow.operators.window.assigners import TumblingWindows
+from aioflow.sql import joins
+from aioflow.sql.aggregates import compile_aggregate
+from aioflow.sql.bound import LEGACY, Compiler, Keys, aggregates_in, is_key, replaced
+from aioflow.sql.errors import SqlError
+from aioflow.sql.relation import (
+    END,
+    START,
+    TIME,
+    WINDOW_FIELDS,
+    Pending,
+    Relation,
+    Windows,
+    duration_ms,
+    substitute,
+)
+from aioflow.sql.scope import Field
+from aioflow.sql.windows import CumulativeWindows, FieldWindows
+
+__all__ = ["aggregate", "applied", "pending_windows"]
+
+
+def pending_windows(
+    relation: Relation,
+    kind: str,
+    durations: Mapping[str, int],
+    time: Field,
+    node: exp.Expr,
+    partition: tuple[str, ...] = (),
+) -> Relation:
+    """Returns the relation with windows that are still to be applied."""
+    by_clock = time.key in relation.clock
+    if not by_clock and not relation.has_time(time.key):
+        known = ", ".join(relation.times or ()) or "no column"
+        raise SqlError(
+            f"{time.name} is not the event time of the stream, which is {known}: watermarks= "
+            "of the source says what event time is",
+            node,
+        )
+    if not by_clock and (relation.times or {}).get(time.key, 0) != 0:
+        raise SqlError(f"{time.name} is not a time of rows; write window_time", node)
+    for name, value in durations.items():
+        if value <= 0 and name != "offset":
+            raise SqlError(f"{name.upper()} of {kind} must be more than 0", node)
+    assigner = _assigner(kind, durations, "processing" if by_clock else "event", node)
+    every = durations.get("slide") or durations.get("step") or durations.get("size", 1)
+    shift = (durations.get("offset", 0) + durations.get("size", 0)) % every
+    ends = af.tumbling(f"{every}ms", shift)
+    pending = Pending(kind, assigner, time.key, ends, partition)
+    return replace(relation, pending=pending, windows=None)
+
+
+def _assigner(kind: str, durations: Mapping[str, int], time: str, node: exp.Expr) -> Any:
+    given = {name: f"{value}ms" for name, value in durations.items() if name != "offset"}
+    offset = durations.get("offset", 0)
+    if kind == "TUMBLE":
+        size = durations["size"]
+        return af.tumbling(given["size"], offset % size, time=time)
+    if kind == "HOP":
+        return af.sliding(given["size"], given["slide"], offset % durations["slide"], time=time)
+    if kind == "SESSION":
+        return af.session(given["gap"], time=time)
+    step, size = durations["step"], durations["size"]
+    if size % step:
+        raise SqlError("SIZE of CUMULATE must be a multiple of STEP", node)
+    return CumulativeWindows(step, size, time == "event")
+
+
+def applied(relation: Relation) -> Relation:
+    """Returns the relation with the fields of its windows in each record."""
+    pending = relation.pending
+    if pending is None:
+        return relation
+    assigner = pending.assigner
+    if relation.is_open:
+        raise SqlError(
+            "windows without GROUP BY need to know the columns; declare them with schemas="
+        )
+    if not assigner.is_event_time:
+        raise SqlError("windows by PROCTIME() need GROUP BY with window_start or window_end")
+    fields = tuple(relation.fields) + WINDOW_FIELDS
+    plain = {one.key: relation.column(one.key) for one in relation.fields}
+    base = replace(relation, fields=fields, pending=None, reads={}, is_plain=True)
+    if pending.kind == "TUMBLE":
+        assert isinstance(assigner, TumblingWindows)
+        size = assigner.size
+        time = relation.column(pending.time)
+        start = time - (time - assigner.offset) % size
+        more = {START: start, END: start + size, TIME: start + (size - 1)}
+        windows = pending.windows(assigner)
+        return replace(base, stream=relation.stream.select({**plain, **more}), windows=windows)
+    rows = relation.stream.select(plain)
+    if pending.kind == "SESSION":
+        by = [compile_row(af.col(key)) for key in pending.partition]
+        stream = rows.key_by(partial(_parts, by)).window(assigner).process(_framed)
+        times = {TIME: 0, END: 1}
+        windows = pending.windows(pending.ends)
+        return replace(base, stream=stream, windows=windows, times=times)
+    read = compile_row(af.col(pending.time))
+    return replace(
+        base,
+        stream=rows.flat_map(partial(_copies, assigner, read)),
+        windows=pending.windows(None),
+    )
+
+
+def aggregate(
+    compiler: Compiler,
+    relation: Relation,
+    group: list[exp.Expr],
+    items: list[tuple[str, exp.Expr]],
+    having: list[exp.Expr],
+    node: exp.Select,
+) -> tuple[Relation, list[tuple[str, exp.Expr]], list[exp.Expr]]:
+    """Groups a relation by its windows.
+
+    Returns the relation of the groups, and the items and conditions over its fields.
+    """
+    relation, legacy = _legacy(relation, group)
+    group = [one for one in group if one is not legacy]
+    windows = None if legacy else _grouping_windows(relation, group, node)
+    keys = [one for one in group if not (windows is None and is_key(one, (START, END, TIME)))]
+    if relation.reads:
+        relation = replace(relation.as_rows(), pending=relation.pending)
+    relation, nodes = compiler.awaited(relation, [*keys, *(one for _, one in items), *having])
+    keys, rest = nodes[: len(keys)], nodes[len(keys) :]
+    items = [(name, one) for (name, _), one in zip(items, rest, strict=False)]
+    having = rest[len(items) :]
+    scalars = [compiler.compile(one, relation) for one in keys]
+    found: list[exp.Expr] = []
+    for one in (*(one for _, one in items), *having):
+        found += [a for a in aggregates_in(one) if a not in found]
+    scope = Keys(relation.fields, relation.is_open)
+    computed = [compile_aggregate(one, scope, compiler.functions) for one in found]
+    parts = {name: part for one in computed for name, part in one.parts.items()}
+    grouped = relation.stream.key_by(joins.key_of(scalars))
+    if windows is None:
+        assert relation.pending is not None
+        assigner = relation.pending.assigner
+    else:
+        assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
+    whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
+    results = grouped.window(assigner).aggregate(whole or af.count())
+    value = af.col.value
+    read_part = {n: value if len(parts) == 1 else value[n] for n in parts}
+    of_keys = joins.reads_of_key(af.col.key, scalars)
+    reads: dict[str, Expr[Any]] = {f"$k{i}": one for i, one in enumerate(of_keys)}
+    reads |= {f"$a{i}": substitute(a.result, read_part) for i, a in enumerate(computed)}
+    fields = [Field(f"$k{i}", s.type, s.nullable, f"$k{i}") for i, s in enumerate(scalars)]
+    fields += [Field(f"$a{i}", a.type, a.nullable, f"$a{i}") for i, a in enumerate(computed)]
+    trees = [(one, f"$k{i}") for i, one in enumerate(keys)]
+    trees += [(one, f"$a{i}") for i, one in enumerate(found)]
+    if windows is None:
+        assert relation.pending is not None
+        reads |= {START: af.col.start, END: af.col.end, TIME: af.col.end - 1}
+        fields += WINDOW_FIELDS
+        by_event_time = assigner.is_event_time
+        times = {TIME: 0, END: 1} if by_event_time else {}
+        after = relation.pending.windows(relation.pending.ends) if by_event_time else None
+    else:
+        own = {one.name: f"$k{i}" for i, one in enumerate(keys) if isinstance(one, exp.Column)}
+        end, start = own.get(windows.end), own.get(windows.start or "")
+        times = {} if end is None else {end: 1}
+        if TIME in own:
+            times[own[TIME]] = 0
+        after = None if end is None else windows.after(start, end)
+    relation = Relation(
+        stream=results, fields=tuple(fields), reads=reads, times=times, windows=after
+    )
+    return (
+        relation,
+        [(name, replaced(one, trees)) for name, one in items],
+        [replaced(one, trees) for one in having],
+    )
+
+
+def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Expr | None]:
+    """Returns the relation with the windows of a TUMBLE(...), HOP(...) or SESSION(...) in GROUP
+    BY, and that call.
+    """
+    calls = [
+        one
+        for one in group
+        if LEGACY.get(one.name.upper(), ("", "?"))[1] == "" and isinstance(one, exp.Anonymous)
+    ]
+    if not calls:
+        return relation, None
+    if len(calls) > 1 or relation.pending:
+        raise SqlError("GROUP BY has windows twice", calls[-1])
+    (call,) = calls
+    kind = call.name.upper()
+    names = {"TUMBLE": ("size", "offset"), "HOP": ("slide", "size", "offset")}
+    names["SESSION"] = ("gap",)
+    time, *given = call.expressions
+    labels = names[kind]
+    if not isinstance(time, exp.Column) or not 1 <= len(given) <= len(labels):
+        raise SqlError(f"{kind} takes a time and {', '.join(labels)}", call)
+    durations = {
+        name: duration_ms(one, f"{name.upper()} of {kind}")
+        for name, one in zip(labels, given, strict=False)
+    }
+    if kind == "HOP" and "size" not in durations:
+        raise SqlError("HOP takes a time, SLIDE and SIZE", call)
+    field = Keys(relation.fields, relation.is_open).resolve(time)
+    return pending_windows(relation, kind, durations, field, time), call
+
+
+def _grouping_windows(
+    relation: Relation, group: list[exp.Expr], node: exp.Select
+) -> Windows | None:
+    """Returns the windows of the fields by which the relation is grouped; None stands for those
+    that are pending. Raises SqlError if no window bounds the groups.
+    """
+    distinct = node.args.get("distinct")
+    place = node.args.get("group") or (node.expressions[0] if distinct else node)
+    names = {one.name for one in group if isinstance(one, exp.Column)}
+    if relation.pending and names & {START, END}:
+        return None
+    windows = relation.windows
+    if windows is not None and windows.end in names:
+        return windows
+    if windows is not None and windows.size and windows.start in names:
+        return windows
+    if windows is not None:
+        raise SqlError(
+            f"the groups need the end of the window, {windows.end}, among their columns", place
+        )
+    what = (
+        "SELECT DISTINCT" if node.args.get("distinct") else "GROUP BY" if group else "an aggregate"
+    )
+    raise SqlError(
+        f"{what} without a window gives results that change with each row; group by a window: "
+        "FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), INTERVAL '1' MINUTE)) GROUP BY "
+        "window_start, window_end, or use key_by(...).aggregate(...) on the stream",
+        place,
+    )
+
+
+def _parts(functions: Sequence[Callable[[Any], Any]], row: Any) -> tuple[Any, ...]:
+    return tuple(function(row) for function in functions)
+
+
+def _framed(key: Any, ctx: Any, elements: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    bounds = {START: ctx.window.start, END: ctx.window.end, TIME: ctx.window.end - 1}
+    return ({**row, **bounds} for row in elements)
+
+
+def _copies(
+    assigner: Any, time: Callable[[Any], int], row: dict[str, Any]
+) -> Iterable[dict[str, Any]]:
+    for start, end in assigner.assign(row, time(row)):
+        yield {**row, START: start, END: end, TIME: end - 1}

@@ -1,0 +1,519 @@
+"""Joins: of windows, within an interval of time, with a bounded table, and of whole streams.
+
+The conditions of ON, and of WHERE for inner joins, decide which join it is. A result is a pair of
+records, whose fields are read from its sides. A NULL never equals anything: such keys meet nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from sqlglot import exp
+
+import aioflow as af
+from aioflow.expressions.nodes import Expr
+from aioflow.expressions.rows import compile_predicate, compile_row
+from aioflow.sql.errors import SqlError
+from aioflow.sql.relation import Relation, Windows, duration_ms, under
+from aioflow.sql.scalars import Scalar
+from aioflow.sql.sources import Table
+from aioflow.sql.types import INTERVAL, unify
+from aioflow.sql.windows import FieldWindows
+
+__all__ = ["Joins", "key_of", "reads_of_key", "require_ttl", "together"]
+
+MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
+    exp.LT: exp.GT,
+    exp.LTE: exp.GTE,
+    exp.GT: exp.LT,
+    exp.GTE: exp.LTE,
+    exp.EQ: exp.EQ,
+}
+FRAME = "$start", "$end"
+"""Fields that both sides of a join get if their windows have different names."""
+
+
+@dataclass(slots=True)
+class Condition:
+    """The condition of one join, in parts."""
+
+    equal: list[tuple[exp.Expr, exp.Expr]] = field(default_factory=list)
+    """Pairs of expressions of the left and of the right that must be equal."""
+    times: list[exp.Expr] = field(default_factory=list)
+    """Comparisons of the times of both sides."""
+    lower: int | None = None
+    upper: int | None = None
+    """Bounds of the time of the right minus that of the left, in ms."""
+    rest: list[exp.Expr] = field(default_factory=list)
+
+
+class Joins:
+    """Joins the relations of one FROM, from left to right."""
+
+    def __init__(
+        self,
+        relations: Sequence[Relation],
+        compile: Callable[[exp.Expr, Relation], Scalar],
+        ttl: Any,
+        flow: Any,  # af.Flow.
+    ) -> None:
+        self._relations = relations
+        self._compile = compile
+        self._ttl = ttl
+        self._flow = flow
+
+    def fold(
+        self,
+        steps: Sequence[tuple[exp.Join, list[exp.Expr]]],
+        where: list[exp.Expr],
+    ) -> tuple[Relation, list[exp.Expr]]:
+        """Returns the relation of all joins, and the conditions of WHERE that are still open."""
+        left = self._relations[0]
+        inner = not any(join.side for join, _ in steps)
+        for right, (join, on) in zip(self._relations[1:], steps, strict=True):
+            _check(join)
+            if not inner:
+                left = self._one(left, right, join, on)
+                continue
+            # Of inner joins it makes no difference whether a condition is of ON or of WHERE.
+            both = _keys(left) | _keys(right)
+            conditions = [*on, *(one for one in where if _read(one) <= both)]
+            where = [one for one in where if not _read(one) <= both]
+            left, conditions = self._pushed(left, conditions)
+            if not isinstance(right, Table):
+                right, conditions = self._pushed(right, conditions)
+            left = self._one(left, right, join, conditions)
+        return left, where
+
+    def _pushed(
+        self, relation: Relation, conditions: list[exp.Expr]
+    ) -> tuple[Relation, list[exp.Expr]]:
+        """Filters a side by the conditions that read it alone."""
+        own = [one for one in conditions if _read(one) <= _keys(relation)]
+        for one in own:
+            relation = relation.filtered(self._compile(one, relation).expression)
+        return relation, [one for one in conditions if one not in own]
+
+    def _one(
+        self,
+        left: Relation,
+        right: Relation,
+        join: exp.Join,
+        conditions: list[exp.Expr],
+    ) -> Relation:
+        split = _split(left, right, conditions)
+        by_window = _window_pairs(left.windows, right.windows, split)
+        if isinstance(right, Table):
+            return self._lookup(left, right, join, split)
+        if by_window:
+            return self._windows(left, right, join, split, by_window)
+        if join.side:
+            raise SqlError(
+                f"a {join.side} JOIN of whole streams would correct its results; join on "
+                "window_start and window_end, or join a bounded table",
+                join,
+            )
+        if not split.equal:
+            raise SqlError("a join needs an equality between both sides, such as a.id = b.id", join)
+        if split.lower is not None and split.upper is not None:
+            return self._interval(left, right, join, split)
+        return self._regular(left, right, join, split)
+
+    def _keys_of(
+        self, left: Relation, right: Relation, pairs: Sequence[tuple[Any, Any]]
+    ) -> tuple[list[Scalar], list[Scalar]]:
+        keys = []
+        for a, b in pairs:
+            one, other = self._compile(a, left), self._compile(b, right)
+            if unify(one.type, other.type) is None:
+                raise SqlError(f"{one.type} and {other.type} are never equal; cast one of them", a)
+            keys.append((one, other))
+        return [one for one, _ in keys], [other for _, other in keys]
+
+    def _met(
+        self,
+        left: Relation,
+        right: Relation,
+        stream: Any,
+        times: Mapping[str, int] | None,
+        windows: Windows | None = None,
+    ) -> Relation:
+        """Returns the relation of pairs."""
+        reads = {f.key: under(left.column(f.key), "left") for f in left.fields}
+        reads |= {f.key: under(right.column(f.key), "right") for f in right.fields}
+        return Relation(
+            stream=stream,
+            fields=left.fields + right.fields,
+            reads=reads,
+            times=times,
+            clock=left.clock,
+            windows=windows,
+        )
+
+    def _rest(self, met: Relation, rest: Sequence[exp.Expr]) -> Relation:
+        for one in rest:
+            met = met.filtered(self._compile(one, met).expression)
+        return met
+
+    def _predicate(self, met: Relation, rest: Sequence[exp.Expr]) -> list[Any]:
+        return [compile_predicate(met.read(self._compile(one, met).expression)) for one in rest]
+
+    def _windows(
+        self,
+        left: Relation,
+        right: Relation,
+        join: exp.Join,
+        split: Condition,
+        used: list[tuple[exp.Expr, exp.Expr]],
+    ) -> Relation:
+        one, other = left.windows, right.windows
+        assert one is not None and other is not None
+        ends = [pair for pair in used if pair[0].name == one.end] or used
+        pairs = [pair for pair in split.equal if pair not in used] or ends[:1]
+        if one.size != other.size or one.size is None:
+            pairs = list(split.equal)
+        keys, others = self._keys_of(left, right, pairs)
+        assigner = one.regroup
+        if assigner is None or assigner != other.regroup:
+            left, right = _framed(left, join), _framed(right, join)
+            assigner = FieldWindows(*FRAME)
+        times: Mapping[str, int] = {one.end: 1, other.end: 1}
+        after: Windows | None = one.after(one.start, one.end)
+        rest = split.rest + split.times
+        if not join.side:
+            left, right = _not_null(left, keys), _not_null(right, others)
+            joined = left.stream.join(right.stream)
+            joined = joined.where(_side_key(left, keys)).equal_to(_side_key(right, others))
+            return self._rest(
+                self._met(left, right, joined.window(assigner).pairs(), times, after), rest
+            )
+        composite = len(keys) > 1 or any(key.nullable for key in keys + others)
+        groups = left.stream.co_group(right.stream)
+        groups = groups.where(_side_key(left, keys, composite)).equal_to(
+            _side_key(right, others, composite)
+        )
+        met = self._met(left, right, None, times, after)
+        predicate = self._predicate(met, rest)
+        keeps = join.side in ("LEFT", "FULL"), join.side in ("RIGHT", "FULL")
+        outer = partial(_outer, predicate, keeps, composite)
+        stream = groups.window(assigner).apply(outer)
+        if keeps[1]:
+            times, after = {}, None  # The right side alone may have the window.
+        met = replace(met, stream=stream, times=times, windows=after)
+        return _nullable(met, left, right, keeps)
+
+    def _interval(
+        self, left: Relation, right: Relation, join: exp.Join, split: Condition
+    ) -> Relation:
+        keys, others = self._keys_of(left, right, split.equal)
+        left, right = _not_null(left, keys), _not_null(right, others)
+        if split.lower > split.upper:  # type: ignore[operator]
+            raise SqlError("no time can satisfy both bounds of this join", join)
+        joined = left.stream.key_by(_side_key(left, keys)).interval_join(
+            right.stream.key_by(_side_key(right, others)), f"{split.lower}ms", f"{split.upper}ms"
+        )
+        return self._rest(self._met(left, right, joined.process(_pair), {}), split.rest)
+
+    def _regular(
+        self, left: Relation, right: Relation, join: exp.Join, split: Condition
+    ) -> Relation:
+        require_ttl(self._ttl, self._flow, [left, right], "a join of whole streams", join)
+        keys, others = self._keys_of(left, right, split.equal)
+        left, right = _not_null(left, keys), _not_null(right, others)
+        both = left.stream.connect(right.stream)
+        both = both.key_by(_side_key(left, keys), _side_key(right, others))
+        stream = both.process(RegularJoin(self._ttl))
+        return self._rest(self._met(left, right, stream, {}), split.rest + split.times)
+
+    def _lookup(self, left: Relation, right: Table, join: exp.Join, split: Condition) -> Relation:
+        if join.side not in ("", "LEFT"):
+            raise SqlError(f"{join.side} JOIN of a bounded table is not known; write LEFT", join)
+        if not split.equal:
+            raise SqlError("a join with a table needs an equality between both sides", join)
+        keys, others = self._keys_of(left, right, split.equal)
+        of_row = [compile_row(right.read(key.expression)) for key in others]
+        index: dict[Any, list[Any]] = {}
+        for row in right.rows:
+            key = tuple(function(row) for function in of_row)
+            if None not in key:
+                index.setdefault(key, []).append(row)
+        of_left = [compile_row(left.read(key.expression)) for key in keys]
+        met = self._met(left, right, None, left.times, left.windows)
+        predicate = self._predicate(met, split.rest + split.times)
+        outer = join.side == "LEFT"
+        stream: Any = left.stream.flat_map(partial(_found, index, of_left, predicate, outer))
+        return _nullable(replace(met, stream=stream), left, right, (outer, False))
+
+
+class RegularJoin(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
+    """Pairs each record with all records of the other side that have its key."""
+
+    def __init__(self, ttl: Any) -> None:
+        self._ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self._left: af.ListState[Any] = ctx.get_list_state(
+            af.ListStateDescriptor("left", ttl=self._ttl)
+        )
+        self._right: af.ListState[Any] = ctx.get_list_state(
+            af.ListStateDescriptor("right", ttl=self._ttl)
+        )
+
+    def process_element1(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        self._left.add(value)
+        return (af.Pair(value, other) for other in self._right.get())
+
+    def process_element2(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        self._right.add(value)
+        return (af.Pair(other, value) for other in self._left.get())
+
+
+# Conditions.
+
+
+def _split(left: Relation, right: Relation, conditions: Sequence[exp.Expr]) -> Condition:
+    split = Condition()
+    for one in conditions:
+        parts: list[exp.Expr] = [one]
+        if isinstance(one, exp.Between) and not one.args.get("symmetric"):
+            parts = [
+                exp.GTE(this=one.this, expression=one.args["low"]),
+                exp.LTE(this=one.this, expression=one.args["high"]),
+            ]
+        for part in parts:
+            turned = _turned(part, left, right)
+            bound = None if turned is None else _time_bound(turned, left, right)
+            if bound is not None:
+                split.times.append(part)
+                lower, upper = bound
+                known = [x for x in (split.lower, lower) if x is not None]
+                split.lower = max(known) if known else None
+                known = [x for x in (split.upper, upper) if x is not None]
+                split.upper = min(known) if known else None
+            elif isinstance(turned, exp.EQ):
+                split.equal.append((turned.this, turned.expression))
+            else:
+                split.rest.append(part)
+    return split
+
+
+def _turned(node: exp.Expr, left: Relation, right: Relation) -> Any:
+    """Returns a comparison with the expression of the left relation on its left, or None."""
+    mirrored = MIRRORED.get(type(node))
+    if mirrored is None:
+        return None
+    a, b = _read(node.this), _read(node.expression)
+    if a and b and a <= _keys(left) and b <= _keys(right):
+        return node
+    if a and b and a <= _keys(right) and b <= _keys(left):
+        return mirrored(this=node.expression, expression=node.this)
+    return None
+
+
+def _time_bound(node: Any, left: Relation, right: Relation) -> tuple[int | None, int | None] | None:
+    """Returns the bounds that a comparison sets for the time of the right minus the left.
+
+    None if it compares no times.
+    """
+    one, other = _time(node.this, left), _time(node.expression, right)
+    if one is None or other is None:
+        return None
+    bare = isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column)
+    if isinstance(node, exp.EQ) and bare and (left.times is None or right.times is None):
+        return None  # Of columns that may be the time, an equality is one of keys.
+    difference = one - other  # left + one <= right + other
+    if isinstance(node, exp.EQ):
+        return difference, difference
+    if isinstance(node, exp.LTE | exp.LT):
+        return difference + isinstance(node, exp.LT), None
+    return None, difference - isinstance(node, exp.GT)
+
+
+def _time(node: Any, relation: Relation) -> int | None:
+    """Returns the ms between the time of a record and an expression of time, or None."""
+    offset = 0
+    while not isinstance(node, exp.Column):
+        if isinstance(node, exp.Paren):
+            node = node.this
+        elif isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
+            ms = duration_ms(node.expression, INTERVAL.name)
+            offset += ms if isinstance(node, exp.Add) else -ms
+            node = node.this
+        else:
+            return None
+    if not relation.has_time(node.name):
+        return None
+    return offset + (relation.times or {}).get(node.name, 0)
+
+
+def _window_pairs(
+    left: Windows | None, right: Windows | None, split: Condition
+) -> list[tuple[exp.Expr, exp.Expr]]:
+    """Returns the equalities that say that both sides are of one window; none if they do not.
+
+    Moves equalities of times to the equalities if they do.
+    """
+    if left is None or right is None:
+        return []
+    ends = {(left.end, right.end), (left.start, right.start)}
+    pairs = [*split.equal, *((t.this, t.expression) for t in split.times if isinstance(t, exp.EQ))]
+    found = []
+    for a, b in pairs:
+        names = a.name, b.name
+        if names in ends or names[::-1] in ends:
+            found.append((a, b) if names in ends else (b, a))
+    by_end = any(a.name == left.end for a, _ in found)
+    fixed = left.size is not None and left.size == right.size
+    if not by_end and not (found and fixed):
+        return []
+    kept = [pair for pair in split.equal if not any(pair[0] is a or pair[0] is b for a, b in found)]
+    split.equal = [*kept, *found]
+    split.times = [t for t in split.times if not any(t.this is a or t.this is b for a, b in found)]
+    return found
+
+
+def _check(join: exp.Join) -> None:
+    for what in (join.method, join.kind if join.kind in ("SEMI", "ANTI") else ""):
+        if what:
+            raise SqlError(f"{what} JOIN is not known; write an inner or LEFT JOIN", join)
+    if join.args.get("match_condition"):
+        raise SqlError("MATCH_CONDITION is not known", join)
+
+
+def _read(node: exp.Expr) -> set[str]:
+    """Returns the keys of the fields that a bound expression reads."""
+    return {column.name for column in node.find_all(exp.Column)}
+
+
+def _keys(relation: Relation) -> set[str]:
+    return {one.key for one in relation.fields}
+
+
+# Keys.
+
+
+def key_of(scalars: Sequence[Scalar], composite: bool | None = None) -> Any:
+    """Returns the key of `key_by`. NULL can be a part of a key, and no key by itself."""
+    if not scalars:
+        return af.lit(0)
+    if composite is None:
+        composite = len(scalars) > 1 or scalars[0].nullable
+    return tuple(s.expression for s in scalars) if composite else scalars[0].expression
+
+
+def reads_of_key(key: Expr[Any], scalars: Sequence[Scalar]) -> list[Expr[Any]]:
+    """Returns the expressions that read each part of a key that `key_of` made."""
+    if len(scalars) == 1 and not scalars[0].nullable:
+        return [key]
+    return [key[i] for i in range(len(scalars))]
+
+
+def _side_key(relation: Relation, scalars: list[Scalar], composite: bool | None = None) -> Any:
+    if composite is None:
+        composite = len(scalars) > 1
+    own = [replace(one, expression=relation.read(one.expression)) for one in scalars]
+    return key_of(own, composite)
+
+
+def _not_null(relation: Relation, keys: Sequence[Scalar]) -> Relation:
+    """Filters out records with a NULL in their key, which meet nothing."""
+    for key in keys:
+        if key.nullable:
+            relation = relation.filtered(~key.expression.is_null())
+    return relation
+
+
+def _framed(relation: Relation, join: exp.Join) -> Relation:
+    """Returns the relation with the bounds of its windows under the names of FRAME."""
+    windows = relation.windows
+    if windows is None or windows.start is None:
+        raise SqlError("this join needs window_start and window_end of both sides", join)
+    named = {one.key: relation.column(one.key) for one in relation.fields}
+    bounds = zip(FRAME, (windows.start, windows.end), strict=True)
+    named |= {name: relation.column(key) for name, key in bounds}
+    return replace(relation, stream=relation.stream.select(named), reads={}, is_plain=False)
+
+
+def _nullable(met: Relation, left: Relation, right: Relation, keeps: tuple[bool, bool]) -> Relation:
+    """Returns the relation with the fields that an outer join may leave out as nullable."""
+    loose = (_keys(right) if keeps[0] else set()) | (_keys(left) if keeps[1] else set())
+    return replace(
+        met, fields=tuple(replace(f, nullable=f.nullable or f.key in loose) for f in met.fields)
+    )
+
+
+def together(left: Relation, right: Relation) -> Mapping[str, int] | None:
+    """Returns the fields that follow event time in both relations in the same way."""
+    if left.times is None or right.times is None:
+        return right.times if left.times is None else left.times
+    return dict(left.times.items() & right.times.items())
+
+
+def require_ttl(
+    ttl: Any, flow: Any, relations: Sequence[Relation], what: str, place: exp.Expr
+) -> None:
+    """Raises SqlError if state would grow for ever: without a time to live, on endless input."""
+    if ttl is not None:
+        return
+    ids = [up.node_id for relation in relations for up in relation.stream.upstreams]
+    nodes = [flow.graph.nodes[one] for one in flow.graph.upstream_of(ids)]
+    endless = [node.name for node in nodes if node.source and not node.source.bounded]
+    if endless:
+        raise SqlError(
+            f"{what} keeps its rows for ever, and {', '.join(endless)} does not end; say how long "
+            'rows are kept: sql(..., ttl="1h")',
+            place,
+        )
+
+
+# Functions of records.
+
+
+def _pair(left: Any, right: Any, ctx: Any) -> list[Any]:
+    return [af.Pair(left, right)]
+
+
+def _outer(
+    predicate: list[Callable[[Any], Any]],
+    keeps: tuple[bool, bool],
+    composite: bool,
+    key: Any,
+    lefts: list[Any],
+    rights: list[Any],
+) -> Iterator[Any]:
+    """Yields the pairs of a group, and the records that have none with None beside them."""
+    met: set[int] = set()
+    comparable = not composite or None not in key
+    for left in lefts:
+        alone = True
+        for place, right in enumerate(rights if comparable else ()):
+            pair = af.Pair(left, right)
+            if all(test(pair) for test in predicate):
+                alone = False
+                met.add(place)
+                yield pair
+        if alone and keeps[0]:
+            yield af.Pair(left, None)
+    if keeps[1]:
+        yield from (af.Pair(None, r) for place, r in enumerate(rights) if place not in met)
+
+
+def _found(
+    index: Mapping[Any, list[Any]],
+    keys: Sequence[Callable[[Any], Any]],
+    predicate: Sequence[Callable[[Any], Any]],
+    outer: bool,
+    left: Any,
+) -> Iterator[Any]:
+    """Yields a record with each row of a table that has its key."""
+    alone = outer
+    for right in index.get(tuple(key(left) for key in keys), ()):
+        pair = af.Pair(left, right)
+        if all(test(pair) for test in predicate):
+            alone = False
+            yield pair
+    if alone:
+        yield af.Pair(left, None)

@@ -1,0 +1,520 @@
+"""Plans a query: a tree of sqlglot becomes operators of a flow, and gives a stream.
+
+All results are appended: a row, once emitted, is never corrected. A query whose answer would have
+to be corrected is refused, at its place in the text, with the way to write it.
+
+A SELECT is planned in the order of its meaning: FROM and joins, WHERE, GROUP BY with its windows,
+HAVING, the list of columns. Before anything is compiled, each name is bound: it becomes the key of
+a field, so that later steps compare expressions as trees.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlglot import exp
+
+from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.expressions.nodes import Expr
+from aioflow.sql import joins, sources
+from aioflow.sql.bound import (
+    Compiler,
+    aggregates_in,
+    conjuncts,
+    is_clock,
+    key_column,
+    mention,
+    rank_limit,
+    refuse_clauses,
+    unused,
+)
+from aioflow.sql.dialect import WindowTable, parse
+from aioflow.sql.errors import SqlError
+from aioflow.sql.grouping import aggregate, applied, pending_windows
+from aioflow.sql.ranking import ranked
+from aioflow.sql.relation import (
+    END,
+    START,
+    TIME,
+    WINDOW_FIELDS,
+    Relation,
+    duration_ms,
+)
+from aioflow.sql.scalars import Functions, UserFunction
+from aioflow.sql.scope import Field, Named, Scope, type_of_hint
+from aioflow.sql.types import TIMESTAMP, unify
+
+__all__ = ["sql"]
+
+
+def sql(
+    flow: Any,  # af.Flow, which is below this package only by its lazy import.
+    text: str,
+    tables: Mapping[str, Any],
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    schemas: Mapping[str, Any] | None = None,
+    ttl: Any = None,
+) -> sources.QueryStream:
+    """Returns the stream of the query `text`. See `Flow.sql`."""
+    if not isinstance(text, str):
+        raise GraphError(f"sql() takes the text of a query, got {type(text).__name__}")
+    unknown = set(schemas or ()) - set(tables)
+    if unknown:
+        raise GraphError(f"schemas= names {', '.join(sorted(unknown))}, which is no table of sql()")
+    try:
+        found = {
+            name: sources.relation(flow, name, what, (schemas or {}).get(name))
+            for name, what in tables.items()
+        }
+        planner = Planner(flow, found, _functions(functions or {}), ttl)
+        return planner.run(parse(text))
+    except SqlError as error:
+        error.text = error.text or text
+        raise
+    except RecursionError:
+        raise SqlError("the query is nested too deeply; name parts of it in WITH") from None
+
+
+def _functions(given: Mapping[str, Callable[..., Any]]) -> Functions:
+    own = {}
+    for name, function in given.items():
+        if not callable(function):
+            raise GraphError(f"functions=: {name!r} is no function: {function!r}")
+        hint = getattr(function, "__annotations__", {}).get("return", Any)
+        if isinstance(hint, str):
+            try:
+                hint = inspect.get_annotations(function, eval_str=True).get("return", Any)
+            except Exception:  # noqa: BLE001 - Any name may be missing; the type is then not known.
+                hint = Any
+        kind, nullable = type_of_hint(hint)
+        own[name] = UserFunction(function, kind, nullable, inspect.iscoroutinefunction(function))
+    return Functions(own)
+
+
+@dataclass(frozen=True, slots=True)
+class From:
+    """The relations of FROM under their names, as one relation."""
+
+    relation: Relation
+    named: tuple[Named, ...]
+    conditions: tuple[exp.Expr, ...] = ()
+    """Bound conditions of WHERE that no join has used."""
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.named)
+
+
+class Planner:
+    """Plans the queries of one text. `tables` are relations, or the rows of a bounded table."""
+
+    def __init__(
+        self, flow: Any, tables: Mapping[str, Relation], functions: Functions, ttl: Any
+    ) -> None:
+        self.flow = flow
+        self.tables = dict(tables)
+        self.compiler = Compiler(functions)
+        self.ttl = ttl
+
+    def run(self, statements: Sequence[exp.Expr]) -> sources.QueryStream:
+        """Returns the stream of the last statement; those before it are views."""
+        if not statements:
+            raise SqlError("sql() got no query")
+        *views, last = statements
+        for view in views:
+            kind = view.args.get("kind") if isinstance(view, exp.Create) else None
+            if kind != "VIEW" or not isinstance(view.this, exp.Table):
+                raise SqlError("before the query only CREATE VIEW name AS SELECT can stand", view)
+            self.tables[view.this.name] = self.query(view.expression)
+        if isinstance(last, exp.Insert):
+            raise SqlError("INSERT is not known; use .sink(...) on the stream of the query", last)
+        if not isinstance(last, exp.Query):
+            raise SqlError("sql() takes a SELECT", last)
+        relation = self.query(last)
+        for field in relation.fields:
+            if field.key in relation.clock:
+                raise SqlError(
+                    f"PROCTIME() ({field.name}) has no value; it is for windows and AS OF"
+                )
+        return sources.QueryStream(relation if relation.is_open else relation.as_rows())
+
+    def query(self, node: exp.Expr, rank: tuple[str, int] | None = None) -> Relation:
+        """Returns the relation of a query. `rank` is the name of a ROW_NUMBER() and its limit."""
+        outer = self.tables
+        with_ = node.args.get("with_")
+        if with_ is not None:
+            if with_.args.get("recursive"):
+                raise SqlError("WITH RECURSIVE is not known", with_)
+            self.tables = dict(outer)
+            for cte in with_.expressions:
+                self.tables[cte.alias] = _aliased(self.query(cte.this), cte.args.get("alias"))
+        try:
+            if isinstance(node, exp.Subquery):
+                refuse_clauses(node)
+                return self.query(node.this, rank)
+            if isinstance(node, exp.Union):
+                return self._union(node)
+            if isinstance(node, exp.Select):
+                return self._select(node, rank)
+        finally:
+            self.tables = outer
+        what = type(node).__name__.upper()
+        raise SqlError(f"{what} is not known; SELECT and UNION ALL can be planned", node)
+
+    def _union(self, node: exp.Union) -> Relation:
+        refuse_clauses(node)
+        if node.args.get("distinct"):
+            raise SqlError(
+                "UNION removes duplicates, which needs all rows; write UNION ALL, and SELECT "
+                "DISTINCT with a window if duplicates must go",
+                node.expression,
+            )
+        left, right = self.query(node.left), self.query(node.right)
+        if left.is_open or right.is_open:
+            raise SqlError("UNION ALL needs to know the columns; declare them with schemas=", node)
+        if len(left.fields) != len(right.fields):
+            raise SqlError(
+                f"UNION ALL of {len(left.fields)} and {len(right.fields)} columns; both sides "
+                "need the same",
+                node.expression,
+            )
+        fields = []
+        for a, b in zip(left.fields, right.fields, strict=True):
+            kind = unify(a.type, b.type)
+            if kind is None:
+                raise SqlError(
+                    f"UNION ALL of {a.name} {a.type} and {b.name} {b.type}; cast one of them",
+                    node.expression,
+                )
+            fields.append(Field(a.name, kind, a.nullable or b.nullable, a.key))
+        # By way of other names, so that columns in another order do not run into each other.
+        keys = dict(zip([f.key for f in right.fields], [f.key for f in fields], strict=True))
+        left, right = left.as_rows(), right.renamed(keys).as_rows()
+        times = joins.together(left, right)
+        windows = left.windows if left.windows == right.windows else None
+        stream = left.stream.union(right.stream)
+        return Relation(
+            stream=stream, fields=tuple(fields), is_plain=True, times=times, windows=windows
+        )
+
+    def _select(self, node: exp.Select, rank: tuple[str, int] | None) -> Relation:
+        refuse_clauses(node)
+        source = self._from(node)
+        scope, relation = source.scope, source.relation
+        items = self._items(node, source)
+        having = node.args.get("having")
+        group = self._group(node, items, scope)
+        distinct = node.args.get("distinct")
+        if distinct is not None:
+            if distinct.args.get("on"):
+                raise SqlError("DISTINCT ON is not known; rank with ROW_NUMBER() = 1", distinct)
+            if group is None and not any(map(aggregates_in, (one for _, one in items))):
+                group = [one for _, one in items]
+            else:
+                raise SqlError("SELECT DISTINCT of a GROUP BY: put one into a subquery", distinct)
+        if relation.pending and mention(source.conditions, WINDOW_FIELDS):
+            relation = applied(relation)
+        relation = self._where(relation, source.conditions)
+        bound_having = [] if having is None else [self._bind(having.this, scope)]
+        if group is not None or any(map(aggregates_in, [one for _, one in items] + bound_having)):
+            relation, items, bound_having = aggregate(
+                self.compiler, relation, group or [], items, bound_having, node
+            )
+            relation = self._where(relation, bound_having)
+        elif having is not None:
+            raise SqlError("HAVING needs GROUP BY; write WHERE", having)
+        return self._project(relation, items, rank)
+
+    # Names.
+
+    def _bind(self, node: exp.Expr, scope: Scope) -> exp.Expr:
+        """Returns a copy of `node` in which each column is named by the key of its field."""
+
+        def bound(one: exp.Expr) -> exp.Expr:
+            if isinstance(one, exp.Query):
+                raise SqlError(
+                    "a subquery can stand in FROM alone; join it, or name it in WITH and join that",
+                    one,
+                )
+            if not isinstance(one, exp.Column) or isinstance(one.this, exp.Star):
+                return one
+            if one.table and not any(
+                r.alias.casefold() == one.table.casefold() for r in scope.relations
+            ):
+                # A field of a nested record: `user.name`.
+                outer = exp.Column(this=one.args["table"].copy())
+                if any(relation.find(one.table) for relation in scope.relations):
+                    return exp.Dot(this=bound(outer), expression=one.this.copy())
+            return key_column(scope.resolve(one).key, one)
+
+        return node.copy().transform(bound, copy=False)
+
+    def _items(self, node: exp.Select, source: From) -> list[tuple[str, exp.Expr]]:
+        """Returns the columns of SELECT, bound, with their names."""
+        items: list[tuple[str, exp.Expr]] = []
+        for number, one in enumerate(node.expressions):
+            star = one if isinstance(one, exp.Star) else one.this
+            if isinstance(star, exp.Star) and isinstance(one, exp.Star | exp.Column):
+                if any(star.args.get(part) for part in ("except_", "replace", "rename")):
+                    raise SqlError("* EXCEPT and * REPLACE are not known; list the columns", one)
+                of = source.named
+                if isinstance(one, exp.Column):
+                    of = (source.scope.relation(one),)
+                if any(relation.is_open for relation in of):
+                    items.append(("*", star))
+                items += [(f.name, key_column(f.key, one)) for named in of for f in named.fields]
+                continue
+            value = one.unalias()
+            name = one.alias or (value.name if isinstance(value, exp.Column | exp.Dot) else "")
+            items.append((name or f"EXPR${number}", self._bind(value, source.scope)))
+        further = [name for name, one in items if name != "*" and not is_clock(one)]
+        if further and len(further) < len(items) and any(name == "*" for name, _ in items):
+            raise SqlError(
+                "* with further columns needs to know the columns; declare them with schemas=",
+                node.expressions[0],
+            )
+        return items
+
+    def _group(
+        self, node: exp.Select, items: list[tuple[str, exp.Expr]], scope: Scope
+    ) -> list[exp.Expr] | None:
+        """Returns the bound expressions of GROUP BY, or None without one."""
+        group = node.args.get("group")
+        if group is None:
+            return None
+        for name in ("grouping_sets", "cube", "rollup", "totals", "all"):
+            if group.args.get(name):
+                what = name.replace("_", " ").upper()
+                raise SqlError(
+                    f"{what} is not known; write one query for each and UNION ALL", group
+                )
+        found = []
+        for one in group.expressions:
+            by_name = [
+                item
+                for name, item in items
+                if isinstance(one, exp.Column) and not one.table and name == one.name
+            ]
+            if isinstance(one, exp.Literal) and one.is_int:
+                place = int(one.name)
+                if not 1 <= place <= len(items):
+                    raise SqlError(f"GROUP BY {place}: there are {len(items)} columns", one)
+                found.append(items[place - 1][1])
+            elif by_name and not any(relation.find(one.name) for relation in scope.relations):
+                found.append(by_name[0])  # The name of a column of this SELECT.
+            else:
+                found.append(self._bind(one, scope))
+        return found
+
+    # FROM.
+
+    def _from(self, node: exp.Select) -> From:
+        first = node.args.get("from_")
+        if first is None:
+            raise SqlError("a query of a stream needs FROM", node)
+        where = node.args.get("where")
+        conditions = [] if where is None else list(conjuncts(where.this))
+        entries = [first.this, *(join.this for join in node.args.get("joins") or ())]
+        rank = rank_limit(first.this, conditions) if len(entries) == 1 else None
+        found: list[tuple[str, Relation]] = []
+        taken: set[str] = set()
+        for entry in entries:
+            refuse_clauses(entry)
+            alias, relation = self._entry(entry, rank)
+            if isinstance(relation, sources.Table):
+                relation = relation if found else relation.streamed(self.flow)
+            elif len(entries) > 1:
+                relation = applied(relation)
+            if any(alias == other for other, _ in found):
+                raise SqlError(f"{alias!r} stands twice in FROM; give each an alias", entry)
+            clash = {f.key: f"{alias}.{f.key}" for f in relation.fields if f.key in taken}
+            relation = relation.renamed(clash)
+            taken |= {field.key for field in relation.fields}
+            found.append((alias, relation))
+        named = tuple(Named(alias, self._visible(one), one.is_open) for alias, one in found)
+        scope = Scope(named)
+        bound = [self._bind(one, scope) for one in conditions]
+        relation = found[0][1]
+        if len(found) > 1:
+            for (alias, one), entry in zip(found, entries, strict=True):
+                if one.is_open and not isinstance(one, sources.Table):
+                    raise SqlError(
+                        f"a join needs to know the columns of {alias}; declare them with schemas=",
+                        entry,
+                    )
+            joined = joins.Joins(
+                [one for _, one in found], self.compiler.compile, self.ttl, self.flow
+            )
+            relation, bound = joined.fold(
+                [(join, self._bind_on(join, named)) for join in node.args["joins"]], bound
+            )
+        return From(relation, named, tuple(bound))
+
+    def _bind_on(self, join: exp.Join, named: Sequence[Named]) -> list[exp.Expr]:
+        """Returns the bound conditions of ON or USING."""
+        on, using = join.args.get("on"), join.args.get("using") or ()
+        assert join.parent is not None
+        place = next(i for i, one in enumerate(join.parent.args["joins"]) if one is join) + 1
+        scope = Scope(named[: place + 1])
+        found = [] if on is None else [self._bind(one, scope) for one in conjuncts(on)]
+        for name in using:
+            sides = []
+            for part in (Scope(named[:place]), Scope([named[place]])):
+                column = exp.Column(this=name.copy())
+                sides.append(key_column(part.resolve(column).key, column))
+            found.append(exp.EQ(this=sides[0], expression=sides[1]))
+        return found
+
+    @staticmethod
+    def _visible(relation: Relation) -> tuple[Field, ...]:
+        return relation.fields + (WINDOW_FIELDS if relation.pending else ())
+
+    def _entry(self, entry: exp.Expr, rank: tuple[str, int] | None) -> tuple[str, Relation]:
+        """Returns a relation of FROM with its alias."""
+        alias = entry.args.get("alias")
+        if isinstance(entry, WindowTable):
+            relation = self._window_table(entry)
+            name = entry.alias or entry.this.alias_or_name or entry.args["kind"]
+        elif isinstance(entry, exp.Table) and isinstance(entry.this, exp.Identifier):
+            name, relation = entry.alias_or_name, self._table(entry)
+        elif isinstance(entry, exp.Subquery | exp.Select):
+            name, relation = entry.alias or "subquery", self.query(entry, rank)
+        else:
+            what = type(entry).__name__.upper()
+            raise SqlError(f"{what} cannot stand in FROM; name a table or a subquery", entry)
+        return name, _aliased(relation, alias)
+
+    def _table(self, entry: exp.Table) -> Relation:
+        if entry.args.get("db"):
+            raise SqlError("a table has one name here, the keyword of sql()", entry)
+        found = self.tables.get(entry.name)
+        if found is None:
+            folded = [n for n in self.tables if n.casefold() == entry.name.casefold()]
+            if len(folded) != 1:
+                raise SqlError(
+                    f"no table {entry.name!r}{did_you_mean(entry.name, self.tables, '{}')}; there "
+                    f"are {', '.join(self.tables) or 'none'}; write sql(..., "
+                    f"{entry.name}=stream)",
+                    entry,
+                )
+            found = self.tables[folded[0]]
+        return found
+
+    # Windows.
+
+    def _window_table(self, entry: WindowTable) -> Relation:
+        inner = entry.this
+        _, relation = self._entry(inner, None)
+        if isinstance(relation, sources.Table):
+            relation = relation.streamed(self.flow)
+        scope = Scope([Named(inner.alias_or_name or "", relation.fields, relation.is_open)])
+        keys = [scope.resolve(one).key for one in entry.args.get("partition") or ()]
+        durations = {
+            name: duration_ms(node, f"{name.upper()} of {entry.args['kind']}")
+            for name, node in entry.args.items()
+            if name in ("size", "slide", "step", "gap", "offset") and node is not None
+        }
+        time = scope.resolve(entry.args["timecol"])
+        if relation.pending or relation.windows:
+            kept = tuple(f for f in relation.fields if f.name not in (START, END, TIME))
+            relation = applied(relation)
+            # The new windows take the names of the old ones.
+            hidden = {f.key: f"{f.key}$" for f in relation.fields if f not in kept}
+            if time.key in hidden:
+                time = replace(time, key=hidden[time.key])
+            relation = replace(relation.renamed(hidden), windows=None)
+            fields = tuple(f for f in relation.fields if f in kept or f.key == time.key)
+            relation = replace(relation, fields=fields)
+        return pending_windows(
+            relation, entry.args["kind"], durations, time, entry.args["timecol"], tuple(keys)
+        )
+
+    # WHERE, GROUP BY and columns.
+
+    def _where(self, relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
+        if not conditions:
+            return relation
+        relation, bound = self.compiler.awaited(relation, list(conditions))
+        whole = bound[0]
+        for one in bound[1:]:
+            whole = exp.And(this=whole, expression=one)
+        return relation.filtered(self.compiler.compile(whole, relation).expression)
+
+    def _project(
+        self,
+        relation: Relation,
+        items: list[tuple[str, exp.Expr]],
+        rank: tuple[str, int] | None,
+    ) -> Relation:
+        for over in [one for _, one in items if one.find(exp.Window)]:
+            relation, items = ranked(
+                self.compiler, relation, items, over, rank, self.ttl, self.flow
+            )
+        if relation.is_open and any(name == "*" for name, _ in items):
+            clock = {name for name, one in items if is_clock(one)}
+            extra = tuple(Field(name, TIMESTAMP, False, name) for name in clock)
+            fields = (*relation.fields, *extra)
+            return replace(relation, fields=fields, clock=relation.clock | clock)
+        if relation.pending:
+            relation = applied(relation)
+        relation, nodes = self.compiler.awaited(relation, [one for _, one in items])
+        own: list[Field] = []
+        reads: dict[str, Expr[Any]] = {}
+        moved: dict[str, str] = {}
+        clock = set()
+        computed = False
+        for (name, _), one in zip(items, nodes, strict=True):
+            key = unused(name, reads.keys() | clock)
+            if is_clock(one) or (isinstance(one, exp.Column) and one.name in relation.clock):
+                clock.add(key)
+                own.append(Field(key, TIMESTAMP, False, key))
+                continue
+            scalar = self.compiler.compile(one, relation)
+            if isinstance(one, exp.Column):
+                moved.setdefault(one.name, key)
+            else:
+                computed = True
+            own.append(Field(key, scalar.type, scalar.nullable, key))
+            reads[key] = relation.read(scalar.expression)
+        windows = relation.windows
+        if windows is not None:
+            start = moved.get(windows.start or "")
+            if windows.end not in moved or not (start or windows.size):
+                windows = None
+            else:
+                windows = replace(windows, start=start, end=moved[windows.end])
+            if windows and windows.regroup is None and start is None:
+                windows = None
+        times = relation.times
+        if times is not None or relation.windows is not None:
+            times = {moved[key]: offset for key, offset in (times or {}).items() if key in moved}
+        result = replace(
+            relation,
+            fields=tuple(own),
+            is_open=False,
+            reads=reads,
+            is_plain=False,
+            times=times,
+            clock=frozenset(clock),
+            windows=windows,
+        )
+        return result.as_rows() if computed else result
+
+
+def _aliased(relation: Relation, alias: exp.TableAlias | None) -> Relation:
+    """Returns the relation with the column names of `AS t (a, b)`."""
+    columns = () if alias is None else alias.args.get("columns") or ()
+    if alias is None or not columns:
+        return relation
+    if len(columns) != len(relation.fields):
+        raise SqlError(
+            f"{alias.name} names {len(columns)} columns of {len(relation.fields)}", alias
+        )
+    named = zip(relation.fields, columns, strict=True)
+    return replace(relation, fields=tuple(replace(f, name=c.name) for f, c in named))
+
+
+# Functions of records.

@@ -1,0 +1,233 @@
+"""Ranks: ROW_NUMBER() within a window, and the first row of each key."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sqlglot import exp
+
+from aioflow.core.functions import (
+    AggregateFunction,
+    KeyedProcessFunction,
+    ProcessContext,
+    RuntimeContext,
+)
+from aioflow.core.states import ValueState, ValueStateDescriptor
+from aioflow.sql import joins
+from aioflow.sql.bound import Compiler, is_clock, key_column
+from aioflow.sql.errors import SqlError
+from aioflow.sql.relation import END, START, TIME, WINDOW_FIELDS, Relation
+from aioflow.sql.scope import Field
+from aioflow.sql.types import INTEGER
+from aioflow.sql.windows import FieldWindows
+
+__all__ = ["ranked"]
+
+Row = dict[str, Any]
+
+
+def ranked(
+    compiler: Compiler,
+    relation: Relation,
+    items: list[tuple[str, exp.Expr]],
+    over: exp.Expr,
+    rank: tuple[str, int] | None,
+    ttl: Any,
+    flow: Any,  # af.Flow.
+) -> tuple[Relation, list[tuple[str, exp.Expr]]]:
+    """Returns the first rows of each partition, and the items with the rank as a column."""
+    name = next(name for name, one in items if one.find(exp.Window))
+    if not isinstance(over, exp.Window) or not isinstance(over.this, exp.RowNumber):
+        raise SqlError(
+            "OVER is known for one ROW_NUMBER() alone, whose rank a query around it limits; "
+            "for running aggregates use key_by(...).aggregate(...) on the stream",
+            over,
+        )
+    if rank is None or rank[0] != name:
+        raise SqlError(
+            "ROW_NUMBER() needs a query around it with WHERE rank <= n, or every row would "
+            "be ranked again with each new one",
+            over,
+        )
+    if relation.is_open:
+        raise SqlError("ROW_NUMBER() needs to know the columns; declare them with schemas=", over)
+    partition = over.args.get("partition_by") or []
+    order = over.args.get("order")
+    if order is None:
+        raise SqlError("ROW_NUMBER() needs ORDER BY", over)
+    names = {one.name for one in partition if isinstance(one, exp.Column)}
+    windows = relation.windows
+    ends = windows and (windows.end in names or (windows.size and windows.start in names))
+    if (relation.pending and names & {START, END}) or ends:
+        relation = _best_of_windows(compiler, relation, over, rank)
+    elif _is_first(relation, order, rank[1]):
+        joins.require_ttl(ttl, flow, [relation], "the first row of each key", over)
+        rows = relation.as_rows()
+        keys = [compiler.compile(part, rows) for part in partition]
+        first = First(not _by_clock(relation, order.expressions[0].this), ttl)
+        stream = rows.stream.key_by(joins.key_of(keys)).process(first)
+        relation = replace(rows, stream=stream.map(partial(_with, name, 1)))
+    else:
+        raise SqlError(
+            "the first rows of a stream can change with each row; rank within a window "
+            "(PARTITION BY window_start, window_end), or keep the first row of each key: ORDER "
+            "BY the time ASC, rank = 1",
+            over,
+        )
+    relation = replace(relation, fields=(*relation.fields, Field(name, INTEGER, False, name)))
+    column = key_column(name, over)
+    return relation, [(n, column if one is over else one) for n, one in items]
+
+
+def _best_of_windows(
+    compiler: Compiler,
+    relation: Relation,
+    over: exp.Window,
+    rank: tuple[str, int],
+) -> Relation:
+    """Returns the first rows of each window and partition, with their rank."""
+    pending, windows = relation.pending, relation.windows
+    rows = replace(relation.as_rows(), pending=None)
+    bounds = {windows.start, windows.end} if windows else {START, END, TIME}
+    partition = [one for one in over.args["partition_by"] if one.name not in bounds]
+    keys = [compiler.compile(one, rows) for one in partition]
+    order = over.args["order"]
+    parts = []
+    for one in order.expressions:
+        read = compiler.compile(one.this, rows).function
+        parts.append((read, bool(one.args.get("desc")), bool(one.args.get("nulls_first"))))
+    if not keys and windows:
+        keys = [compiler.compile(key_column(windows.end, order), rows)]
+    if pending is not None:
+        assigner, after, times = pending.assigner, pending.windows(pending.ends), {TIME: 0, END: 1}
+    else:
+        assert windows is not None, "one of both brings the windows"
+        assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
+        after, times = windows.after(windows.start, windows.end), {windows.end: 1}
+    grouped = rows.stream.key_by(joins.key_of(keys)).window(assigner)
+    best = grouped.aggregate(Best(rank[1], SortKey(tuple(parts))))
+    stream = best.flat_map(partial(_numbered, rank[0], pending is not None))
+    fields = rows.fields + (WINDOW_FIELDS if pending else ())
+    return replace(rows, stream=stream, fields=fields, windows=after, times=times)
+
+
+def _by_clock(relation: Relation, node: exp.Expr) -> bool:
+    return is_clock(node) or (isinstance(node, exp.Column) and node.name in relation.clock)
+
+
+def _is_first(relation: Relation, order: exp.Order, limit: int) -> bool:
+    """Returns whether the first row of a key can be known before the end."""
+    (one, *more) = order.expressions
+    if limit != 1 or more or one.args.get("desc"):
+        return False
+    if _by_clock(relation, one.this):
+        return True
+    if not isinstance(one.this, exp.Column):
+        return False
+    return relation.times is None or relation.times.get(one.this.name) == 0
+
+
+def _numbered(name: str, bounded: bool, result: Any) -> list[dict[str, Any]]:
+    more = {START: result.start, END: result.end, TIME: result.end - 1} if bounded else {}
+    return [{**row, **more, name: place} for place, row in enumerate(result.value, 1)]
+
+
+def _with(name: str, value: Any, row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, name: value}
+
+
+class _Descending:
+    """A value that sorts in the reverse order."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(other.value < self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descending) and bool(self.value == other.value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """The sort key of a row for ORDER BY: each part is a function, DESC, and NULLS FIRST."""
+
+    parts: tuple[tuple[Callable[[Row], Any], bool, bool], ...]
+
+    def __call__(self, row: Row) -> list[Any]:
+        key: list[Any] = []
+        for function, descending, nulls_first in self.parts:
+            value = function(row)
+            if value is None:
+                key.append(((0 if nulls_first else 2), None))
+            else:
+                key.append((1, _Descending(value) if descending else value))
+        return key
+
+
+@dataclass(frozen=True)
+class Best(AggregateFunction[Row, list[Row], list[Row]]):
+    """The first `n` rows in the order of `key`. Equal rows stay in order of arrival."""
+
+    n: int
+    key: Callable[[Row], Any]
+
+    def create_accumulator(self) -> list[Row]:
+        return []
+
+    def add(self, value: Row, accumulator: list[Row]) -> list[Row]:
+        if len(accumulator) < self.n or self.key(value) < self.key(accumulator[-1]):
+            accumulator = accumulator.copy()
+            insort(accumulator, value, key=self.key)
+            del accumulator[self.n :]
+        return accumulator
+
+    def get_result(self, accumulator: list[Row]) -> list[Row]:
+        return accumulator
+
+    def merge(self, a: list[Row], b: list[Row]) -> list[Row]:
+        return sorted([*a, *b], key=self.key)[: self.n]
+
+
+@dataclass
+class First(KeyedProcessFunction[Any, Row, Row]):
+    """Emits the earliest row of each key, once event time has passed the time of the row.
+
+    Without `by_time` it is the row that arrives first, which is emitted at once.
+    """
+
+    by_time: bool
+    ttl: str | None
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.done: ValueState[bool] = ctx.get_state(ValueStateDescriptor("done", ttl=self.ttl))
+        self.best: ValueState[Any] = ctx.get_state(ValueStateDescriptor("best"))
+        """The earliest row so far, with its time, until it is emitted."""
+
+    def process_element(self, value: Row, ctx: ProcessContext) -> Iterator[Row]:
+        if self.done.value():
+            return
+        if not self.by_time:
+            self.done.update(True)
+            yield value
+            return
+        best = self.best.value()
+        if best is None or ctx.timestamp < best[0]:
+            self.best.update((ctx.timestamp, value))
+            ctx.timer_service.register_event_time_timer(ctx.timestamp)
+
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Iterator[Row]:
+        best = self.best.value()
+        if best is not None and best[0] <= timestamp:
+            self.best.clear()
+            self.done.update(True)
+            yield best[1]

@@ -1,0 +1,206 @@
+"""A relation: a stream with the meaning of its records for a query.
+
+Invariant: `reads` says how each field is read from a record of the stream; a field that is not in
+`reads` is the field of the record with its key. So a projection of plain columns costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from sqlglot import exp
+
+from aioflow.api.streams import DataStream
+from aioflow.expressions.nodes import Column, Expr
+from aioflow.expressions.nodes import Field as Nested
+from aioflow.operators.window.assigners import WindowAssigner
+from aioflow.sql.errors import SqlError
+from aioflow.sql.scope import Field
+from aioflow.sql.types import TIMESTAMP
+
+__all__ = [
+    "END",
+    "START",
+    "TIME",
+    "WINDOW_FIELDS",
+    "Pending",
+    "Relation",
+    "Windows",
+    "duration_ms",
+    "substitute",
+    "under",
+]
+
+START, END, TIME = "window_start", "window_end", "window_time"
+WINDOW_FIELDS = tuple(Field(name, TIMESTAMP, False, name) for name in (START, END, TIME))
+"""The fields that a table function of windows adds."""
+
+_UNITS_MS = {
+    "MILLISECOND": 1,
+    "SECOND": 1_000,
+    "MINUTE": 60_000,
+    "HOUR": 3_600_000,
+    "DAY": 86_400_000,
+    "WEEK": 604_800_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Windows of a table function that no operator has applied yet.
+
+    A GROUP BY, a ranking or a join applies them itself.
+    """
+
+    kind: str
+    assigner: WindowAssigner
+    time: str
+    """Key of the column that has the time of a record."""
+    ends: WindowAssigner
+    """As in `Windows`."""
+    partition: tuple[str, ...] = ()
+    """Keys of the fields that a session is for."""
+
+    @property
+    def size(self) -> int | None:
+        return self.assigner.size if self.kind in ("TUMBLE", "HOP") else None  # type: ignore[attr-defined]
+
+    def windows(self, regroup: WindowAssigner | None) -> Windows:
+        return Windows(START, END, regroup, self.size, self.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows to which the records of a relation belong, as fields."""
+
+    start: str | None
+    end: str
+    """Keys of the fields with the bounds of the window."""
+    regroup: WindowAssigner | None
+    """Windows that bring the records of one window together again; None: their fields do."""
+    size: int | None
+    """Length of all windows in ms, so that the end alone says which it is; None: it varies."""
+    ends: WindowAssigner
+    """Windows that bring the results of one window together, whose time is its last ms."""
+
+    def after(self, start: str | None, end: str) -> Windows:
+        """Returns the windows of results, with the fields `start` and `end`."""
+        return Windows(start, end, self.ends, self.size, self.ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A stream, its fields, and what is known of its time and windows."""
+
+    stream: DataStream[Any]
+    fields: tuple[Field, ...]
+    is_open: bool = False
+    """Whether records may have more fields than are known."""
+    reads: Mapping[str, Expr[Any]] = field(default_factory=dict)
+    is_plain: bool = False
+    """Whether records are dicts of just the fields."""
+    times: Mapping[str, int] | None = None
+    """Fields that follow event time: the value is the time of the record plus so many ms.
+
+    None: not known, so any column may be the time.
+    """
+    clock: frozenset[str] = frozenset()
+    """Keys of fields that PROCTIME() made. They have no value."""
+    pending: Pending | None = None
+    windows: Windows | None = None
+
+    def read(self, expression: Expr[Any]) -> Expr[Any]:
+        """Returns `expression`, which reads fields by key, as an expression of a record."""
+        return substitute(expression, self.reads)
+
+    def column(self, key: str) -> Expr[Any]:
+        """Returns the expression of a field."""
+        return self.reads.get(key, Column(key))
+
+    def has_time(self, key: str) -> bool:
+        """Returns whether the field may be compared with event time."""
+        return self.times is None or key in self.times
+
+    def filtered(self, condition: Expr[Any]) -> Relation:
+        return replace(self, stream=self.stream.filter(self.read(condition)))
+
+    def as_rows(self) -> Relation:
+        """Returns the relation with dicts of just its fields as records."""
+        if self.is_plain and not self.reads:
+            return self
+        named = {one.key: self.column(one.key) for one in self.fields if one.key not in self.clock}
+        return replace(self, stream=self.stream.select(named), reads={}, is_plain=True)
+
+    def renamed(self, keys: Mapping[str, str]) -> Relation:
+        """Returns the relation with other keys for some fields."""
+        if not keys:
+            return self
+
+        def new(key: str) -> str:
+            return keys.get(key, key)
+
+        reads = {new(key): value for key, value in self.reads.items()}
+        reads |= {new(key): self.column(key) for key in keys}
+        windows = self.windows and replace(
+            self.windows,
+            start=self.windows.start and new(self.windows.start),
+            end=new(self.windows.end),
+        )
+        return replace(
+            self,
+            fields=tuple(replace(one, key=new(one.key)) for one in self.fields),
+            reads=reads,
+            times=self.times and {new(key): offset for key, offset in self.times.items()},
+            clock=frozenset(map(new, self.clock)),
+            windows=windows,
+        )
+
+
+def substitute(expression: Expr[Any], reads: Mapping[Any, Expr[Any]]) -> Expr[Any]:
+    """Returns the expression with other expressions in the place of some columns."""
+    if not reads:
+        return expression
+    if isinstance(expression, Column):
+        return reads.get(expression._name, expression)
+    return _rebuilt(expression, lambda child: substitute(child, reads))
+
+
+def under(expression: Expr[Any], side: str) -> Expr[Any]:
+    """Returns the expression for a record that is the field `side` of a pair."""
+    if isinstance(expression, Column):
+        return Nested(Column(side), expression._name)
+    return _rebuilt(expression, lambda child: under(child, side))
+
+
+def _rebuilt(expression: Expr[Any], change: Any) -> Expr[Any]:
+    def changed(value: Any) -> Any:
+        if isinstance(value, Expr):
+            return change(value)
+        return tuple(map(changed, value)) if isinstance(value, tuple) else value
+
+    own = [getattr(expression, one.name) for one in fields(expression)]  # type: ignore[arg-type]
+    return type(expression)(*map(changed, own))
+
+
+def duration_ms(node: exp.Expr | None, what: str) -> int:
+    """Returns an interval in ms. Raises SqlError for anything else, named `what`."""
+    sign = 1
+    while isinstance(node, exp.Neg | exp.Paren):
+        sign, node = (-sign if isinstance(node, exp.Neg) else sign), node.this
+    unit = "" if not isinstance(node, exp.Interval) else str(node.args.get("unit") or "").upper()
+    per_unit = _UNITS_MS.get(unit.removesuffix("S"))
+    try:
+        if node is None or per_unit is None:
+            raise ValueError
+        value = float(node.this.name) * per_unit
+        if not value.is_integer():
+            raise ValueError
+    except ValueError:
+        raise SqlError(
+            f"{what} needs an interval such as INTERVAL '10' SECOND, in "
+            f"{', '.join(_UNITS_MS)}; months and years have no fixed length",
+            node,
+        ) from None
+    return sign * int(value)

@@ -1,0 +1,161 @@
+"""Streams and tables as relations: what a flow knows of their columns and of their time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aioflow.api.build import Upstream
+from aioflow.api.streams import DataStream
+from aioflow.core.errors import GraphError
+from aioflow.expressions.nodes import Call, Column
+from aioflow.graph.stream_graph import StreamGraph, StreamNode
+from aioflow.io.arrow_files import ArrowTable
+from aioflow.io.memory import IterableSource
+from aioflow.sql.relation import Relation
+from aioflow.sql.scope import Field, Schema, schema_of
+from aioflow.sql.types import ANY, INTEGER, TIMESTAMP
+
+__all__ = ["QueryStream", "Table", "relation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Relation):
+    """A bounded table, whose rows a join looks up."""
+
+    rows: tuple[Any, ...] = ()
+
+    def streamed(self, flow: Any) -> Relation:
+        """Returns the rows as a stream."""
+        return Relation(
+            stream=flow.source(self.rows),
+            fields=self.fields,
+            is_open=self.is_open,
+            reads=self.reads,
+            times=self.times,
+        )
+
+
+class QueryStream(DataStream[dict[str, Any]]):
+    """The stream of a query. Another query can read it with its types, times and windows."""
+
+    def __init__(self, relation: Relation) -> None:
+        super().__init__(relation.stream.flow, relation.stream.upstreams)
+        self.relation = relation
+
+
+def relation(flow: Any, name: str, what: Any, declared: Any) -> Relation:
+    """Returns a stream or a bounded table as a relation. `declared` is its schema, or None."""
+    if isinstance(what, DataStream):
+        if what.flow is not flow:
+            raise GraphError(
+                f"table {name!r} is a stream of flow {what.flow.name!r}, and the query is of "
+                f"{flow.name!r}: build both in one flow"
+            )
+        if isinstance(what, QueryStream) and declared is None:
+            return what.relation
+    schema = None if declared is None else schema_of(declared)
+    if declared is not None and schema is None:
+        raise GraphError(
+            f"schemas=: {name!r} has {declared!r}; expected a dataclass, a TypedDict, a "
+            "NamedTuple, a Struct, a model, an Arrow schema, or a dict of names to types"
+        )
+    if not isinstance(what, DataStream):
+        return _table(name, what, schema)
+    found = [_described(flow.graph, upstream) for upstream in what.upstreams]
+    known, times, plain = found[0]
+    if any(one != found[0] for one in found):
+        known, times, plain = None, None, False
+    schema = schema or known
+    made = _relation(what, schema, times)
+    return replace(made, is_plain=plain and declared is None and not made.reads)
+
+
+def _relation(stream: Any, schema: Schema | None, times: dict[str, int] | None) -> Relation:
+    if schema is None:
+        return Relation(stream=stream, fields=(), is_open=True, times=times)
+    fields = tuple(
+        replace(f, type=TIMESTAMP) if f.key in (times or ()) and f.type in (INTEGER, ANY) else f
+        for f in schema.fields
+    )
+    reads = {key: Column(key).dt.epoch_ms for key in sorted(schema.datetimes)}
+    return Relation(stream=stream, fields=fields, reads=reads, times=times)
+
+
+def _table(name: str, what: Any, schema: Schema | None) -> Table:
+    if hasattr(what, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        table = pa.table(what)
+        schema, rows = schema or schema_of(table.schema), tuple(table.to_pylist())
+    elif isinstance(what, list | tuple):
+        rows = tuple(what)
+        schema = schema or _of_rows(rows)
+    else:
+        raise GraphError(
+            f"table {name!r} is {what!r}; expected a stream of this flow, or for a table to look "
+            "up a list of rows, or a table of Arrow, pandas or polars"
+        )
+    if schema is None:
+        raise GraphError(
+            f"the columns of table {name!r} are not known; say schemas={{{name!r}: ...}}"
+        )
+    made = _relation(None, schema, None)
+    return Table(stream=None, fields=made.fields, reads=made.reads, rows=rows, times={})  # type: ignore[arg-type]
+
+
+def _of_rows(rows: Any) -> Schema | None:
+    if not rows:
+        return None
+    if isinstance(rows[0], dict):
+        return Schema(tuple(Field(str(name), ANY, True, str(name)) for name in rows[0]))
+    return schema_of(type(rows[0]))
+
+
+def _described(
+    graph: StreamGraph, upstream: Upstream
+) -> tuple[Schema | None, dict[str, int] | None, bool]:
+    """Returns the schema of a stream, the fields that are its time, and whether its records are
+    dicts of just these fields.
+    """
+    node = graph.nodes[upstream.node_id]
+    if upstream.side is not None:
+        return None, None, False
+    if node.kind == "source":
+        return _described_source(node)
+    columns = node.traits.columns
+    inputs = graph.inputs_of(node.id)
+    if len(inputs) != 1 or (node.kind != "filter" and columns is None):
+        return None, None, False
+    schema, times, plain = _described(graph, Upstream(inputs[0].source, inputs[0].side))
+    if columns is None:
+        return schema, times, plain
+    known = {field.key: field for field in schema.fields} if schema else {}
+    fields, moved = [], {}
+    for name, expression in columns.items():
+        old = str(expression._name) if isinstance(expression, Column) else ""
+        fields.append(replace(known.get(old, Field("", ANY, True, "")), name=name, key=name))
+        if times is not None and old in times:
+            moved[name] = times[old]
+    stamps = frozenset(
+        name
+        for name, expression in columns.items()
+        if schema and isinstance(expression, Column) and expression._name in schema.datetimes
+    )
+    return Schema(tuple(fields), stamps), None if times is None else moved, True
+
+
+def _described_source(node: StreamNode) -> tuple[Schema | None, dict[str, int] | None, bool]:
+    source, strategy = node.source, node.watermarks
+    times = None
+    timestamp = None if strategy is None else strategy.timestamp
+    if isinstance(timestamp, Call) and timestamp._name == "dt.epoch_ms":
+        timestamp = timestamp._operand
+    if isinstance(timestamp, Column):
+        times = {str(timestamp._name): 0}
+    if isinstance(source, ArrowTable):
+        return schema_of(source.table.schema), times, True
+    if isinstance(source, IterableSource) and isinstance(source.items, list | tuple):
+        return _of_rows(source.items), times, False
+    kind = None if source is None else source.record_type
+    return (None if kind is None else schema_of(kind)), times, False
