@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from aioflow.core.errors import Broken
 from aioflow.core.timeunits import LogBackoff, to_seconds
@@ -19,9 +20,17 @@ if TYPE_CHECKING:
     from aioflow.core.host import Rng
     from aioflow.core.timeunits import Duration
 
-__all__ = ["MAX_BACKOFF_S", "Backoff"]
+__all__ = ["MAX_BACKOFF_S", "Backoff", "reached"]
+
+T = TypeVar("T")
 
 MAX_BACKOFF_S = 30.0
+
+START_PATIENCE_S = 30.0
+"""Time for which the start of a source or a sink tries to reach its server."""
+
+START_BACKOFF_S = 0.1, 2.0
+"""Shortest and longest delay between two attempts at the start."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,3 +79,30 @@ class Backoff:
         delay_s = min(self._first_s * 2.0 ** min(self.tries, 32), self._max_s)
         self.tries += 1
         await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))
+
+
+async def reached(
+    connect: Callable[[], Awaitable[T]],
+    subject: object,
+    is_away: Callable[[Exception], bool],
+    rng: Rng | None = None,
+) -> T:
+    """Returns the result of `connect`, which is tried again while the server is away.
+
+    A server may start at the same time as the job. After `START_PATIENCE_S` the last error is
+    raised. Without `rng`, the delays have no jitter.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + START_PATIENCE_S
+    delay_s, longest_s = START_BACKOFF_S
+    while True:
+        try:
+            return await connect()
+        except Exception as error:  # Checked here, because most errors justify no retry.
+            left_s = until - loop.time()
+            if left_s <= 0 or not is_away(error):
+                raise
+            why = redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
+            logger.warning("%r: %s; trying again for %.0f s", subject, why, left_s)
+        await asyncio.sleep(delay_s if rng is None else delay_s * rng.uniform(0.5, 1.0))
+        delay_s = min(2 * delay_s, longest_s)

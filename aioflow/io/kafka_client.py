@@ -15,12 +15,14 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError
 from aioflow.core.wire.types import register_type
 from aioflow.inspection.redaction import redacted
+from aioflow.io.backoff import reached
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -54,11 +56,6 @@ SILENT_AFTER_S = 5.0
 
 REFUSAL_TIMEOUT_S = 3.0
 """Maximum time to ask a broker why it does not accept a client."""
-
-START_PATIENCE_S = 30.0
-"""Time for which the start of a job tries to reach a broker."""
-
-START_PAUSE_S = 1.0
 
 TOPIC_TIMEOUT_S = 10.0
 """Maximum time for the brokers to create a topic that is requested."""
@@ -473,16 +470,9 @@ def _chosen(config: KafkaConfig, known: Iterable[str]) -> list[str]:
 
 async def _first_consumer(config: KafkaConfig) -> Any:
     """Returns a connected consumer. Waits for brokers that start at the same time as the job."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + START_PATIENCE_S
-    while True:
-        try:
-            return await start_consumer(config)
-        except ConnectionError as error:
-            if loop.time() >= until:
-                raise
-            logger.warning("%r: %s; trying again for %.0f s", config, error, until - loop.time())
-        await asyncio.sleep(START_PAUSE_S)
+    return await reached(
+        partial(start_consumer, config), config, lambda error: isinstance(error, ConnectionError)
+    )
 
 
 async def _committed(config: KafkaConfig, group: str, partitions: Sequence[Any]) -> dict[Any, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, describe_record
-from aioflow.io.backoff import Backoff
+from aioflow.io.backoff import Backoff, reached
 from aioflow.io.conversion import body_encoder
 from aioflow.io.kafka_client import (
     client_library,
@@ -98,10 +98,17 @@ class KafkaWriter(BaseWriter[Any]):
                 f"sink {config!r} names {len(config.topics)} topics, expected the one to write to, "
                 "or a function of a record"
             )
+        await reached(self._connect, config, is_away, self._ctx.host.rng)
+
+    async def _connect(self) -> None:
+        """Starts the producer, and checks the topics. Begins again after a failed call."""
+        config = self._config
         if self._pool is not None:
+            await self._pool.close()
             await self._pool.open()
             producer = self._pool.register
         else:
+            await self._stop()
             producer = self._producer = await self._start()
         for topic in config.topics:
             await self._check(producer, topic)

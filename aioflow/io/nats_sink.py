@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, describe_record
-from aioflow.io.backoff import Backoff
+from aioflow.io.backoff import Backoff, reached
 from aioflow.io.conversion import body_encoder
 from aioflow.io.nats_client import connect, is_away, stream_of
 from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
@@ -71,8 +71,7 @@ class NatsWriter(BaseWriter[Any]):
             raise GraphError(
                 f"sink {config!r} has a wildcard, expected the one subject to publish to"
             )
-        client = await self._publisher.connected()
-        info = await stream_of(client, config, written=True)
+        client, info = await reached(self._stream, config, is_away, self._ctx.host.rng)
         limit = info.config.max_msg_size
         self._most = (
             min(client.max_payload, limit)
@@ -86,6 +85,11 @@ class NatsWriter(BaseWriter[Any]):
                 "a restart takes less", config,
                 info.config.name, window_s,
             )  # fmt: skip
+
+    async def _stream(self) -> tuple[Any, Any]:
+        """Returns the client, and the server's information about the stream."""
+        client = await self._publisher.connected()
+        return client, await stream_of(client, self._config, written=True)
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if not self._batch:

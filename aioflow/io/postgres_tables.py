@@ -193,7 +193,13 @@ class PostgresTable(BaseSource[T], BaseSink[Any]):
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
         return TableWriter(
-            ctx, f"table {self.table!r}", PostgresStore(self), self.columns, _as_it_is, self.mode
+            ctx,
+            f"table {self.table!r}",
+            PostgresStore(self),
+            self.columns,
+            _as_it_is,
+            self.mode,
+            is_away,
         )
 
     def committer(self) -> TableCommitter:
@@ -255,6 +261,16 @@ async def open_connection(dsn: str, owner: object, **settings: str) -> Any:
     except OSError as error:
         told = f"{owner!r}: the server {_place(dsn)} cannot be reached: {error.strerror or error}"
         raise type(error)(error.errno, told) from error
+
+
+def is_away(error: Exception) -> bool:
+    """Returns whether the server cannot be reached or is not ready, so a retry may succeed."""
+    import asyncpg
+
+    return isinstance(
+        error,
+        (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),
+    )
 
 
 def _place(dsn: str) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError, note_once
-from aioflow.io.backoff import Backoff
+from aioflow.io.backoff import Backoff, reached
 from aioflow.io.redis_client import answered, encoder_of, exists, is_away, open_client, refusal
 from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
@@ -168,23 +168,30 @@ class RedisWriter(BaseWriter[Any]):
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
-        config, runtime = self._config, self._ctx.runtime
+        config = self._config
         if len(config.streams) > 1:
             raise GraphError(
                 f"sink {config!r} names {len(config.streams)} streams, expected the one to write to"
             )
-        self._client = client = open_client(config)
+        self._client = open_client(config)
         try:
-            await exists(client, config, config.streams[0])
-            if self._ctx.checkpointing:
-                arguments = [self._sink, runtime.subtask_index, runtime.parallelism, self._restored]
-                self._generation = int(
-                    await client.eval(REGISTER, 2, self._keys.sinks, self._keys.staged, *arguments)
-                )
+            await reached(self._register, config, is_away, self._ctx.host.rng)
         except Exception as error:
             if (explanation := refusal(config, error)) is not None:
                 raise explanation from None
             raise
+
+    async def _register(self) -> None:
+        """Checks the stream, and removes what former attempts have staged."""
+        runtime = self._ctx.runtime
+        await exists(self._client, self._config, self._config.streams[0])
+        if self._ctx.checkpointing:
+            arguments = [self._sink, runtime.subtask_index, runtime.parallelism, self._restored]
+            self._generation = int(
+                await self._client.eval(
+                    REGISTER, 2, self._keys.sinks, self._keys.staged, *arguments
+                )
+            )
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         self._pending += map(self._encode, values)

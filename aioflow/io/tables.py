@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from aioflow.core.errors import GraphError, StateError, describe_record
 from aioflow.core.wire.serializers import Codec
+from aioflow.io.backoff import reached
 from aioflow.io.changes import Upsert
 from aioflow.io.conversion import fields_of_value
 from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
@@ -430,6 +431,10 @@ class ChangeShape(RowShape):
         return row
 
 
+def _never(error: Exception) -> bool:
+    return False
+
+
 class TableWriter(BaseWriter[Any]):
     """A writer of the rows of one subtask."""
 
@@ -441,8 +446,11 @@ class TableWriter(BaseWriter[Any]):
         columns: Sequence[str] | None,
         adapt: Callable[[Any, str], Any],
         mode: Mode = "append",
+        is_away: Callable[[Exception], bool] = _never,
     ) -> None:
+        """Makes a writer. `is_away` tells whether an error means that no server can be reached."""
         self._ctx = ctx
+        self._is_away = is_away
         self._mode = mode
         self._place = place
         self._store = store
@@ -467,7 +475,7 @@ class TableWriter(BaseWriter[Any]):
 
     async def open(self) -> None:
         runtime = self._ctx.runtime
-        layout = await self._store.open()
+        layout = await reached(self._store.open, self._place, self._is_away, self._ctx.host.rng)
         if self._mode == "append":
             self._shape = RowShape(self._place, layout.columns, self._columns, self._adapt)
         else:

@@ -16,3 +16,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path / "cluster")
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that are away at the start of a job are not waited for."""
+    monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", 0.0)

@@ -64,12 +64,6 @@ def brokers(cluster: KafkaCluster) -> Brokers:
     return cluster
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers that are away at the start of a job are not waited for."""
-    monkeypatch.setattr("aioflow.io.kafka_client.START_PATIENCE_S", 0.0)
-
-
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """The name of a topic."""
@@ -363,8 +357,8 @@ async def test_each_partition_has_a_metric_of_its_lag(
 async def test_a_broker_that_starts_after_the_job_is_waited_for(
     name: str, ctx: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("aioflow.io.kafka_client.START_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("aioflow.io.kafka_client.START_PAUSE_S", 0.01)
+    monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr("aioflow.io.backoff.START_BACKOFF_S", (0.01, 0.01))
     tries = 0
     start = kafka_client.start_consumer
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
+from tests.io.driver import SinkContext, system_context
 
 SECRET = "s3cret-word"
 
@@ -17,6 +19,64 @@ SOURCES = {
     "nats": (lambda: af.io.nats("nats://127.0.0.1:1", "s"), "nats"),
     "kafka": (lambda: af.io.kafka("127.0.0.1:1", "t"), "aiokafka"),
 }
+
+
+SINKS = {
+    "redis": (SOURCES["redis"][0], "redis_sink.exists"),
+    "nats": (SOURCES["nats"][0], "nats_sink.connect"),
+    "kafka": (SOURCES["kafka"][0], "kafka_sink.started"),
+    "kafka in transactions": (
+        lambda: af.io.kafka("127.0.0.1:1", "t", transactions=True),
+        "kafka_transactions._newest",
+    ),
+    "postgres": (
+        lambda: af.io.postgres("postgresql://127.0.0.1:1/d", "t"),
+        "postgres_tables.connect",
+    ),
+}
+"""A sink whose server is away, and the function that fails."""
+
+
+@pytest.fixture
+async def ctx() -> AsyncIterator[SinkContext]:
+    async with system_context() as machine:
+        yield SinkContext(machine.host)
+
+
+@pytest.mark.parametrize("name", SINKS)
+async def test_sink_waits_for_a_server_that_starts_after_the_job(
+    name: str,
+    ctx: SinkContext,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It waits for 30 s, says so, and then fails with the error of the last attempt."""
+    make, place = SINKS[name]
+    module, _, function = f"aioflow.io.{place}".rpartition(".")
+    connect = getattr(sys.modules.get(module) or __import__(module, fromlist=["x"]), function)
+    monkeypatch.setattr("aioflow.io.backoff.START_BACKOFF_S", (0.01, 0.01))
+    tries = 0
+
+    async def counted(*args: Any, **more: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            raise GraphError("the third attempt")
+        return await connect(*args, **more)
+
+    monkeypatch.setattr(f"aioflow.io.{place}", counted)
+    writer = make().writer(ctx)
+    with pytest.raises(Exception, match=r"(?i)connect|answers"):
+        await writer.open()  # Without patience.
+    await writer.close()
+    monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", 30.0)
+    tries = 0
+    writer = make().writer(ctx)
+    with pytest.raises(GraphError, match="the third attempt"):
+        await writer.open()
+    await writer.close()
+    waits = [record for record in caplog.records if "trying again for" in record.message]
+    assert [record.levelname for record in waits] == ["WARNING", "WARNING"]
 
 
 @pytest.mark.parametrize("name", SOURCES)
