@@ -32,7 +32,7 @@ from aioflow.io.arguments import (
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import json_encoder
 from aioflow.io.readers import BufferedReader
-from aioflow.operators.sink import BaseSink, BaseWriter
+from aioflow.operators.sink import LINGER_MS, BaseSink, BaseWriter
 from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ def http(
     `items(answer)`.
 
     As a sink it posts JSON to `url`. `decode` is "json", "text" or "bytes". With `batch` above 1
-    the sink posts arrays of up to this many records. Failed requests are retried `retries` times,
-    so a record may arrive twice. After that, and for other answers than 2xx, the job fails.
+    the sink posts arrays of up to this many records; a record waits at most 50 ms for others.
+    Failed requests are retried `retries` times, so a record may arrive twice. After that, and for
+    other answers than 2xx, the job fails.
     """
     checked_url(url, "http", ("http", "https"))
     place = f"http({redacted(url)!r})"
@@ -291,6 +292,7 @@ class HttpWriter(BaseWriter[Any]):
         self._session: aiohttp.ClientSession | None = None
         self._encode = json_encoder("http sink").encode
         self.full = False
+        self.linger_ms = LINGER_MS if config.batch > 1 else None
 
     async def open(self) -> None:
         import aiohttp

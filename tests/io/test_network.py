@@ -300,6 +300,25 @@ async def test_the_sink_posts_json_and_tries_again(
         await writer.close()
 
 
+async def test_records_do_not_wait_for_a_full_batch_of_posts() -> None:
+    received: list[Any] = []
+
+    async def take_post(request: web.Request) -> web.Response:
+        received.append(await request.json())
+        return web.Response(status=201)
+
+    async with http_server(web.post("/in", take_post)) as url:
+        flow = aioflow.Flow("posts")
+        pushed = flow.source(aioflow.io.push())
+        pushed.sink(http(f"{url}/in", batch=100))
+        async with flow.run() as job, asyncio.timeout(20):
+            await job.input(pushed).put_many([1, 2])
+            while not received:
+                await asyncio.sleep(0.01)
+            await job.cancel()
+    assert received[0] in ([1], [1, 2])
+
+
 async def test_a_post_that_is_refused_fails_the_sink(ctx: Context) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=400, text="no such field")
