@@ -34,6 +34,7 @@ from aioflow.checkpoint.completed import (
     CompletedCheckpoint,
     OperatorStateHandle,
     SubtaskState,
+    files_of,
 )
 from aioflow.checkpoint.metadata import encode_metadata, rename_files
 from aioflow.checkpoint.source_state import SplitState, decode_source_state
@@ -330,8 +331,8 @@ async def delete_savepoint(
 ) -> str:
     """Deletes a savepoint with its state, and returns its URL.
 
-    Other files in its directory stay. Raises RestoreError if there is no savepoint that can be
-    read, CheckpointError for a checkpoint: its job may go on from there.
+    Files that it does not refer to stay, also those in `state/`. Raises RestoreError if there is no
+    savepoint that can be read, CheckpointError for a checkpoint: its job may go on from there.
     """
     async with AsyncExitStack() as stack:
         if host is None:
@@ -345,7 +346,12 @@ async def delete_savepoint(
             )
         objects = open_objects(found.location, host)
         try:
-            names = await objects.names("state")
+            own = f"{found.location}/"
+            names = [
+                name.removeprefix(own)
+                for name in files_of(found.subtasks.values())
+                if name.startswith(f"{own}state/")
+            ]
             # Without its metadata it is no savepoint any more, even if the rest stays.
             await objects.delete([METADATA])
             await objects.delete(names)

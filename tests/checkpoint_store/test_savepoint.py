@@ -25,7 +25,7 @@ from aioflow.checkpoint.savepoint import Entry, Savepoint, StateSummary, delete_
 from aioflow.checkpoint.source_state import SplitState, encode_source_state
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.cli import main
-from aioflow.core.errors import CheckpointError, RestoreError
+from aioflow.core.errors import RestoreError
 from aioflow.core.host import Host
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.core.states import (
@@ -187,18 +187,20 @@ async def _hashable(entries: AsyncIterator[Entry]) -> AsyncIterator[tuple[str, t
         yield entry.key, tuple(entry.value)
 
 
-async def test_savepoint_that_cannot_be_deleted_as_a_whole_stays_one(
-    store: FlowStore, tmp_path: Path
-) -> None:
+async def test_only_files_of_the_savepoint_are_deleted(store: FlowStore, tmp_path: Path) -> None:
+    """A file or a link of the user in its directory stays."""
     (tmp_path / "elsewhere").mkdir()
     made = await stored(store)
     directory = Path(made.location.removeprefix("file://"))
-    (directory / "state").mkdir(exist_ok=True)
-    (directory / "state" / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="could not be deleted"):
+    states = directory / "state"
+    states.mkdir(exist_ok=True)
+    (states / "link").symlink_to(tmp_path / "elsewhere")
+    (states / "notes.txt").write_text("of the user")
+    await delete_savepoint(made.location)
+    assert sorted(path.name for path in states.iterdir()) == ["link", "notes.txt"]
+    assert (tmp_path / "elsewhere").is_dir()
+    with pytest.raises(RestoreError, match="it has no file 'metadata'"):
         await delete_savepoint(made.location)
-    async with Savepoint(made.location) as savepoint:
-        assert savepoint.checkpoint.kind.is_savepoint
 
 
 async def test_missing_path_is_named_with_the_existing_ones(

@@ -43,6 +43,16 @@ async def test_arguments_may_be_in_any_order(
     assert not (path / "metadata").exists()
 
 
+async def test_files_that_are_not_of_the_savepoint_stay(saved: tuple[Path, Path]) -> None:
+    path, key = saved
+    states = path / "state"
+    states.mkdir(exist_ok=True)
+    (states / "notes.txt").write_text("of the user")
+    argv = ["savepoint", "dispose", str(path), "--key-file", str(key)]
+    assert await asyncio.to_thread(main, argv) == 0
+    assert [file.name for file in states.iterdir()] == ["notes.txt"]
+
+
 @pytest.mark.parametrize("path", ["/", "//", "/tmp/..", "file:///", "s3://bucket", "s3://bucket/"])
 def test_the_root_of_a_store_is_refused_at_once(
     path: str, capsys: pytest.CaptureFixture[str]
