@@ -8,25 +8,19 @@ Bodies of messages are decoded into values, and values encoded as bodies: JSON, 
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-
-from aioflow.core.errors import GraphError
-
-if TYPE_CHECKING:
-    pass
-
+import collections.abc
 import dataclasses
 import re
 import types
-from collections.abc import Iterable
-from functools import partial
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from itertools import starmap
+from typing import Any
 
-from aioflow.core.errors import describe_record, did_you_mean
+import msgspec
+
+from aioflow.core.errors import GraphError, describe_record, did_you_mean
 from aioflow.core.wire.columns import is_made_by_position
 from aioflow.core.wire.kinds import Kind, defaults_of, fields_of, kind_of
 from aioflow.core.wire.types import STANDS_FOR
@@ -118,31 +112,127 @@ def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | None:
-    """Returns a function that makes a value of an attrs class from a dict.
+    """Returns a function that makes a value of `type_` from what JSON holds.
 
-    The dict may have the names of `__init__`, such as `x` for `_x`. Returns None if all names are
-    those of the fields.
+    Fields of attrs classes, nested ones too, may have the names of `__init__`, such as `x` for
+    `_x`. Returns None if all names are those of the fields.
     """
-    names = _attrs_inputs(type_) if _is_attrs(type_) else {}
-    if all(alias == name for alias, name in names.items()):
+    aliases = _aliases_in(type_)
+    if not aliases:
         return None
-    aliases = {name: alias for alias, name in names.items()}
+    rename = _renamer(type_, {})
+    assert rename is not None
 
     def make(value: Any) -> Any:
-        if isinstance(value, dict):
-            value = {names.get(key, key): one for key, one in value.items()}
         try:
-            return msgspec.convert(value, type_, strict=strict)
+            return msgspec.convert(rename(value), type_, strict=strict)
         except msgspec.ValidationError as error:
             told = re.sub(
-                r"(required field `|`\$\.)(\w+)",
+                r"(required field `|\.)(\w+)",
                 lambda found: found[1] + aliases.get(found[2], found[2]),
                 str(error),
-                count=1,
             )
             raise msgspec.ValidationError(told) from error
 
     return make
+
+
+@lru_cache(1_024)
+def _aliases_in(type_: Any) -> dict[str, str]:
+    """Returns the names of `__init__` by the names of the fields, of all attrs classes that values
+    of `type_` may hold. Fields with one name are left out.
+    """
+    aliases: dict[str, str] = {}
+    for cls in _classes_in(type_):
+        if _is_attrs(cls):
+            aliases |= {name: alias for alias, name in _attrs_inputs(cls).items() if alias != name}
+    return aliases
+
+
+def _classes_in(hint: Any) -> set[type[Any]]:
+    """Returns the classes with fields in an annotation, and those of their fields."""
+    found: set[type[Any]] = set()
+    left = [hint]
+    while left:
+        one = left.pop()
+        left += [part for part in typing.get_args(one) if not isinstance(part, str)]
+        if _has_fields(one) and one not in found:
+            found.add(one)
+            left += _annotations(one).values()
+    return found
+
+
+def _has_fields(hint: Any) -> bool:
+    return isinstance(hint, type) and kind_of(hint) in (
+        Kind.ATTRS,
+        Kind.DATACLASS,
+        Kind.NAMED_TUPLE,
+        Kind.STRUCT,
+    )
+
+
+def _annotations(cls: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except (NameError, TypeError):  # A class of a function, say: its fields stay as they are.
+        return {}
+
+
+Renamer = Callable[[Any], Any]
+"""Returns what JSON holds with the names of the fields."""
+
+
+def _renamer(hint: Any, known: dict[type[Any], list[Renamer]]) -> Renamer | None:
+    """Returns the renamer for values of `hint`, or None if they need none.
+
+    `known` holds the renamers of the classes around, because a class may hold itself.
+    """
+    if not _aliases_in(hint):
+        return None
+    if _has_fields(hint):
+        if hint not in known:
+            known[hint] = []
+            known[hint].append(_fields_renamer(hint, known))
+        made = known[hint]
+        return lambda value: made[0](value)
+    inner = [renamer for part in typing.get_args(hint) if (renamer := _renamer(part, known))]
+    if len(inner) != 1:
+        return lambda value: value  # Which of the classes it is shows only later.
+    rename, origin = inner[0], typing.get_origin(hint)
+    if not isinstance(origin, type) or origin is types.UnionType:
+        return rename
+    if issubclass(origin, collections.abc.Mapping):
+        return lambda value: (
+            {key: rename(one) for key, one in value.items()} if isinstance(value, dict) else value
+        )
+    return lambda value: list(map(rename, value)) if isinstance(value, list) else value
+
+
+def _fields_renamer(cls: Any, known: dict[type[Any], list[Renamer]]) -> Renamer:
+    hints = _annotations(cls)
+    names = {name: name for name in hints}
+    if _is_attrs(cls):
+        names |= _attrs_inputs(cls)
+    elif _is_struct(cls):
+        names |= dict(zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True))
+    inner = {key: _renamer(hints.get(name), known) for key, name in names.items()}
+    keeps_names = not _is_attrs(cls)
+    order = list(cls._fields) if is_namedtuple(cls) else []
+
+    def rename(value: Any) -> Any:
+        if order and isinstance(value, list):
+            value = dict(zip(order, value, strict=False))
+            return list(rename(value).values())
+        if not isinstance(value, dict):
+            return value
+        made = {}
+        for key, one in value.items():
+            renamer = inner.get(key)
+            name = key if keeps_names else names.get(key, key)
+            made[name] = one if renamer is None else renamer(one)
+        return made
+
+    return rename
 
 
 def field_names(type_: Any) -> list[str]:
@@ -213,7 +303,7 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
     """
     try:
         hints = hints_of(type_)
-        if not hints or not is_made_by_position(type_, tuple(hints)):
+        if not hints or not is_made_by_position(type_, tuple(hints)) or _aliases_in(type_):
             return None
         if _is_struct(type_):
             return type_  # type: ignore[no-any-return]
@@ -283,8 +373,11 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
     It checks the types.
     """
     names, defaults = list(type_._fields), type_._field_defaults
+    rename = _renamer(type_, {})
 
     def make(value: Any) -> Any:
+        if rename is not None:
+            value = rename(value)
         if not isinstance(value, dict):
             return msgspec.convert(value, type_)
         missing = [name for name in names if name not in value and name not in defaults]
@@ -580,16 +673,39 @@ def json_encoder(place: str) -> msgspec.json.Encoder:
 
 
 def as_object(value: Any) -> Any:
-    """Returns a NamedTuple, or an attrs object with private fields, as a dict.
+    """Returns a NamedTuple, or an object that holds private fields of attrs, as a dict.
 
     JSON writes the dict as an object. msgspec would write a NamedTuple as an array, and would leave
-    out private fields. Returns other values unchanged.
+    out private fields, nested ones too. Returns other values unchanged.
     """
+    cls: Any = type(value)
     if hasattr(value, "_asdict"):
-        return value._asdict()
-    fields = getattr(type(value), "__attrs_attrs__", None)
-    if fields is not None and any(field.name.startswith("_") for field in fields):
-        return {field.name: getattr(value, field.name) for field in fields}
+        made = value._asdict()
+        return {name: _plain(one) for name, one in made.items()} if _holds_private(cls) else made
+    return _plain(value) if _holds_private(cls) else value
+
+
+@lru_cache(1_024)
+def _holds_private(cls: Any) -> bool:
+    """Returns whether objects of `cls` hold objects of attrs with private fields."""
+    return any(name.startswith("_") for name in _aliases_in(cls))
+
+
+def _plain(value: Any) -> Any:
+    """Returns `value` with each object that holds private fields as a dict."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, set, frozenset)) or type(value) is tuple:
+        return [_plain(one) for one in value]
+    cls: Any = type(value)
+    kind = kind_of(cls) if _holds_private(cls) else None
+    if kind is Kind.NAMED_TUPLE:
+        return [_plain(one) for one in value]
+    if kind in (Kind.ATTRS, Kind.DATACLASS):
+        return {name: _plain(getattr(value, name)) for name in fields_of(cls, kind)}
+    if kind is Kind.STRUCT:
+        names = zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)
+        return {name: _plain(getattr(value, field)) for name, field in names}
     return value
 
 

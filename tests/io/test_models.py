@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import msgspec
@@ -180,6 +181,46 @@ async def test_private_fields_of_attrs_are_written_and_can_be_read_again(tmp_pat
         "_sensor,celsius\na,21.0\nb,20.5\n"
     )
     assert await rows_of(af.io.csv(folder, Reading)) == readings
+
+
+@attrs.define
+class Room:
+    name: str
+    now: Reading
+    before: list[Reading] = attrs.field(factory=list)
+    by_day: dict[str, Reading | None] = attrs.field(factory=dict)
+    _inside: Room | None = None
+
+
+@dataclass
+class House:
+    rooms: tuple[Room, ...]
+
+
+class Street(NamedTuple):
+    house: House
+
+
+async def test_nested_fields_of_attrs_are_written_and_can_be_read_again(tmp_path: Path) -> None:
+    warm = Reading("a", 21.0)
+    inner = Room("b", Reading("c"))
+    room = Room("a", warm, [warm, Reading("b")], {"mon": warm, "tue": None}, inner)
+    for record in (room, House((room, inner)), Street(House((room,)))):
+        cls = type(record)
+        folder = tmp_path / cls.__name__
+        text = await written([record] * 3, af.io.jsonl(folder), folder)
+        assert '"_sensor":"a","celsius":21.0' in text
+        made = await rows_of(af.io.jsonl(folder, cls))
+        assert made == [record] * 3
+        (folder / "given.jsonl").write_text(
+            text.replace("_sensor", "sensor").replace("celsius", "degrees").replace("_in", "in")
+        )
+        assert (await rows_of(af.io.jsonl(folder, cls)))[3:] == made
+    assert body_decoder("json", Room)(b'{"name": "a", "now": {"sensor": "a"}}').now == Reading("a")
+    with pytest.raises(msgspec.ValidationError, match=r"field `sensor` - at `\$.inside.now`"):
+        body_decoder("json", Room)(
+            b'{"name": "a", "now": {"sensor": "a"}, "inside": {"name": "b", "now": {}}}'
+        )
 
 
 def test_bodies_of_messages_become_models_and_are_made_of_them() -> None:
