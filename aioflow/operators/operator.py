@@ -236,6 +236,14 @@ class Operator:
     availability: Availability = AVAILABLE
     """Raised when `room()` becomes positive again, or when `busy` ends. The chain waits on it."""
 
+    @property
+    def changed_settings(self) -> str | None:
+        """The settings that changed since the restored state was written, if the operator knows.
+
+        The text is a part of the error for state that the operator cannot continue with.
+        """
+        return None
+
     ctx: OperatorContext
 
     def setup(self, ctx: OperatorContext) -> None:

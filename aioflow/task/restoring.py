@@ -39,6 +39,9 @@ FINISHED = f"{INTERNAL_PREFIX}finished"
 """Union list state of the head of a task: the parallelism, from each finished subtask."""
 
 
+OTHER_KIND = "an operator or a function of another kind has written that under this uid"
+
+
 async def restore_state(
     contexts: Sequence[TaskOperatorContext], restore: TaskRestore, source: StateInput, codec: Codec
 ) -> None:
@@ -66,11 +69,13 @@ async def restore_state(
         context.operator_state.restore(shares[runtime.subtask_index])
 
 
-def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None:
+def refuse_unclaimed(
+    context: TaskOperatorContext, restore: TaskRestore, changes: str | None = None
+) -> None:
     """Refuses state that an open operator cannot use, so that it is not dropped silently.
 
-    A function may claim its state with the first element, or later: state that it has not claimed
-    yet stays. Raises RestoreError.
+    `changes` names settings of the operator that have changed. A function may claim its state with
+    the first element, or later: state that it has not claimed yet stays. Raises RestoreError.
     """
     state = context.operator_state
     unclaimed = state.unclaimed()
@@ -84,8 +89,8 @@ def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None
         raise RestoreError(
             f"{describe_place(context)} (uid {context.uid}) has no use for the state {names} that "
             f"checkpoint {restore.checkpoint_id} holds "
-            "for it: an operator or a function of another kind has written that under this uid. "
-            "Restore with the one that wrote it, or "
+            f"for it: {changes or OTHER_KIND}. Restore with "
+            f"{'the former settings' if changes else 'the one that wrote it'}, or "
             "begin without that state with allow_non_restored=True"
         )
     logger.warning(
@@ -115,9 +120,10 @@ def _lost(unclaimed: Iterable[str], is_lent: bool) -> list[str]:
     from aioflow.operators.process.async_functions import PENDING
     from aioflow.operators.sink import COMMITTABLES, PREPARED
     from aioflow.operators.watermarks import WATERMARKS
+    from aioflow.operators.window.context import SETTINGS
     from aioflow.operators.window.slices import PROGRESS
 
-    notes = {FINISHED, AGGREGATE, JOIN_PROGRESS, PREPARED, PROGRESS, WATERMARKS}
+    notes = {FINISHED, AGGREGATE, JOIN_PROGRESS, PREPARED, PROGRESS, SETTINGS, WATERMARKS}
     held = {COMMITTABLES, GATHERED.name, IN_FLIGHT.name, PENDING}
     return [name for name in unclaimed if name in held or (name not in notes and not is_lent)]
 

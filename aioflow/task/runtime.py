@@ -341,8 +341,9 @@ class OperatorRuntime:
                 await operator.open()
         self.scope.operator_context = None
         if restore is not None:
-            for context in self.contexts:
-                refuse_unclaimed(context, restore)
+            changes = {operator.ctx.uid: operator.changed_settings for operator in self.operators}
+            for context in self.contexts:  # A source has a context, too.
+                refuse_unclaimed(context, restore, changes.get(context.uid))
         self.chain.compile()
 
     def input_after_all(self) -> None:

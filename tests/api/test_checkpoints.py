@@ -1119,6 +1119,49 @@ KINDS: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ({}, {"lateness": "5s"}, "the lateness of its sessions was 0 ms and is 5000 ms"),
+        (
+            {"trigger": af.on_count(3)},
+            {},
+            r"the trigger of its sessions was on_count\(3\) and is on_watermark\(\)",
+        ),
+        ({}, {"evictor": af.keep_last(2)}, r"the evictor .* was none and is keep_last\(2\)"),
+    ],
+    ids=["lateness", "trigger", "evictor"],
+)
+async def test_error_about_state_of_sessions_names_the_settings_that_changed(
+    store: str, before: dict[str, Any], after: dict[str, Any], changes: str
+) -> None:
+    def flow(settings: dict[str, Any]) -> af.Flow:
+        made = af.Flow("changed")
+        events = made.source(
+            numbers.read,
+            uid="numbers",
+            watermarks=af.WatermarkStrategy.bounded_out_of_orderness("0s", timestamp=lambda n: n),
+        )
+        keyed = events.map(noted).key_by(lambda n: n % 5)
+        keyed.window(af.session("1h"), **settings).aggregate(af.count(), uid="same").sink(
+            af.io.blackhole()
+        )
+        return made
+
+    def noted(n: int) -> int:
+        seen.append(n)
+        return n
+
+    numbers, seen = Numbers(), list[int]()
+    numbers.limit = 20
+    async with flow(before).run(checkpoints=store, every="1h") as job:
+        await eventually(lambda: len(seen) == numbers.limit)
+        await job.stop()
+    with pytest.raises(af.RestoreError, match=f"{changes}. Restore with the former settings"):
+        async with flow(after).run(checkpoints=store, every="1h", restart=af.no_restart()):
+            raise AssertionError("it must not run")
+
+
 @pytest.mark.parametrize("state", ["heap", "rocksdb"])
 @pytest.mark.parametrize(
     ("before", "after"),

@@ -323,6 +323,10 @@ async def test_sessions_that_fired_do_not_fire_again_when_the_lateness_is_taken_
     fired = drive(first, cut(records, 16, [1]))
     assert {row[:2] for row in values_of(fired)} == {("k", (0, 5)), ("j", (1, 6))}
     second = await processing(Context(first.ctx))
+    assert sorted(second.ctx.keyed_state.items("cleared")) == [
+        ("j", 1),
+        ("k", 1),
+    ]
     left = drive(second, cut([("k", 3, 22, 16)], MAX_WATERMARK, [1]))
     assert [row[:2] for row in values_of(left)] == [("k", (20, 27))]
     assert left_behind(second) == ([], [])

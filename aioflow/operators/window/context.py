@@ -11,6 +11,7 @@ elements while the watermark waits.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ from aioflow.core.states import (
     ValueStateDescriptor,
 )
 from aioflow.operators.process.context import no_tag
+from aioflow.state.backend import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
     from aioflow.core.elements import Window
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from aioflow.state.timers import InternalTimerService
 
 __all__ = [
+    "SETTINGS",
     "BoundTriggerContext",
     "BoundWindowContext",
     "Merge",
     "MergingWindowSet",
+    "SessionSettings",
     "StateAccess",
     "joined",
 ]
@@ -203,6 +207,52 @@ class BoundWindowContext(_Clocks):
         if not isinstance(tag, OutputTag):
             raise no_tag(tag)
         self._ctx.side_output(tag, value, self.timestamp, self.watermark)
+
+
+SETTINGS = f"{INTERNAL_PREFIX}session-settings"
+"""Union list state of session windows: their settings, from each subtask."""
+
+
+class SessionSettings:
+    """The settings of session windows that determine the form of their state.
+
+    They are recorded with the state, so that an error can name those that have changed.
+    """
+
+    def __init__(self, *, lateness_ms: int, trigger: object, evictor: object, gap: object) -> None:
+        self._own = {
+            "lateness": f"{lateness_ms} ms",
+            "trigger": _spelled(trigger),
+            "evictor": _spelled(evictor),
+            "gap": f"{gap} ms" if isinstance(gap, int) else "of each element",
+        }
+        self.changes: str | None = None
+        """The settings that differ from those of the restored state, with both values."""
+
+    def restore(self, ctx: OperatorContext) -> None:
+        """Compares the settings with those of the restored state, and records them."""
+        state = ctx.operator_state.get_union_list_state(SETTINGS)
+        found = state.get()
+        changed = [
+            f"the {name} of its sessions was {found[0][name]} and is {value}"
+            for name, value in self._own.items()
+            if found and found[0].get(name, value) != value
+        ]
+        self.changes = ", ".join(changed) or None
+        state.update([self._own])
+
+
+def _spelled(part: object) -> str:
+    """Returns a trigger or an evictor as text: the built-in ones as the call that makes them."""
+    if part is None:
+        return "none"
+    name = type(part).__name__
+    if not name.startswith("_"):
+        return name
+    called = re.sub("(?<=[a-z])(?=[A-Z])", "_", name[1:]).lower()
+    values = [getattr(part, field) for field in getattr(part, "__dataclass_fields__", ())]
+    shown = [str(value) if isinstance(value, int) else _spelled(value) for value in values]
+    return f"{called}({', '.join(shown)})"
 
 
 Stored = tuple[list[int], list[int], list[tuple[int, int]]]

@@ -45,6 +45,7 @@ from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.assigners import (
     Evictor,
     GlobalWindows,
+    SessionWindows,
     TimestampedValue,
     WindowAssigner,
     keeps_some,
@@ -54,6 +55,7 @@ from aioflow.operators.window.context import (
     BoundTriggerContext,
     BoundWindowContext,
     MergingWindowSet,
+    SessionSettings,
     joined,
 )
 from aioflow.operators.window.runs import WindowRuns, as_lists, takes_runs
@@ -143,13 +145,29 @@ class WindowOperator(Operator):
         room for.
         """
         self._spelling = KeySpelling()
+        self._settings = (
+            SessionSettings(
+                lateness_ms=lateness_ms,
+                trigger=self._trigger,
+                evictor=evictor,
+                gap=assigner.gap,
+            )
+            if isinstance(assigner, SessionWindows)
+            else None
+        )
 
     def initialize_state(self) -> None:
+        if self._settings is not None:
+            self._settings.restore(self.ctx)
         if self._aggregate is not None:
             check_same_aggregate(self.ctx, self._aggregate)
         self._spelling.restore(self.ctx)
         for function in self._functions:
             function.initialize_state(self.ctx)
+
+    @property
+    def changed_settings(self) -> str | None:
+        return None if self._settings is None else self._settings.changes
 
     async def open(self) -> None:
         ctx, merging = self.ctx, self._assigner.is_merging

@@ -38,7 +38,12 @@ from aioflow.operators.results import UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.aggregating import AddingWindowOperator
 from aioflow.operators.window.assigners import SessionWindows
-from aioflow.operators.window.context import BoundWindowContext, MergingWindowSet, joined
+from aioflow.operators.window.context import (
+    BoundWindowContext,
+    MergingWindowSet,
+    SessionSettings,
+    joined,
+)
 
 if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction
@@ -95,6 +100,17 @@ class SessionWindowOperator(AddingWindowOperator):
         super().__init__(aggregate or _Elements(None, None), window_fn, late_tag)
         self._process = None if process is None else UserFunction(process, "process")
         self._gap = assigner.gap
+        self._settings = SessionSettings(
+            lateness_ms=0, trigger=assigner.default_trigger(), evictor=None, gap=assigner.gap
+        )
+
+    def initialize_state(self) -> None:
+        super().initialize_state()
+        self._settings.restore(self.ctx)
+
+    @property
+    def changed_settings(self) -> str | None:
+        return self._settings.changes
 
     async def open(self) -> None:
         await super().open()
@@ -103,19 +119,24 @@ class SessionWindowOperator(AddingWindowOperator):
             "window-timers", self._on_no_callback, self._on_no_callback
         )
         if self._process is not None:
-            self._take_over()
             self._window_ctx = BoundWindowContext(self.ctx, self._timers, self._state, merging=True)
+            dropped = self._take_over()
             await self._process.open(self.ctx)
+            for key, window in dropped:
+                self._state.set_current_key(key)
+                self._clear(window)
+            self._state.clear_current_key()
 
-    def _take_over(self) -> None:
+    def _take_over(self) -> list[tuple[Any, TimeWindow]]:
         """Continues with the sessions of an earlier version, or of a window that had lateness. Each
         was kept in a namespace.
 
         Their timers stay: each open session has one at its last instant. Sessions that had fired
-        and waited for late elements are dropped.
+        and waited for late elements are dropped, and returned with their keys.
         """
+        dropped: list[tuple[Any, TimeWindow]] = []
         if SESSIONS_BY_WINDOW not in self._state.names():
-            return
+            return dropped
         sessions = self._state.table(SESSIONS_BY_WINDOW, transient=True)
         contents = self._state.table(CONTENTS_BY_WINDOW, transient=True)
         reached = self._timers.current_watermark
@@ -131,9 +152,15 @@ class SessionWindowOperator(AddingWindowOperator):
                 for start, end, elements in zip(starts, ends, held, strict=True)
                 if last_instant(end) > reached
             ]
+            dropped += [
+                (key, TimeWindow(start, end))
+                for start, end in zip(starts, ends, strict=True)
+                if last_instant(end) <= reached
+            ]
             if own:
                 left = own if len(own) == 1 else (list(map(_START, own)), own)
                 self._table.of_key(None, key)[key] = left
+        return dropped
 
     async def close(self) -> None:
         await super().close()
