@@ -138,10 +138,9 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "late elements of a window that counts are their keys",
         "aioflow/operators/traits.py",
-        "    return _aggregating(aggregate, combiner=local_aggregate(aggregate, grid))\n",
-        "    return _aggregating(\n"
-        "        aggregate, combiner=local_aggregate(aggregate, grid), counts=_counts(aggregate)\n"
-        "    )\n",
+        "    return _aggregating(aggregate, combiner=_local().local_aggregate(aggregate, grid))\n",
+        "    combiner = _local().local_aggregate(aggregate, grid)\n"
+        "    return _aggregating(aggregate, combiner=combiner, counts=_counts(aggregate))\n",
         ("tests/graph/test_optimize.py::test_a_count_of_keys_gets_the_keys_alone",),
     ),
     Mutant(

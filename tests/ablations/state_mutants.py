@@ -566,14 +566,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "operator state that a function has not asked for yet is refused to it",
         "aioflow/task/restoring.py",
-        (
-            "    lists = [\n"
-            "        name\n"
-            "        for name in state.unclaimed()\n"
-            "        if name in HELD or (name not in NOTES and not state.is_lent)\n"
-            "    ]\n"
-        ),
-        "    lists = [name for name in state.unclaimed() if name in HELD or (name not in NOTES)]\n",
+        "if name in held or (name not in notes and not is_lent)]\n",
+        "if name in held or name not in notes]\n",
         ("tests/api/test_function_state.py::test_operator_state_may_be_asked_for_late",),
     ),
     Mutant(
@@ -607,8 +601,41 @@ STATE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "state of sessions that are dropped with the lateness is not cleared",
+        "aioflow/operators/window/sessions.py",
+        ("                self._state.set_current_key(key)\n                self._clear(window)\n"),
+        "                self._state.set_current_key(key)\n",
+        (
+            "tests/operators/test_session_window.py::"
+            "test_sessions_that_fired_do_not_fire_again_when_the_lateness_is_taken_away",
+        ),
+    ),
+    Mutant(
+        "the deletion of a savepoint takes files of the user with it",
+        "aioflow/checkpoint/savepoint.py",
+        (
+            "            names = [\n"
+            "                name.removeprefix(own)\n"
+            "                for name in files_of(found.subtasks.values())\n"
+            '                if name.startswith(f"{own}state/")\n'
+            "            ]\n"
+        ),
+        '            names = await objects.names("state")\n',
+        ("tests/cli/test_dispose.py::test_files_that_are_not_of_the_savepoint_stay",),
+    ),
+    Mutant(
+        "a sink fails at once if its server starts after the job",
+        "aioflow/io/backoff.py",
+        "            if left_s <= 0 or not is_away(error):\n",
+        "            if left_s:\n",
+        (
+            "tests/io/test_log_connectors.py::"
+            "test_sink_waits_for_a_server_that_starts_after_the_job",
+        ),
+    ),
+    Mutant(
         "a window that would end behind the end of time never fires",
-        "aioflow/operators/window/assigners.py",
+        "aioflow/core/elements.py",
         "    return min(end - 1, MAX_WATERMARK)\n",
         "    return end - 1\n",
         (
