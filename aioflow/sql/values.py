@@ -156,7 +156,7 @@ def round_away(x: Any) -> Any:
     if type(x) is float:
         if not math.isfinite(x):
             return x
-        whole = float(math.trunc(x))
+        whole = math.copysign(math.trunc(x), x)
         return whole + math.copysign(1.0, x) if abs(x - whole) >= 0.5 else whole
     return x if type(x) is int else x.quantize(Decimal(1), ROUND_HALF_UP)
 
@@ -212,8 +212,7 @@ def logarithm(base: float, x: float) -> float:
 
 @_operation()
 def truncate_digits(x: Any, digits: int = 0) -> Any:
-    scale = 10**digits
-    return type(x)(math.trunc(x * scale) / scale if digits else math.trunc(x))
+    return _whole(math.trunc, x * 10**digits) / 10**digits if digits else _whole(math.trunc, x)
 
 
 @_operation(gives_none=True)

@@ -35,7 +35,17 @@ from aioflow.sql.types import (
 )
 from tests.columns.batches import batch_of_rows
 
-__all__ = ["COLUMNS", "Judge", "Text", "check", "every_form", "expression", "rows_of", "same"]
+__all__ = [
+    "COLUMNS",
+    "Judge",
+    "Text",
+    "check",
+    "every_form",
+    "expression",
+    "plain_value",
+    "rows_of",
+    "same",
+]
 
 COLUMNS: dict[str, tuple[SqlType, str]] = {
     "i": (INTEGER, "BIGINT"), "j": (INTEGER, "BIGINT"), "n": (INTEGER, "BIGINT"),
@@ -284,7 +294,7 @@ class Judge:
 
     def values(self, query: str) -> list[Any]:
         """Returns DuckDB's values of the first column."""
-        return [_plain(value) for value, *_ in self.connection.execute(query).fetchall()]
+        return [plain_value(value) for value, *_ in self.connection.execute(query).fetchall()]
 
     def compile(self, text: str) -> Scalar:
         query = sqlglot.parse_one(f"SELECT {text} FROM x")
@@ -342,7 +352,7 @@ def _duck(value: Any, kind: SqlType) -> Any:
     return moment if kind == TIMESTAMP else moment.date()
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Returns a value of DuckDB as it stands in a row here."""
     if isinstance(value, datetime):
         return (value.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(

@@ -1,0 +1,380 @@
+"""Random queries of SQL, judged by DuckDB, on rows and on columns.
+
+    python -m tests.sql.random_queries --seeds 0:1000
+
+The tables have NULLs, equal rows, and rows out of order within the bound of the watermarks; some
+are empty. A query is written twice, as `random_expressions` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+import aioflow as af
+from tests.sql.random_expressions import COLUMNS, Text, Writer, plain_value, rows_of
+
+__all__ = ["Tables", "check", "query"]
+
+_ARROW = {
+    "BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": pa.int64(), "DATE": pa.int64(),
+}  # fmt: skip
+_DECLARED = {
+    "id": "BIGINT",
+    "ts": "TIMESTAMP",
+    **{name: kind for name, (_, kind) in COLUMNS.items()},
+}
+_SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in _DECLARED.items()])
+_BASE = 1_600_000_000_000
+_LATENESS_MS = 2000
+
+
+def table_of(seed: int, count: int) -> list[dict[str, Any]]:
+    """Returns rows of about half a minute, out of order by at most two seconds."""
+    draw = random.Random(seed)
+    rows = rows_of(seed, count)
+    times = [_BASE + draw.randrange(0, 30_000, 100) for _ in rows]
+    made = [{"id": n, "ts": ts, **row} for n, (row, ts) in enumerate(zip(rows, times, strict=True))]
+    return sorted(made, key=lambda row: row["ts"] + draw.randrange(_LATENESS_MS))
+
+
+class Tables:
+    """The tables x and y, here and in DuckDB."""
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        counts = [draw.choice([0, 1, 12, 40, 40, 80]) for _ in "xy"]
+        self.rows = {
+            name: table_of(seed * 2 + n, count)
+            for n, (name, count) in enumerate(zip("xy", counts, strict=True))
+        }
+        self.connection = duckdb.connect()
+        self.connection.execute("SET integer_division = true; SET TimeZone = 'UTC'")
+        for name, rows in self.rows.items():
+            declared = ", ".join(f"{column} {kind}" for column, kind in _DECLARED.items())
+            self.connection.execute(f"CREATE TABLE {name} ({declared})")
+            if rows:
+                marks = ", ".join("?" * len(_DECLARED))
+                values = [
+                    [_moment(row[column], kind) for column, kind in _DECLARED.items()]
+                    for row in rows
+                ]
+                self.connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
+
+    def expected(self, text: str) -> Counter[Any] | None:
+        """Returns DuckDB's rows with their numbers, None where DuckDB cannot compute them."""
+        try:
+            found = self.connection.execute(text).fetchall()
+        except (duckdb.OutOfRangeException, duckdb.ConversionException):
+            return None
+        return Counter(tuple(_shown(plain_value(one)) for one in row) for row in found)
+
+    async def found(self, text: str, *, columns: bool) -> Counter[Any]:
+        flow = af.Flow("random", parallelism=2)
+        times: Any = af.WatermarkStrategy.bounded_out_of_orderness(
+            f"{_LATENESS_MS}ms", timestamp=af.col.ts
+        )
+        streams = {}
+        for name, rows in self.rows.items():
+            given: Any = rows
+            if columns:
+                given = af.io.arrow(pa.Table.from_pylist(rows, schema=_SCHEMA))
+            streams[name] = flow.source(given, watermarks=times)
+        used = {name: stream for name, stream in streams.items() if f" {name} " in text}
+        stream = flow.sql(text, schemas=dict.fromkeys(used, _DECLARED), **used)
+        rows_ = await stream.collect()
+        return Counter(tuple(map(_shown, row.values())) for row in rows_)
+
+    def difference(self, text: Text) -> str | None:
+        """Returns a description of the first difference, None if there is none."""
+        expected = self.expected(text.duck)
+        if expected is None:
+            return None
+        for columns in (False, True):
+            found = asyncio.run(self.found(text.ours, columns=columns))
+            if found != expected:
+                how = "columns" if columns else "rows"
+                more, fewer = found - expected, expected - found
+                return (
+                    f"{text.ours}\n    {how}: {sum(more.values())} more, such as "
+                    f"{list(more)[:2]}; {sum(fewer.values())} fewer, such as {list(fewer)[:2]}\n"
+                    f"    {text.duck}"
+                )
+        return None
+
+
+def _moment(value: Any, kind: str) -> Any:
+    if value is None or kind not in ("TIMESTAMP", "DATE"):
+        return value
+    moment = datetime(1970, 1, 1) + timedelta(milliseconds=value)
+    return moment if kind == "TIMESTAMP" else moment.date()
+
+
+def _shown(value: Any) -> Any:
+    """Returns a value that equals those which are the same to 9 digits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return tuple(map(_shown, value)) if isinstance(value, list) else value
+    return float(f"{value:.9g}") + 0.0
+
+
+_WINDOWS: dict[str, tuple[str, str]] = {
+    "TUMBLE": (
+        "TABLE(TUMBLE(TABLE {t} , DESCRIPTOR(ts), INTERVAL '5' SECOND))",
+        "SELECT *, epoch_ms(ts) - epoch_ms(ts) % 5000 AS ws, ws + 5000 AS we FROM {t}",
+    ),
+    "HOP": (
+        "TABLE(HOP(TABLE {t} , DESCRIPTOR(ts), INTERVAL '2' SECOND, INTERVAL '6' SECOND))",
+        "SELECT *, unnest(range((epoch_ms(ts) - 6000) // 2000 * 2000 + 2000, epoch_ms(ts) + 1, "
+        "2000)) AS ws, ws + 6000 AS we FROM {t}",
+    ),
+    "CUMULATE": (
+        "TABLE(CUMULATE(TABLE {t} , DESCRIPTOR(ts), INTERVAL '2' SECOND, INTERVAL '6' SECOND))",
+        "SELECT *, epoch_ms(ts) - epoch_ms(ts) % 6000 AS ws, "
+        "unnest(range(ws + (epoch_ms(ts) % 6000 // 2000 + 1) * 2000, ws + 6001, 2000)) AS we "
+        "FROM {t}",
+    ),
+    "SESSION": (
+        "TABLE(SESSION(TABLE {t} PARTITION BY i, DESCRIPTOR(ts), INTERVAL '1.55' SECOND))",
+        "SELECT *, min(epoch_ms(ts)) OVER (PARTITION BY i, nr) AS ws, "
+        "max(epoch_ms(ts)) OVER (PARTITION BY i, nr) + 1550 AS we FROM (SELECT *, "
+        "sum(fresh) OVER (PARTITION BY i ORDER BY ts, id) AS nr FROM (SELECT *, CASE WHEN "
+        "epoch_ms(ts) - lag(epoch_ms(ts)) OVER (PARTITION BY i ORDER BY ts, id) < 1550 THEN 0 "
+        "ELSE 1 END AS fresh FROM {t}))",
+    ),
+}
+_AGGREGATES = [
+    "COUNT(*)", "COUNT({I})", "SUM({I})", "SUM({F})", "AVG({I})", "AVG({F})", "MIN({I})",
+    "MAX({F})", "MIN({S})", "MAX({S})", "MAX({T})", "COUNT(DISTINCT {S})", "COUNT(DISTINCT i)",
+    "COUNT(*) FILTER (WHERE {B})", "SUM({I}) FILTER (WHERE {B})", "BOOL_AND({B})", "BOOL_OR({B})",
+    "MIN({D}) FILTER (WHERE {B})", "STDDEV_POP({F})", "COUNT(*) + COALESCE(SUM({I}), 0)", "SUM(n)",
+    "CASE WHEN COUNT(*) > 1 THEN MIN({I}) ELSE MAX({I2}) END", "MAX({I}) - MIN({I})",
+    "SUM(i) / COUNT(*)",
+    "SUM(DISTINCT i)", "UPPER(MIN({S}))", "AVG(f) > 1",
+]  # fmt: skip
+_PAIRS = [
+    "x.i < y.n", "(x.s = y.s OR y.b)", "x.f IS NULL", "x.i + y.i > 0", "NOT x.b", "x.s LIKE 'a%'",
+    "y.u IS NOT NULL", "x.b = y.b", "x.i IN (y.i, y.j)", "TRUE", "TRUE", "x.f >= y.f",
+]  # fmt: skip
+_PAIR_COLUMNS = [
+    "x.i", "y.i", "x.s", "y.s", "x.id", "y.id", "x.f", "y.b", "x.i + y.n", "x.s || y.s",
+    "COALESCE(x.i, y.i)", "CASE WHEN x.b THEN x.s ELSE y.u END", "y.ts", "x.d",
+]  # fmt: skip
+
+
+class QueryWriter:
+    """Writes one random query over the tables x and y."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.writer = Writer(self.draw)
+
+    def query(self) -> Text:
+        kinds: list[Callable[[], Text]] = [
+            self.select, self.select, self.grouped, self.grouped, self.grouped, self.interval,
+            self.window_join, self.regular, self.union, self.nested, self.top, self.distinct,
+            self.around,
+        ]  # fmt: skip
+        return self.draw.choice(kinds)()
+
+    def table(self) -> str:
+        return self.draw.choice("xxy")
+
+    def expression(self, kinds: str, depth: int = 2) -> Text:
+        return self.writer.of(self.draw.choice(kinds), self.draw.randrange(depth + 1))
+
+    def where(self) -> Text:
+        if self.draw.random() < 0.4:
+            return Text("", "")
+        test = self.expression("B")
+        return Text(f" WHERE {test.ours}", f" WHERE {test.duck}")
+
+    def select(self) -> Text:
+        count = self.draw.randrange(1, 4)
+        items = [self.expression("IFSBTD") for _ in range(count)]
+        where, table = self.where(), self.table()
+        return Text(*(
+            f"SELECT id, {', '.join(f'{one} AS c{n}' for n, one in enumerate(given))} "
+            f"FROM {table} {tail}"
+            for given, tail in (
+                ([one.ours for one in items], where.ours),
+                ([one.duck for one in items], where.duck),
+            )
+        ))  # fmt: skip
+
+    def grouped(self, kind: str | None = None) -> Text:
+        kind = kind or self.draw.choice(list(_WINDOWS))
+        ours, duck = (text.format(t=self.table()) for text in _WINDOWS[kind])
+        if (" y" in ours and " x" in duck) or (" x" in ours and " y" in duck):
+            return self.grouped(kind)
+        keys = [Text("i", "i")]
+        if kind != "SESSION":
+            keys = [self.expression("ISB", 1) for _ in range(self.draw.randrange(3))]
+            keys = [key for key in keys if _reads(key.ours)]
+        calls = [
+            self.writer.fill(self.draw.choice(_AGGREGATES), self.draw.randrange(2))
+            for _ in range(self.draw.randrange(1, 4))
+        ]
+        where = self.where() if kind != "SESSION" else Text("", "")
+        having = self.draw.choice(["", "", " HAVING COUNT(*) > 1", " HAVING MAX(i) IS NOT NULL"])
+        made = []
+        for given, aggregates, source, tail, start, end in (
+            ([k.ours for k in keys], [c.ours for c in calls], f"{ours}", where.ours,
+             "window_start", "window_end"),
+            ([k.duck for k in keys], [c.duck for c in calls], f"({duck})", where.duck,
+             "make_timestamp_ms(ws)", "make_timestamp_ms(we)"),
+        ):  # fmt: skip
+            items = [f"{one} AS k{n}" for n, one in enumerate(given)]
+            items += [f"{one} AS c{n}" for n, one in enumerate(aggregates)]
+            items += [f"{start} AS starts", f"{end} AS ends"]
+            bounds = ["window_start", "window_end"] if start == "window_start" else ["ws", "we"]
+            made.append(
+                f"SELECT {', '.join(items)} FROM {source}{tail} "
+                f"GROUP BY {', '.join([*given, *bounds])}{having}"
+            )
+        return Text(*made)
+
+    def _pair_items(self) -> str:
+        items = self.draw.sample(_PAIR_COLUMNS, self.draw.randrange(1, 5))
+        return ", ".join(f"{one} AS c{n}" for n, one in enumerate(items))
+
+    def _same(self, text: str) -> Text:
+        return Text(text, text)
+
+    def interval(self) -> Text:
+        key = self.draw.choice(["x.i = y.i", "x.s = y.s", "x.i = y.j AND x.b = y.b"])
+        low, high = self.draw.randrange(4), self.draw.randrange(4)
+        return self._same(
+            f"SELECT {self._pair_items()} FROM x JOIN y ON {key} AND x.ts BETWEEN "
+            f"y.ts - INTERVAL '{low}' SECOND AND y.ts + INTERVAL '{high}' SECOND "
+            f"WHERE {self.draw.choice(_PAIRS)}"
+        )
+
+    def regular(self) -> Text:
+        key = self.draw.choice(["x.i = y.i", "x.s = y.u", "x.i = y.j AND x.b = y.b", "x.n = y.n"])
+        return self._same(
+            f"SELECT {self._pair_items()} FROM x JOIN y ON {key} AND {self.draw.choice(_PAIRS)}"
+        )
+
+    def window_join(self) -> Text:
+        side = self.draw.choice(["JOIN", "LEFT JOIN"])
+        made = []
+        for place in (0, 1):
+            names = ("window_start", "window_end") if place == 0 else ("ws", "we")
+            parts = []
+            for table in "xy":
+                source = _WINDOWS["TUMBLE"][place].format(t=table)
+                source = f"({source})" if place else source
+                parts.append(
+                    f"(SELECT i, COUNT(*) AS m, MIN(s) AS s, {names[0]} AS starts, "
+                    f"{names[1]} AS ends FROM {source} GROUP BY i, {', '.join(names)})"
+                )
+            made.append(
+                f"SELECT a.i, b.i AS j, a.m, b.m AS o, a.s, b.s AS u FROM {parts[0]} a {side} "
+                f"{parts[1]} b ON a.i = b.i AND a.starts = b.starts AND a.ends = b.ends"
+            )
+        return Text(*made)
+
+    def union(self) -> Text:
+        first, second = (self.expression("I") for _ in "ab")
+        third = self.expression("S")
+        where = self.where()
+        return Text(*(
+            f"SELECT {a} AS c0, {c} AS c1 FROM x {tail} UNION ALL SELECT {b} AS c0, u AS c1 FROM y "
+            for a, b, c, tail in (
+                (first.ours, second.ours, third.ours, where.ours),
+                (first.duck, second.duck, third.duck, where.duck),
+            )
+        ))  # fmt: skip
+
+    def nested(self) -> Text:
+        inner, test = self.select(), self.draw.choice(["c0 IS NOT NULL", "c0 IS NULL", "id > 3"])
+        return Text(*(
+            f"WITH q AS ({text}) SELECT c0, id + 1 AS id FROM q WHERE {test}"
+            for text in (inner.ours, inner.duck)
+        ))  # fmt: skip
+
+    def around(self) -> Text:
+        """A query around windows."""
+        inner = self.grouped(self.draw.choice(["TUMBLE", "HOP", "CUMULATE"]))
+        tail = self.draw.choice(["c0 IS NOT NULL", "starts < ends", "c0 = c0"])
+        return Text(*(
+            f"SELECT c0, ends FROM ({text}) AS q WHERE {tail}"
+            for text in (inner.ours, inner.duck)
+        ))  # fmt: skip
+
+    def top(self) -> Text:
+        by = self.draw.choice(["n DESC, id", "id", "COALESCE(i, 0), id DESC", "ts, id", "id DESC"])
+        key = self.draw.choice(["", ", i", ", s", ", b"])
+        most = self.draw.randrange(1, 4)
+        made = []
+        for place in (0, 1):
+            source = _WINDOWS["TUMBLE"][place].format(t="x")
+            source = f"({source})" if place else source
+            names = ("window_start", "window_end") if place == 0 else ("ws", "we")
+            made.append(
+                f"SELECT id, i, r FROM (SELECT id, i, ROW_NUMBER() OVER (PARTITION BY "
+                f"{', '.join(names)}{key} ORDER BY {by}) AS r FROM {source}) AS q WHERE r <= {most}"
+            )
+        return Text(*made)
+
+    def distinct(self) -> Text:
+        made = []
+        item = self.draw.choice(["i", "s", "b, i", "COALESCE(i, 0)"])
+        for place in (0, 1):
+            source = _WINDOWS["TUMBLE"][place].format(t="x")
+            source = f"({source})" if place else source
+            bounds = ("window_start", "window_end")
+            if place:
+                bounds = ("make_timestamp_ms(ws)", "make_timestamp_ms(we)")
+            made.append(f"SELECT DISTINCT {item}, {', '.join(bounds)} FROM {source}")
+        return Text(*made)
+
+
+def _reads(text: str) -> bool:
+    """Whether a key is no constant, which GROUP BY would take for a position."""
+    return any(f"{name}" in text for name in COLUMNS) and not text.lstrip("(-").isdigit()
+
+
+def query(seed: int) -> Text:
+    """Returns the query of a seed."""
+    return QueryWriter(seed).query()
+
+
+def check(seeds: range, report: Callable[[str], None]) -> int:
+    """Compares the queries of the seeds with DuckDB, and returns the number of differences."""
+    wrong = 0
+    tables = Tables(seeds.start)
+    for number, seed in enumerate(seeds):
+        if number % 20 == 19:
+            tables = Tables(seed)
+        text = query(seed)
+        try:
+            told = tables.difference(text)
+        except Exception as error:
+            told = f"{text.ours}\n    {type(error).__name__}: {error}\n    {text.duck}"
+        if told is not None:
+            wrong += 1
+            report(f"seed {seed}: {told}")
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:200")
+    first, last = map(int, parser.parse_args().seeds.split(":"))
+    wrong = check(range(first, last), lambda told: print(told, flush=True))
+    print(f"{last - first} queries, {wrong} differ from DuckDB")
+    raise SystemExit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
