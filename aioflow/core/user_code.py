@@ -24,16 +24,19 @@ from types import CodeType, NoneType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import end_task, is_asked_to_end
+from aioflow.core.errors import message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aioflow.core.host import Frame
 
 __all__ = [
     "Stack",
+    "check_after_conversion",
     "check_own_task",
     "close_user_code",
+    "conversion_error",
     "fold_traceback",
     "format_folded",
     "place_of",
@@ -88,6 +91,28 @@ def check_own_task() -> None:
         and not is_asked_to_end(task)
     ):
         raise asyncio.CancelledError
+
+
+def conversion_error(function: Callable[[Any], Any], error: BaseException) -> RuntimeError:
+    """Returns the error to raise for `error` of a function that converts values of a type.
+
+    It runs wherever values are encoded or decoded, also beside the tasks of the job. Nothing is
+    awaited, so even a CancelledError comes from the function.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    made = RuntimeError(f"{name} raised {type(error).__name__}: {message_of(error)}")
+    made.__cause__ = error
+    return made
+
+
+def check_after_conversion() -> None:
+    """Raises RuntimeError if functions that convert values have cancelled the running task."""
+    try:
+        check_own_task()
+    except asyncio.CancelledError as error:
+        raise RuntimeError(
+            "a function of register_type() cancelled the task that it ran in"
+        ) from error
 
 
 async def take_back_cancellation() -> None:

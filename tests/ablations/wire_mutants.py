@@ -8,7 +8,33 @@ __all__ = ["WIRE_MUTANTS"]
 
 ERRORS = "tests/protocol/test_errors.py::"
 
+CONVERSIONS = (
+    "tests/core/test_serializers.py::"
+    "test_whatever_a_function_of_a_registered_type_raises_is_an_error_of_the_value",
+)
+
 WIRE_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a CancelledError of a function that encodes a value ends the snapshot without an error",
+        "aioflow/core/wire/values.py",
+        "                raise conversion_error(plan.encode, error) from error\n",
+        "                raise\n",
+        CONVERSIONS,
+    ),
+    Mutant(
+        "a CancelledError of a function that decodes a value is taken for a cancellation",
+        "aioflow/core/wire/values.py",
+        "        raise conversion_error(assembler.decode, error) from error\n",
+        "        raise\n",
+        CONVERSIONS,
+    ),
+    Mutant(
+        "a function that encodes a value cancels the snapshot that is written",
+        "aioflow/core/user_code.py",
+        "        check_own_task()\n    except asyncio.CancelledError as error:\n",
+        "        pass\n    except asyncio.CancelledError as error:\n",
+        CONVERSIONS,
+    ),
     Mutant(
         "a refused TLS handshake leaves no line in the log",
         "aioflow/network/security.py",

@@ -729,6 +729,79 @@ def aggregating_state(run: Run) -> Any:
     return run.source().key_by(lambda v: 0).process(Counts())
 
 
+class Registered:
+    """A value of a type with functions of its own, of which that of `where` misbehaves."""
+
+    run: Run | None = None
+    where = ""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @classmethod
+    def at(cls, where: str) -> None:
+        if cls.run is not None and cls.where == where:
+            cls.run.act()
+
+    def encode(self) -> int:
+        self.at("encode")
+        return self.value
+
+    @classmethod
+    def decode(cls, value: int) -> Registered:
+        cls.at("decode")
+        return cls(value)
+
+
+af.register_type(Registered, encode=Registered.encode, decode=Registered.decode)
+
+
+class Latest(af.KeyedProcessFunction[int, int, int]):
+    """Keeps the latest element, as a value of the registered type."""
+
+    def open(self, ctx: Any) -> None:
+        self.latest = ctx.get_state(af.ValueStateDescriptor("latest"))
+
+    def process_element(self, value: int, ctx: Any) -> list[int]:
+        self.latest.value()
+        self.latest.update(Registered(value))
+        return [value]
+
+
+@place("register_type.encode")
+def type_encode(run: Run) -> Any:
+    Registered.run, Registered.where = run, "encode"
+    run.options = {
+        "checkpoints": f"memory://encode-{id(run)}",
+        "every": "1h",
+        "restart": af.no_restart(),
+    }
+    return run.source().key_by(lambda v: 0).process(Latest())
+
+
+@place("register_type.decode")
+async def type_decode(run: Run) -> Any:
+    """State of a run before is read."""
+    Registered.run = None
+    store = f"memory://decode-{id(run)}"
+    before = af.Flow("f")
+    numbers = before.source(af.io.push(), uid="numbers")
+    latest = numbers.key_by(lambda v: 0).process(Latest(), uid="latest")
+    latest.sink(af.io.blackhole(), uid="out")
+    async with before.run(checkpoints=store, every="1h") as job:
+        await job.input(numbers).put(0)
+        saved = await job.stop()
+    Registered.run, Registered.where = run, "decode"
+    run.options = {
+        "checkpoints": store,
+        "every": "1h",
+        "restart": af.no_restart(),
+        "restore": saved,
+        "allow_non_restored": True,
+    }
+    return run.source().key_by(lambda v: 0).process(Latest(), uid="latest")
+
+
 def resource(where: str) -> Callable[[Run], Any]:
     def build(run: Run) -> Any:
         @af.resource
@@ -1008,8 +1081,6 @@ ELSEWHERE = {
     "Trigger.on_processing_time": "as on_event_time, from the mail of a timer",
     "Trigger.can_merge": "a property, read while the flow is built",
     "WatermarkStrategy.create.now_ms": "the engine's clock",
-    "register_type.encode": "to come",
-    "register_type.decode": "to come",
     "io.kafka.topic": "called for each record as a function of a map, before it is sent",
     "io.kafka.key": "as topic",
     "io.kafka.headers": "as topic",
@@ -1058,7 +1129,7 @@ async def test_misbehaving_user_code_fails_the_job_by_name_or_the_job_ends_compl
     # Python itself replaces a StopAsyncIteration that leaves an async generator, and names it as
     # the cause.
     told = [error, error.__cause__] if isinstance(error.__cause__, StopAsyncIteration) else [error]
-    notes = "".join(
+    notes = str(error) + "".join(
         note
         for one in told
         for note in getattr(one, "__notes__", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import logging
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import GlobalWindow, TimeWindow
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
+from aioflow.core.user_code import take_back_cancellation
 from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.core.wire.types import TypeRegistry
 from aioflow.core.wire.values import Tagger, Untagger
@@ -559,6 +561,46 @@ def test_a_decode_that_gives_another_type_is_an_error() -> None:
     registry.register(Plain, encode=lambda p: p.x, decode=lambda x: x)
     with pytest.raises(DecodeError, match=r"decode= of .*Plain returned a int"):
         round_trip([Plain(1)], Codec(registry))
+
+
+def raises(error: type[BaseException]) -> Callable[[Any], Any]:
+    def function(value: Any) -> Any:
+        raise error("of user code")
+
+    return function
+
+
+def cancels(value: Any) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    return Plain(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (raises(asyncio.CancelledError), "raised CancelledError: of user code"),
+        (raises(SystemExit), "raised SystemExit: of user code"),
+        (cancels, "cancelled the task that it ran in"),
+    ],
+)
+async def test_whatever_a_function_of_a_registered_type_raises_is_an_error_of_the_value(
+    function: Callable[[Any], Any], told: str
+) -> None:
+    """A cancellation would end the snapshot that is written, without an error, again and again."""
+    encoding, decoding, right = TypeRegistry(), TypeRegistry(), TypeRegistry()
+    encoding.register(Plain, encode=lambda p: function(p).x, decode=Plain)
+    decoding.register(Plain, encode=lambda p: p.x, decode=function)
+    right.register(Plain, encode=lambda p: p.x, decode=Plain)
+    for values in ([Plain(1)], [Plain(1), Plain(2)], [(1, Plain(1))] * 9):
+        content = Codec(right).encode_batch(values, owner="test")
+        with pytest.raises(RuntimeError, match=told):
+            Codec(encoding).encode_batch(values, owner="test")
+        await take_back_cancellation()
+        with pytest.raises(DecodeError, match=told):
+            Codec(decoding).decode_batch(content)
+        await take_back_cancellation()
 
 
 def test_registrations_that_contradict_are_refused() -> None:

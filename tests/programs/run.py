@@ -303,12 +303,10 @@ def restored(run: Run) -> Any:
             "tasks": tasks,
             **more,
         }
-        if how_before in (
-            "",
-            "stop",
-            "savepoint",
-        ):  # A checkpoint is of one backend, a savepoint of both.
-            on_machine = has_rocksdb() and run.draw("state", "heap", "heap", "rocksdb") == "rocksdb"
+        if how_before in ("", "stop", "savepoint"):
+            drawn = has_rocksdb() and run.draw("state", "heap", "heap", "rocksdb") == "rocksdb"
+            # A checkpoint, which may come between a savepoint and the end, is of one backend.
+            on_machine = on_machine if how_before == "savepoint" else drawn
         how_before = how
         phase_run = partial(
             run_phase, Interrupt(how, after_s), options, on_machine, f"{program.seed} {phase}"

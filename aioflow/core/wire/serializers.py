@@ -38,6 +38,7 @@ from typing import Any, Final
 import msgspec
 
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported, ValueNotSupported
+from aioflow.core.user_code import check_after_conversion
 from aioflow.core.wire.kinds import Kind
 from aioflow.core.wire.types import DEFAULT_TYPES, Assembler, TypeRegistry
 from aioflow.core.wire.values import SCALARS, Tagger, Untagger
@@ -169,8 +170,8 @@ class Codec:
         """Returns the bytes of `values`, which are not changed or kept.
 
         Raises TypeNotSupported naming `owner` (the operator or state it is for), the type and the
-        remedy, also when the bytes are more than `bytes_max`. Errors of a registered `encode=` are
-        raised unchanged.
+        remedy, also when the bytes are more than `bytes_max`. Exceptions of a registered `encode=`
+        are raised unchanged; RuntimeError replaces a CancelledError or SystemExit of that function.
         """
         try:
             try:
@@ -281,8 +282,12 @@ class Codec:
         if kind is not None and len(values) > 1:
             content = _encode_rows(tagger, kind, values)
             if content is not None:
+                if tagger.converts:
+                    check_after_conversion()
                 return content
         trees = list(tagger.tag_all(values, 0))
+        if tagger.converts:
+            check_after_conversion()
         return _framed(_Shape.TAGGED, tagger.table, trees)
 
     def _decode(self, content: bytes | bytearray | memoryview) -> list[Any]:
@@ -300,14 +305,18 @@ class Codec:
         if body > len(view):
             raise ValueError("the header is cut off")
         if shape == _Shape.TAGGED:
-            return Untagger(self._types, _unpack_list(view[6:body])).untag_all(
-                _unpack_list(view[body:])
-            )
+            untagger = Untagger(self._types, _unpack_list(view[6:body]))
+            values = untagger.untag_all(_unpack_list(view[body:]))
+            if untagger.converts:
+                check_after_conversion()
+            return values
         if shape == _Shape.ROWS:
             table, row_class, tagged = _unpack_list(view[6:body])
-            return _decode_rows(
-                Untagger(self._types, table), row_class, tagged, _unpack_tuples(view[body:])
-            )
+            untagger = Untagger(self._types, table)
+            values = _decode_rows(untagger, row_class, tagged, _unpack_tuples(view[body:]))
+            if untagger.converts:
+                check_after_conversion()
+            return values
         if shape == _Shape.COLUMNS:
             (layout,) = _unpack_list(view[6:body])
             columns = _unpack_list(view[body:])

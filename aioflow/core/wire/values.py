@@ -29,6 +29,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from aioflow.core.errors import ValueNotSupported
+from aioflow.core.user_code import conversion_error
 from aioflow.core.wire.kinds import Kind, type_name
 from aioflow.core.wire.types import Assembler, TypePlan, TypeRegistry
 
@@ -233,6 +234,11 @@ class Tagger:
             self._plans.append(plan)
         return index
 
+    @property
+    def converts(self) -> bool:
+        """Whether a function of the user encodes some values."""
+        return any(plan.encode is not None for plan in self._plans)
+
     def plan(self, cls: type[Any]) -> TypePlan:
         """Returns the plan of `cls`. Raises TypeNotSupported."""
         return self._plans[self.class_index(cls)]
@@ -270,7 +276,13 @@ class Tagger:
                 return [_ENUM, index, self.tag(value._value_, depth)]
             return [_ENUM, index, self.tag(value._name_, depth)]
         if plan.encode is not None:
-            return [_CUSTOM, index, self.tag(plan.encode(value), depth)]
+            try:
+                made = plan.encode(value)
+            except Exception:
+                raise
+            except BaseException as error:
+                raise conversion_error(plan.encode, error) from error
+            return [_CUSTOM, index, self.tag(made, depth)]
         return [_RECORD, index, *self.tag_all(plan.rows((value,))[0], depth)]
 
 
@@ -287,6 +299,11 @@ class Untagger:
         self._assemblers: list[Assembler] = [
             types.assembler(name, fields) for name, fields in table
         ]
+
+    @property
+    def converts(self) -> bool:
+        """Whether a function of the user decodes some values."""
+        return any(assembler.decode is not None for assembler in self._assemblers)
 
     def untag(self, tree: Any, depth: int = 0) -> Any:
         """Returns the value that `tree` encodes."""
@@ -619,7 +636,13 @@ def _untag_custom(untagger: Untagger, tree: list[Any], depth: int) -> Any:
             f"{type_name(assembler.cls)} was written by its encode=, and has no decode= here; "
             "register it"
         )
-    value = assembler.decode(untagger.untag(payload, depth))
+    written = untagger.untag(payload, depth)
+    try:
+        value = assembler.decode(written)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise conversion_error(assembler.decode, error) from error
     if type(value) is not assembler.cls:
         raise TypeError(
             f"decode= of {type_name(assembler.cls)} returned a {type_name(type(value))}"
