@@ -67,6 +67,19 @@ class StreamingSql(Dialect):
         }
 
     class Parser(Parser):
+        # A unit is a word, which stands first; sqlglot has it last.
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+            **Parser.FUNCTION_PARSERS,
+            "TIMESTAMPADD": lambda self: self._parse_with_unit("TIMESTAMPADD"),
+            "TIMESTAMPDIFF": lambda self: self._parse_with_unit("TIMESTAMPDIFF"),
+        }
+
+        def _parse_with_unit(self, name: str) -> exp.Anonymous:
+            unit = self._parse_var(any_token=True)
+            self._match(TokenType.COMMA)
+            given = self._parse_csv(self._parse_disjunction)
+            return exp.Anonymous(this=name, expressions=[unit, *given])
+
         def _parse_table(self, *args: Any, **kwargs: Any) -> Any:
             wrapped = self._curr.token_type == TokenType.TABLE
             if wrapped and self._next.token_type == TokenType.L_PAREN:
@@ -91,7 +104,7 @@ class StreamingSql(Dialect):
             self._match_l_paren()
             given: dict[str, Any] = {}
             while True:
-                position = len(given)
+                position = len(given) - ("PARTITION" in given)
                 if self._next.token_type == TokenType.FARROW:
                     label = self._curr.text.upper()
                     self._advance(2)

@@ -18,10 +18,10 @@ from decimal import Decimal
 from typing import Any
 
 import duckdb
-import sqlglot
 
 from aioflow.columns.expressions import ColumnExpression, NotOnColumns
 from aioflow.expressions.rows import compile_rows
+from aioflow.sql.dialect import parse
 from aioflow.sql.scalars import Functions, Scalar, compile_scalar
 from aioflow.sql.scope import Field, Named, Scope
 from aioflow.sql.types import (
@@ -185,6 +185,7 @@ _NODES: dict[str, list[Any]] = {
         "EXTRACT(MILLISECOND FROM {T})", "EXTRACT(SECOND FROM {T})", "ASCII({S})", "({D} - {D2})",
         ("TRY_CAST({S} AS INTEGER)",
          "CASE WHEN regexp_full_match(TRIM({S}), '-?[0-9]+') THEN TRY_CAST({S} AS INT) END"),
+        ("TIMESTAMPDIFF({e}, {T}, {T2})", "date_sub('{e}', {T}, {T2})"),
         ("UNIX_TIMESTAMP({T})", "CAST(FLOOR(epoch({T})) AS BIGINT)"), "(n)", "{I}",
     ],
     "F": [
@@ -297,7 +298,7 @@ class Judge:
         return [plain_value(value) for value, *_ in self.connection.execute(query).fetchall()]
 
     def compile(self, text: str) -> Scalar:
-        query = sqlglot.parse_one(f"SELECT {text} FROM x")
+        (query,) = parse(f"SELECT {text} FROM x")
         return compile_scalar(query.expressions[0], self.scope, Functions())
 
     def difference(self, text: Text) -> str | None:

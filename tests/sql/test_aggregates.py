@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-import sqlglot
 from sqlglot import exp
 
 from aioflow.expressions.rows import compile_row
 from aioflow.operators.aggregate.functions import agg
 from aioflow.sql.aggregates import Aggregate, compile_aggregate, is_aggregate
+from aioflow.sql.dialect import parse
 from aioflow.sql.errors import SqlError
 from aioflow.sql.scalars import Functions
 from tests.sql.random_expressions import COLUMNS, Judge, rows_of
@@ -44,7 +44,7 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
 
 
 def compiled(text: str) -> Aggregate:
-    query = sqlglot.parse_one(f"SELECT {text} FROM x")
+    (query,) = parse(f"SELECT {text} FROM x")
     return compile_aggregate(query.expressions[0], SCOPE, Functions())
 
 
@@ -137,5 +137,5 @@ def test_calls_of_aggregates_are_recognised() -> None:
         ("ABS(i)", False),
         ("i", False),
     ]:
-        node: exp.Expr = sqlglot.parse_one(f"SELECT {text}").expressions[0]
+        node: exp.Expr = parse(f"SELECT {text}")[0].expressions[0]
         assert is_aggregate(node) is expected, text

@@ -7,10 +7,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-import sqlglot
 
 from aioflow.expressions.rows import compile_row
 from aioflow.expressions.trees import walk
+from aioflow.sql.dialect import parse
 from aioflow.sql.errors import SqlError
 from aioflow.sql.scalars import Functions, UserFunction, async_calls, compile_scalar
 from aioflow.sql.scope import Field, Named, Scope
@@ -45,7 +45,7 @@ FUNCTIONS = Functions(
 
 
 def compiled(text: str) -> Any:
-    query = sqlglot.parse_one(f"SELECT {text} FROM x")
+    (query,) = parse(f"SELECT {text} FROM x")
     return compile_scalar(query.expressions[0], SCOPE, FUNCTIONS)
 
 
@@ -181,7 +181,7 @@ def test_failed_cast_ends_the_row_and_names_the_value() -> None:
 
 
 def test_async_calls_are_found_innermost_first() -> None:
-    query = sqlglot.parse_one("SELECT later(later(i) + 1)")
+    (query,) = parse("SELECT later(later(i) + 1)")
     assert [one.sql() for one in async_calls(query, FUNCTIONS)] == [
         "LATER(i)",
         "LATER(LATER(i) + 1)",
