@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from aioflow.operators.window.assigners import TimeWindow
+from aioflow.core.elements import TimeWindow
 from aioflow.operators.window.triggers import Trigger, on_watermark
 
 __all__ = ["CumulativeWindows", "FieldWindows"]
