@@ -67,7 +67,7 @@ _HOMES = {
     "operators.aggregate.functions": (
         "agg collect count distinct first last max max_by mean min min_by sum top"
     ),
-    "operators.sink": "Committer Sink SinkWriter",
+    "operators.sink": "CommitId Committer GlobalCommitter Sink SinkWriter",
     "operators.source": "Source SourceContext SourceReader Split",
     "operators.window.triggers": (
         "Trigger continuous early on_count on_processing_time on_watermark purging"

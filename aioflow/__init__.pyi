@@ -118,7 +118,9 @@ from aioflow.operators.aggregate.functions import min_by as min_by
 from aioflow.operators.aggregate.functions import sum as sum
 from aioflow.operators.aggregate.functions import top as top
 from aioflow.operators.call_pool import Retry as Retry
+from aioflow.operators.sink import CommitId as CommitId
 from aioflow.operators.sink import Committer as Committer
+from aioflow.operators.sink import GlobalCommitter as GlobalCommitter
 from aioflow.operators.sink import Sink as Sink
 from aioflow.operators.sink import SinkWriter as SinkWriter
 from aioflow.operators.source import Source as Source

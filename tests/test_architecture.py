@@ -84,8 +84,8 @@ ASKED_BY_NAME = {
         "an application's source or reader may lack what is optional",
     ),
     "operators/sink.py": (
-        "check_sink close full linger_ms name open parallelism_max reads_columns restored "
-        "slow_remedy stays_here",
+        "check_sink close commits_globally full linger_ms name open parallelism_max "
+        "reads_columns restored slow_remedy stays_here",
         "an application's sink, writer or committer may lack what is optional",
     ),
     "state/backend.py": ("configure needs_host", "optional for an application's state backend"),

@@ -35,6 +35,11 @@ from aioflow.io.memory import FunctionSource
 from aioflow.io.pushing import PushSource
 from aioflow.operators import traits
 from aioflow.operators.async_io import AsyncSinkOperator
+from aioflow.operators.global_commit import (
+    CommittablesSink,
+    GlobalCommitterOperator,
+    SinkWriterOperator,
+)
 from aioflow.operators.sink import FunctionSink, SinkOperator, as_sink, calling
 from aioflow.operators.stateless import is_async
 from aioflow.operators.traits import AWAITED_IN_TURN, BY_RECORD, OperatorTraits
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from aioflow.core.scope import TapPlace
     from aioflow.graph.stream_graph import StreamGraph
     from aioflow.operators.operator import Operator
+    from aioflow.operators.sink import BaseSink
 
 __all__ = [
     "READ_FIRST",
@@ -357,9 +363,15 @@ def add_sink(
     target = as_sink(sink)
     calls = isinstance(target, FunctionSink)
     target.check_sink()
+    options = OperatorOptions(
+        options.name or target.name or type(target).__name__, options.uid, options.parallelism
+    )
     for node_id in sorted(graph.upstream_of(stream.node_id for stream in streams)):
         if (source := graph.nodes[node_id].source) is not None:
             source.refuse_sink(target)
+    if target.commits_globally:
+        add_global_sink(graph, streams, target, options)
+        return
     awaits = calls and is_async(sink, "__call__")
     if awaits:
         factory = partial(make_operator, AsyncSinkOperator, sink)
@@ -372,16 +384,43 @@ def add_sink(
         "sink",
         [streams],
         factory,
-        OperatorOptions(
-            options.name or target.name or type(target).__name__,
-            options.uid,
-            options.parallelism,
-        ),
+        options,
         sink=True,
         stateful=calls and has_operator_state(sink),
         stays_here=target.stays_here,
         parallelism_max=target.parallelism_max,
         traits=AWAITED_IN_TURN if awaits else BY_RECORD if calls else traits.sink(target),
+    )
+
+
+def add_global_sink(
+    graph: StreamGraph, streams: list[Upstream], target: BaseSink[Any], options: OperatorOptions
+) -> None:
+    """Adds the writers of `target`, and behind them its one committer."""
+    writer = add_operator(
+        graph,
+        "sink",
+        [streams],
+        partial(make_operator, SinkWriterOperator, target),
+        options,
+        stays_here=target.stays_here,
+        parallelism_max=target.parallelism_max,
+        traits=traits.sink(target),
+    )
+    committer = CommittablesSink(target, f"{writer.name} committer")
+    # Barriers do not overtake the data of a rescale. One consumer gets everything.
+    committables = Upstream(writer.id).partitioned(ShipStrategy.RESCALE)
+    add_operator(
+        graph,
+        "committer",
+        [[committables]],
+        partial(make_operator, GlobalCommitterOperator, committer),
+        OperatorOptions(committer.name, options.uid and f"{options.uid}-committer"),
+        event_time=False,
+        sink=True,
+        stays_here=target.stays_here,
+        parallelism_max=committer.parallelism_max,
+        traits=traits.sink(committer),
     )
 
 

@@ -345,8 +345,13 @@ class Operator:
         Accepted elements must reach their destination; `busy` is true until then.
         """
 
-    def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> RecordBatch:
-        """Returns output that precedes the barrier of the checkpoint that is about to be taken."""
+    def prepare_snapshot_pre_barrier(
+        self, checkpoint_id: int
+    ) -> RecordBatch | Awaitable[RecordBatch]:
+        """Returns output that precedes the barrier of the checkpoint that is about to be taken.
+
+        An awaitable is awaited in the owner of the mailbox, where no other work runs meanwhile.
+        """
         return empty_batch()
 
     def settle_state(self) -> None:

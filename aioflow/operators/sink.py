@@ -26,7 +26,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from aioflow.advice.functions import check_without_state
 from aioflow.core.aio import wait_all
@@ -49,8 +49,10 @@ __all__ = [
     "BaseCommitter",
     "BaseSink",
     "BaseWriter",
+    "CommitId",
     "Committer",
     "FunctionSink",
+    "GlobalCommitter",
     "Sink",
     "SinkOperator",
     "SinkWriter",
@@ -215,6 +217,34 @@ def as_committer(committer: Committer | None) -> BaseCommitter | None:
     return _CompletedCommitter(committer)
 
 
+class CommitId(NamedTuple):
+    """The identity of one commit of a `GlobalCommitter`. A repetition has the same one."""
+
+    sink: str
+    """The flow and the uid of the operator, equal in all runs."""
+    run: str
+    """The id of the run that prepared the data. Checkpoints are numbered within it."""
+    checkpoint: int
+    """The latest checkpoint whose data is committed; 0 at the end of a run without checkpoints."""
+
+
+class GlobalCommitter(Protocol):
+    """The interface of an object that commits for all writers of a sink, in one go.
+
+    A run has one at a time. But a process that is taken for dead may still commit, beside the one
+    that replaced it. So a store compares the id and commits in one step.
+    """
+
+    async def commit(self, commit_id: CommitId, committables: Sequence[Any]) -> None:
+        """Makes visible what all writers prepared, in the order of the checkpoints.
+
+        Does nothing if this checkpoint of the run, or a later one, was committed before.
+        """
+
+    async def close(self) -> None:
+        """Releases all resources. Called once, also after a failure."""
+
+
 @runtime_checkable
 class Sink(Protocol[T_contra]):
     """A destination of records. A sink is pure data: it opens nothing until a job runs.
@@ -244,12 +274,23 @@ class BaseSink(Sink[T_contra]):
     """The name in the graph, unless the flow gives another one."""
     parallelism_max: int | None = None
     """The largest useful number of writers; None: no limit."""
+    commits_globally: bool = False
+    """Whether one committer, that of `global_committer`, commits for all writers."""
     stays_here: bool = False
     """Whether the sink is written in the process of the program."""
     reads_columns: bool = False
     """Whether its writers use a `ColumnBatch`, which reads like a list of rows."""
     slow_remedy: str = Operator.slow_remedy
     """Advice for a sink that holds the flow up."""
+
+    def committer(self) -> Committer | None:
+        return None
+
+    def global_committer(self, ctx: OperatorContext, /) -> GlobalCommitter:
+        """Returns the committer of all writers. Called only if `commits_globally`; then `committer`
+        is not called.
+        """
+        raise TypeError(f"{type(self).__name__} must define global_committer(self, ctx)")
 
     def check_sink(self) -> None:
         """Raises GraphError if the sink has options that only a source can have."""
@@ -267,6 +308,7 @@ class _CompletedSink(BaseSink[Any]):
         self._sink = sink
         self.name = getattr(sink, "name", None) or type(sink).__name__
         self.parallelism_max = getattr(sink, "parallelism_max", None)
+        self.commits_globally = bool(getattr(sink, "commits_globally", False))
         self.stays_here = bool(getattr(sink, "stays_here", False))
         self.reads_columns = bool(getattr(sink, "reads_columns", False))
         self.slow_remedy = getattr(sink, "slow_remedy", self.slow_remedy)
@@ -281,6 +323,9 @@ class _CompletedSink(BaseSink[Any]):
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
         return self._sink.writer(ctx)  # type: ignore[no-any-return]
+
+    def global_committer(self, ctx: OperatorContext, /) -> GlobalCommitter:
+        return self._sink.global_committer(ctx)  # type: ignore[no-any-return]
 
     def check_sink(self) -> None:
         if (check := getattr(self._sink, "check_sink", None)) is not None:
@@ -326,6 +371,11 @@ class SinkOperator(Operator):
         """
         return commits(self._sink)
 
+    @property
+    def _has_committables(self) -> bool:
+        """Whether the writer prepares data that is committed later."""
+        return self._committer is not None
+
     # Restoring.
 
     def initialize_state(self) -> None:
@@ -361,7 +411,7 @@ class SinkOperator(Operator):
             made.initialize_state(self.ctx.runtime)
         ids = (
             self.ctx.operator_state.get_union_list_state(PREPARED).get()
-            if self._committer is not None
+            if self._has_committables
             else []
         )
         if ids:
@@ -458,21 +508,8 @@ class SinkOperator(Operator):
         """Flushes and prepares everything up to the barrier; no other work of this task runs
         meanwhile.
         """
-        writer = self._writer
-        assert writer is not None, "open() comes before the first checkpoint"
-        if self._work is not None:
-            await wait_all([self._work])
-        if self._flush_failure is not None:
-            # The error also fails the task, but an acknowledgement must not come first.
-            raise self._flush_failure
-        self._end_linger()
-        await writer.flush()
-        committables = await writer.prepare(checkpoint_id)
-        if (
-            self._function is not None
-            and (ongoing := self._function.snapshot_state(self.ctx.runtime)) is not None
-        ):
-            await ongoing
+        committables = await self._prepare_writes(checkpoint_id)
+        await self._snapshot_writer()
         if self._committer is None:
             return
         if committables:
@@ -482,6 +519,27 @@ class SinkOperator(Operator):
             [[id_, one] for id_, prepared in self._prepared.items() for one in prepared]
         )
         state.get_union_list_state(PREPARED).update([checkpoint_id])
+
+    async def _prepare_writes(self, checkpoint_id: int) -> list[Any]:
+        """Returns everything written up to the barrier as committables."""
+        writer = self._writer
+        assert writer is not None, "open() comes before the first checkpoint"
+        if self._work is not None:
+            await wait_all([self._work])
+        if self._flush_failure is not None:
+            # The error also fails the task, but an acknowledgement must not come first.
+            raise self._flush_failure
+        self._end_linger()
+        await writer.flush()
+        return await writer.prepare(checkpoint_id)
+
+    async def _snapshot_writer(self) -> None:
+        """Lets a writer with operator state put what it holds into its state."""
+        if (
+            self._function is not None
+            and (ongoing := self._function.snapshot_state(self.ctx.runtime)) is not None
+        ):
+            await ongoing
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._confirmed = max(self._confirmed, checkpoint_id)
@@ -494,6 +552,10 @@ class SinkOperator(Operator):
     def _first_confirmed(self) -> int | None:
         first = next(iter(self._prepared), None)
         return first if first is not None and first <= self._confirmed else None
+
+    def _committed_together(self, first: int) -> list[int]:
+        """Returns the checkpoints to commit in one call; `first` is confirmed."""
+        return [first]
 
     async def _commit_beside(self) -> None:
         try:
@@ -509,12 +571,14 @@ class SinkOperator(Operator):
         Data whose commit fails stays prepared.
         """
         while (first := self._first_confirmed()) is not None:
+            together = self._committed_together(first)
             try:
-                await self._commit(self._prepared[first])
+                await self._commit([one for id_ in together for one in self._prepared[id_]])
             except BaseException as error:
                 note_once(error, f"in commit of checkpoint {first} by sink {self.ctx.name!r}")
                 raise
-            del self._prepared[first]
+            for id_ in together:
+                del self._prepared[id_]
 
     async def _commit(self, committables: list[Any]) -> None:
         committer, retry = self._committer, self._commit_retry

@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from aioflow.checkpoint.alignment import Take
 from aioflow.checkpoint.completed import CheckpointStats, SubtaskState
 from aioflow.checkpoint.instructions import CheckpointFailureReason
 from aioflow.core.aio import wait_all
-from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
+from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker, RecordBatch
 from aioflow.core.errors import CancellationTimeout
 from aioflow.operators.stateless import describe_place
 from aioflow.task.channel_state import ChannelStateCapture
@@ -256,10 +256,11 @@ class SubtaskCheckpoints:
 
     # One checkpoint.
 
-    def prepare(self) -> bool:
-        """Does step 1, as far as possible without waiting.
+    def prepare(self) -> bool | Awaitable[None]:
+        """Does step 1, as far as possible without waiting. Returns True when it is done.
 
-        Returns False if an operator emitted a batch, which has to leave the chain first.
+        Returns False if an operator emitted a batch, which has to leave the chain first. An
+        operator that has to wait for its batch gives an awaitable. Then the call is repeated.
         """
         checkpoint_id = self._due[0].checkpoint_id
         if checkpoint_id <= self._last or self._due[0].is_aborted:
@@ -275,10 +276,24 @@ class SubtaskCheckpoints:
             except Exception as error:
                 self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
                 raise
+            if not isinstance(batch, RecordBatch):
+                return self._emit_prepared(index, checkpoint_id, batch)
             if batch.values or batch.watermark != MIN_WATERMARK:
                 self._runtime.emit_from(index, batch)
                 return False
         return True
+
+    async def _emit_prepared(
+        self, index: int, checkpoint_id: int, prepared: Awaitable[RecordBatch]
+    ) -> None:
+        """Emits the batch that operator `index` has to wait for."""
+        try:
+            with naming(self._runtime.operators[index], "prepare_snapshot_pre_barrier()"):
+                batch = await prepared
+        except Exception as error:
+            self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
+            raise
+        self._runtime.emit_from(index, batch)
 
     async def _prepare_at_once(self) -> None:
         """Does step 1 of a checkpoint with data in flight: emitted batches wait behind the rest and
@@ -289,8 +304,9 @@ class SubtaskCheckpoints:
         """
         for _ in self._chain.finish_pending():
             await asyncio.sleep(0)
-        while not self.prepare():
-            pass
+        while (prepared := self.prepare()) is not True:
+            if not isinstance(prepared, bool):
+                await prepared
 
     async def take(self) -> None:
         """Does steps 0 and 2 to 4 of the first due checkpoint.

@@ -133,7 +133,8 @@ class TaskLoop(ABC, Generic[InputT]):
                 return None
         if checkpoints.is_due and self._may_checkpoint:
             # The output of `prepare` leaves the chain first, and waits for room like any other.
-            return self._take_checkpoint() if checkpoints.prepare() else None
+            prepared = checkpoints.prepare()
+            return self._take_checkpoint() if prepared is True else prepared or None
         if self._new_taps:
             self._change_taps()
         if self._output.is_idle_due and self._runtime.busy() is None:

@@ -22,7 +22,30 @@ _REDIS, _NATS, _KAFKA = (
     f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka")
 )
 
+_GLOBAL = "tests/operators/test_global_commit.py::"
+
 SINK_MUTANTS: list[Mutant] = [
+    Mutant(
+        "barriers overtake committables",
+        "aioflow/api/build.py",
+        "Upstream(writer.id).partitioned(ShipStrategy.RESCALE)",
+        "Upstream(writer.id).partitioned(ShipStrategy.GLOBAL)",
+        (f"{_GLOBAL}test_each_checkpoint_with_rows_is_one_commit_of_its_own",),
+    ),
+    Mutant(
+        "a writer keeps the rest at the end",
+        "aioflow/operators/global_commit.py",
+        '        self._begin_flush(self._send_rest, "flush")\n',
+        "        pass\n",
+        (f"{_GLOBAL}test_all_writers_share_one_commit_at_the_end",),
+    ),
+    Mutant(
+        "checkpoints that complete during a commit are committed one by one",
+        "aioflow/operators/global_commit.py",
+        "        return [id_ for id_ in self._prepared if id_ <= self._confirmed]\n",
+        "        return [first]\n",
+        (f"{_GLOBAL}test_checkpoints_that_complete_during_a_commit_are_committed_together",),
+    ),
     Mutant(
         "an upload that is given up is not aborted",
         "aioflow/io/object_files.py",
@@ -353,7 +376,7 @@ SINK_MUTANTS: list[Mutant] = [
         "a checkpoint holds nothing of the function of a sink",
         "aioflow/operators/sink.py",
         "            self._function is not None\n",
-        "            checkpoint_id < 0\n            and self._function is not None\n",
+        "            self._function is None\n            and self._function is not None\n",
         ("tests/api/test_function_state.py::test_counts_of_a_function_survive_a_savepoint",),
     ),
     Mutant(

@@ -1,0 +1,143 @@
+"""The two operators of a sink that commits globally: one commit a checkpoint for all writers.
+
+    writer, N subtasks --committables--> committer, 1 subtask
+
+A writer prepares at the barrier, and sends its committables ahead of the barrier. So everything
+that belongs to checkpoint n is with the committer when the barriers of n have come. From there the
+committer is a sink of committables: n has them in its state, and its completion commits them. A
+writer without records sends nothing, and a checkpoint without committables is not committed.
+
+At the end of the input, and when the job is stopped, a writer sends the rest as its last records.
+The last checkpoint then commits them, or the end of the committer's input without checkpoints.
+
+Barriers do not overtake committables, also not those of an unaligned checkpoint. Otherwise each of
+them would be committed one checkpoint later.
+
+Checkpoints that complete while a commit is under way are committed together. So a commit that
+takes longer than a checkpoint delays the data, and does not pile up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import RecordBatch
+from aioflow.operators.sink import (
+    FINAL_COMMIT,
+    PREPARED,
+    BaseCommitter,
+    BaseSink,
+    BaseWriter,
+    CommitId,
+    SinkOperator,
+)
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.sink import GlobalCommitter
+
+__all__ = ["CommittablesSink", "GlobalCommitterOperator", "SinkWriterOperator"]
+
+
+class SinkWriterOperator(SinkOperator):
+    """The operator of the writers. It emits their committables."""
+
+    @property
+    def commits(self) -> bool:
+        return False
+
+    @property
+    def _has_committables(self) -> bool:
+        return True
+
+    def initialize_state(self) -> None:
+        """Does nothing: the committer is in another task."""
+
+    def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> Awaitable[RecordBatch]:
+        return self._prepared_batch(checkpoint_id)
+
+    async def _prepared_batch(self, checkpoint_id: int) -> RecordBatch:
+        return RecordBatch(await self._prepare_writes(checkpoint_id))
+
+    async def _prepare(self, checkpoint_id: int) -> None:
+        """Snapshots the writer, whose committables are sent already."""
+        await self._snapshot_writer()
+        self.ctx.operator_state.get_union_list_state(PREPARED).update([checkpoint_id])
+
+    def end_of_data(self) -> None:
+        """Sends the rest: the last checkpoint, or the end of the committer, commits it."""
+        self._begin_flush(self._send_rest, "flush")
+
+    async def _send_rest(self) -> None:
+        writer = self._writer
+        assert writer is not None, "open() comes before the end"
+        await writer.flush()
+        rest = RecordBatch(await writer.prepare(FINAL_COMMIT))
+        self.ctx.execute(self.ctx.emit, "the last committables", rest)
+
+
+class GlobalCommitterOperator(SinkOperator):
+    """The operator of the one committer. Its sink is a `CommittablesSink`."""
+
+    def _committed_together(self, first: int) -> list[int]:
+        return [id_ for id_ in self._prepared if id_ <= self._confirmed]
+
+
+class CommittablesSink(BaseSink[Any]):
+    """The sink of committables: its committer is the global committer of `sink`."""
+
+    parallelism_max = 1
+
+    def __init__(self, sink: BaseSink[Any], name: str) -> None:
+        self._sink = sink
+        self.name = name
+        self.stays_here = sink.stays_here
+
+    def writer(self, ctx: OperatorContext) -> _Gatherer:
+        return _Gatherer(ctx.job_id)
+
+    def committer(self, ctx: OperatorContext) -> _CommittingOnce:  # type: ignore[override]
+        return _CommittingOnce(f"{ctx.flow_name}/{ctx.uid}", self._sink.global_committer(ctx))
+
+
+class _Gatherer(BaseWriter[Any]):
+    """Gathers the committables of a checkpoint. It prepares one committable: (run, checkpoint,
+    theirs).
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._gathered: list[Any] = []
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._gathered += values
+
+    async def flush(self) -> None:
+        """Does nothing: committables are not visible before the commit."""
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        gathered, self._gathered = self._gathered, []
+        return [[self._run, checkpoint_id, gathered]] if gathered else []
+
+
+class _CommittingOnce(BaseCommitter):
+    """Calls the global committer once for all checkpoints of a run."""
+
+    def __init__(self, sink: str, committer: GlobalCommitter) -> None:
+        self._sink = sink
+        self._committer = committer
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        runs: dict[str, tuple[int, list[Any]]] = {}
+        for run, checkpoint_id, gathered in committables:
+            latest, before = runs.get(run, (FINAL_COMMIT, []))
+            runs[run] = max(latest, checkpoint_id), before + gathered
+        for run, (latest, gathered) in runs.items():
+            await self._committer.commit(CommitId(self._sink, run, latest), gathered)
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        """Does nothing: the store's own tools remove what was never committed."""
+
+    async def close(self) -> None:
+        await self._committer.close()
