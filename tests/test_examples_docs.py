@@ -25,6 +25,9 @@ import pytest
 from aiohttp import web
 
 import aioflow
+from tests.io import lake_tables
+
+lake_tables.start_threads()
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r'^```(python|text)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aioflow.io.arrow_files import arrow, parquet
     from aioflow.io.csv_files import csv
+    from aioflow.io.delta_tables import delta
     from aioflow.io.files import lines
     from aioflow.io.generating import datagen
     from aioflow.io.http_client import http, sse
     from aioflow.io.hybrid_source import HybridEnd, hybrid
+    from aioflow.io.iceberg_tables import iceberg
     from aioflow.io.json_files import jsonl
     from aioflow.io.kafka_topics import kafka
     from aioflow.io.nats_streams import nats
@@ -41,9 +43,11 @@ __all__ = [
     "blackhole",
     "csv",
     "datagen",
+    "delta",
     "drop_postgres_slot",
     "http",
     "hybrid",
+    "iceberg",
     "jsonl",
     "kafka",
     "lines",
@@ -68,9 +72,11 @@ _MODULES = {
     "blackhole": "standard_output",
     "csv": "csv_files",
     "datagen": "generating",
+    "delta": "delta_tables",
     "drop_postgres_slot": "postgres_catalog",
     "http": "http_client",
     "hybrid": "hybrid_source",
+    "iceberg": "iceberg_tables",
     "jsonl": "json_files",
     "kafka": "kafka_topics",
     "lines": "files",

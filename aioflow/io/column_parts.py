@@ -76,7 +76,7 @@ class ColumnPartWriter(PartWriter):
         # The lock of the part is held: records that arrive meanwhile belong to the next page.
         held, self._held, self._held_rows = self._held, [], 0
         self.full = False
-        for table in _tables(held):
+        for table in arrow_tables(held):
             self._check_kinds(table.schema)
             if self._schema is not None and table.schema != self._schema:
                 table = await self._fitted(table)
@@ -178,7 +178,7 @@ def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
     The first table of a process loads hundreds of modules, because pyarrow looks for an installed
     pandas. A real table would block the loop for a second during a checkpoint.
     """
-    [table] = _tables([[{"a": 0}]])
+    [table] = arrow_tables([[{"a": 0}]])
     writer = open_table(_Written(), table.schema)
     writer.write_table(table)
     writer.close()
@@ -235,7 +235,7 @@ def _is_list(type_: Any) -> bool:
     )
 
 
-def _tables(held: list[Sequence[Any]]) -> list[Any]:
+def arrow_tables(held: list[Sequence[Any]]) -> list[Any]:
     """Returns the collected rows as tables, in order. Consecutive rows with the same schema become
     one table.
     """

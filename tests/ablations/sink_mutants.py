@@ -22,7 +22,7 @@ _REDIS, _NATS, _KAFKA = (
     f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka")
 )
 
-_GLOBAL = "tests/operators/test_global_commit.py::"
+_GLOBAL, _LAKES = "tests/operators/test_global_commit.py::", "tests/io/test_lakes.py::"
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
@@ -45,6 +45,40 @@ SINK_MUTANTS: list[Mutant] = [
         "        return [id_ for id_ in self._prepared if id_ <= self._confirmed]\n",
         "        return [first]\n",
         (f"{_GLOBAL}test_checkpoints_that_complete_during_a_commit_are_committed_together",),
+    ),
+    Mutant(
+        "a commit to Iceberg does not look for its id",
+        "aioflow/io/iceberg_tables.py",
+        "            matches(snapshot.summary or {}, commit_id)\n",
+        "            False\n",
+        (
+            f"{_LAKES}test_a_repeated_commit_changes_nothing",
+            f"{_LAKES}test_a_failure_behind_the_commit_does_not_repeat_the_rows",
+        ),
+    ),
+    Mutant(
+        "pyiceberg repeats a commit without a look for its id",
+        "aioflow/io/iceberg_tables.py",
+        '        table.metadata.properties["commit.retry.num-retries"] = "0"\n',
+        "",
+        (f"{_LAKES}test_two_committers_of_one_checkpoint_cannot_both_commit",),
+    ),
+    Mutant(
+        "a commit to Delta does not look for its id",
+        "aioflow/io/delta_tables.py",
+        "        if committed is not None and committed >= commit_id.checkpoint:\n",
+        "        if False:\n",
+        (
+            f"{_LAKES}test_a_repeated_commit_changes_nothing",
+            f"{_LAKES}test_a_failure_behind_the_commit_does_not_repeat_the_rows",
+        ),
+    ),
+    Mutant(
+        "a commit to Delta carries no transaction",
+        "aioflow/io/delta_tables.py",
+        "            app_transactions=[Transaction(application, commit_id.checkpoint)],\n",
+        "",
+        (f"{_LAKES}test_two_committers_of_one_checkpoint_cannot_both_commit",),
     ),
     Mutant(
         "an upload that is given up is not aborted",

@@ -1,0 +1,500 @@
+"""Writes and reads tables of Delta Lake, by delta-rs: `delta(path)`.
+
+A commit is one version. It carries a transaction (`txn`) whose application is the sink in one run,
+and whose version is the checkpoint. Delta keeps the last version of each application with the
+table, and refuses two commits of one application that do not know each other.
+
+Data files lie in the directory of the table, without directories for partitions: the log has the
+values. A sink with `mode="upsert"` stages its rows in such files too. They are merged, then
+deleted. So whatever a killed attempt leaves is a file that no version names, and `vacuum` removes
+it.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Self
+
+from aioflow.advice.hints import explained
+from aioflow.core.errors import GraphError, RestoreError
+from aioflow.io.arguments import (
+    checked_columns,
+    checked_options,
+    checked_seconds,
+    checked_whole,
+    require_columns,
+)
+from aioflow.io.lakes import (
+    Calls,
+    CommitConflict,
+    Deletes,
+    LakeCommitter,
+    LakeMode,
+    LakeReader,
+    LakeWriter,
+    checked_deletes,
+    checked_key,
+    latest_rows,
+    properties_of,
+)
+from aioflow.io.memory import ONLY_SPLIT
+from aioflow.io.paths import checked_place, lent
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource, Split
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.core.timeunits import Duration
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.sink import CommitId
+    from aioflow.operators.source import SourceContext
+
+__all__ = ["DeltaTable", "delta"]
+
+TEXT_MAX = 32
+"""Maximum length of a text in the statistics of a file."""
+
+BATCH_ROWS = 65_536
+"""Number of rows of one read."""
+
+
+@explained
+def delta(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    columns: Sequence[str] | None = None,
+    version: int | None = None,
+    poll: Duration | None = None,
+    deletes: Deletes = "refuse",
+    mode: LakeMode = "append",
+    key: str | Sequence[str] | None = None,
+    evolve: bool = False,
+) -> DeltaTable:
+    """Returns a connector that reads or writes the Delta table at `path`.
+
+    The path is a directory, or a URL like `s3://bucket/table` with `storage_options`, as delta-rs
+    has them. The table must exist. Needs the extra `[delta]`.
+
+    As a source it gives dicts, as batches of columns: the rows of `version`, by default of the
+    latest one, with `columns`, by default all. With `poll` it does not end: it looks that often for
+    new versions, and gives the rows that each added. A later version that deletes or replaces rows
+    is an error, or left out with `deletes="skip"`. One subtask reads.
+
+    As a sink it accepts records with fields. Every subtask writes Parquet files, and one committer
+    adds those of a checkpoint in one version: exactly once with checkpoints. Without checkpoints
+    there is one commit, when the input ends. With `mode="upsert"` a record replaces the row with
+    the same `key`, or is added, by one merge a checkpoint. The latest record of a key wins, so key
+    the stream by it. `evolve=True` adds new columns of the records to the table, as nullable ones;
+    otherwise they are an error.
+    """
+    place = f"delta({os.fspath(path)!r})"
+    require_columns(place)
+    if find_spec("deltalake") is None:
+        raise GraphError(
+            f"{place} needs the package deltalake, which is not installed: pip install "
+            "'aioflow[delta]'"
+        )
+    if version is not None:
+        checked_whole(version, "version", place, least=0)
+    return DeltaTable(
+        str(checked_place(path, "delta")),
+        checked_options(storage_options, "storage_options", place),
+        None if columns is None else tuple(checked_columns(columns, place) or ()),
+        version,
+        None if poll is None else checked_seconds(poll, "poll", place),
+        checked_deletes(deletes, place),
+        mode,
+        checked_key(mode, key, place),
+        evolve,
+    )
+
+
+@dataclass(eq=False, repr=False)
+class DeltaTable(BaseSource[Any], BaseSink[Any]):
+    """A `Source` and a `Sink` of one table. Made by `delta`."""
+
+    name = "delta"
+    columnar = True
+    reads_columns = True
+    parallelism_max = None
+    commits_globally = True
+
+    path: str
+    storage_options: dict[str, str]
+    columns: tuple[str, ...] | None
+    version: int | None
+    poll_s: float | None
+    deletes: Deletes
+    mode: LakeMode
+    key: list[str]
+    evolve: bool
+
+    def __repr__(self) -> str:
+        return f"delta({self.path!r})"
+
+    @property
+    def bounded(self) -> bool:
+        return self.poll_s is None
+
+    def with_fields(self, names: tuple[str, ...]) -> Self:
+        """Returns a copy of this source that reads only the columns `names`."""
+        if self.columns is not None and not set(names) <= set(self.columns):
+            return self
+        source = copy.copy(self)
+        source.columns = names
+        return source
+
+    async def discover(self, host: Host | None = None) -> list[Split]:
+        """Returns one split, which begins with the chosen or the latest version."""
+        async with lent(host) as machine:
+            calls = Calls(machine)
+            try:
+                return [
+                    Split(ONLY_SPLIT, None, await calls.first(_Versions(self).start, f"{self!r}"))
+                ]
+            finally:
+                await calls.end()
+
+    def reader(self, ctx: SourceContext) -> LakeReader:
+        return LakeReader(ctx, _Versions(self), self.poll_s)
+
+    def writer(self, ctx: OperatorContext) -> LakeWriter:
+        return LakeWriter(
+            ctx, _Table(self, ctx.host), f"{self!r}", evolve=self.evolve, key=self.key
+        )
+
+    def global_committer(self, ctx: OperatorContext) -> LakeCommitter:
+        return LakeCommitter(ctx, _Table(self, ctx.host), f"{self!r}")
+
+
+def _load(config: DeltaTable, version: int | None = None) -> Any:
+    """Returns the table in its latest version, or in `version`."""
+    import deltalake
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        return deltalake.DeltaTable(
+            config.path, version=version, storage_options=config.storage_options or None
+        )
+    except TableNotFoundError as error:
+        raise GraphError(
+            f"{config!r}: there is no Delta table at this path: create it before the job starts, "
+            "as with deltalake.DeltaTable.create(path, schema=...)"
+        ) from error
+    except DeltaError as error:
+        if version is None:
+            raise
+        raise RestoreError(
+            f"{config!r}: version {version} cannot be loaded: {error}; its log was cleaned up, or "
+            "it never was"
+        ) from error
+
+
+def _arrow_schema(table: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.schema([field.remove_metadata() for field in pa.schema(table.schema())])
+
+
+class _Table:
+    """The `LakeTable` of Delta."""
+
+    def __init__(self, config: DeltaTable, host: Host) -> None:
+        self._config = config
+        self._host = host
+        self._table: Any = None
+
+    def open(self) -> Any:
+        self._table = table = _load(self._config)
+        properties = table.metadata().configuration
+        refused = [
+            name
+            for name, value in properties.items()
+            if name.startswith("delta.constraints.")
+            or (name == "delta.columnMapping.mode" and value != "none")
+        ]
+        if refused:
+            raise GraphError(
+                f"{self._config!r}: the table has the property {refused[0]}, which this sink "
+                "cannot keep: write a table without it"
+            )
+        schema = _arrow_schema(table)
+        missing = [name for name in self._config.key if name not in schema.names]
+        if missing:
+            raise GraphError(f"{self._config!r} has no column {missing[0]!r}, which key= names")
+        return schema
+
+    def add_columns(self, fields: Sequence[Any]) -> Any:
+        import pyarrow as pa
+        from deltalake import Field, Schema
+        from deltalake.exceptions import DeltaError
+
+        wanted = Schema.from_arrow(
+            pa.schema([pa.field(field.name, _stored(field.type)) for field in fields])
+        ).fields
+        for last in (False,) * 9 + (True,):
+            self._table = table = _load(self._config)
+            known = {field.name for field in table.schema().fields}
+            new = [
+                Field(one.name, one.type, nullable=True) for one in wanted if one.name not in known
+            ]
+            try:
+                if new:
+                    table.alter.add_columns(new)
+                break
+            except DeltaError:
+                if last:
+                    raise
+        self._table = _load(self._config)
+        return _arrow_schema(self._table)
+
+    def _files(self) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        return PyFileSystem(
+            DeltaStorageHandler(self._table.table_uri, self._config.storage_options or None)
+        )
+
+    def write(self, rows: Any) -> list[Any]:
+        import pyarrow.parquet as pq
+
+        rows = rows.select([field.name for field in self._table.schema().fields])
+        partition_by = self._table.metadata().partition_columns
+        if self._config.mode == "upsert":
+            partition_by = []  # The merge divides the rows.
+        files, made = self._files(), []
+        for values, part in _partitions(rows, partition_by):
+            path = f"part-{self._host.ids.new('part')}.parquet"
+            with files.open_output_stream(path) as out:
+                pq.write_table(part, out, compression="zstd")
+                size = out.tell()
+            made.append([path, size, values, _statistics(part)])
+        return made
+
+    def commit(self, commit_id: CommitId, files: Sequence[Any]) -> None:
+        from deltalake import CommitProperties
+        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.transaction import Transaction
+
+        self._table = table = _load(self._config)
+        application = f"{commit_id.sink}/{commit_id.run}"
+        committed = table.transaction_version(application)
+        if committed is not None and committed >= commit_id.checkpoint:
+            return
+        properties = CommitProperties(
+            custom_metadata=properties_of(commit_id),
+            app_transactions=[Transaction(application, commit_id.checkpoint)],
+            max_commit_retries=0,
+        )
+        try:
+            if self._config.mode == "upsert":
+                self._merge(table, files, properties)
+            else:
+                self._append(table, files, properties)
+        except CommitFailedError as error:
+            raise CommitConflict(str(error)) from error
+        except DeltaError as error:
+            # delta-rs has no class of its own for it.
+            if "commit attempts" in str(error) or "Transaction failed" in str(error):
+                raise CommitConflict(str(error)) from error
+            raise
+
+    def _append(self, table: Any, files: Sequence[Any], properties: Any) -> None:
+        from deltalake.transaction import AddAction
+
+        now_ms = self._host.clock.wall_ms()
+        table.create_write_transaction(
+            [
+                AddAction(path, size, values, now_ms, True, statistics)
+                for path, size, values, statistics in files
+            ],
+            "append",
+            table.schema(),
+            table.metadata().partition_columns,
+            commit_properties=properties,
+        )
+
+    def _merge(self, table: Any, files: Sequence[Any], properties: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        store = self._files()
+        staged = []
+        for path, *_ in files:
+            with store.open_input_file(path) as file:
+                staged.append(pq.read_table(file))
+        rows = latest_rows(pa.concat_tables(staged, promote_options="default"), self._config.key)
+        same = " AND ".join(f"stored.`{name}` = given.`{name}`" for name in self._config.key)
+        merge = table.merge(
+            rows, same, source_alias="given", target_alias="stored", commit_properties=properties
+        )
+        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        for path, *_ in files:
+            store.delete_file(path)
+
+    def close(self) -> None:
+        self._table = None
+
+
+def _stored(type_: Any) -> Any:
+    """Returns the type of a new column for values of `type_`. A column has no dictionary."""
+    import pyarrow as pa
+
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
+
+
+def _partitions(rows: Any, names: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:
+    """Yields the rows of each partition, without its columns, and its values as the log has
+    them.
+    """
+    import pyarrow as pa
+
+    if not names:
+        yield {}, rows
+        return
+    numbered = rows.select(names).append_column(
+        "__number", pa.array(range(rows.num_rows), pa.int64())
+    )
+    groups = numbered.group_by(list(names)).aggregate([("__number", "list")])
+    for group in groups.to_pylist():
+        part = rows.take(pa.array(sorted(group["__number_list"]))).drop_columns(list(names))
+        yield {name: _partition_text(group[name]) for name in names}, part
+
+
+def _partition_text(value: Any) -> str | None:
+    """Returns a value of a partition as Delta's log has it."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is not None:
+            value = value.astimezone(datetime.UTC).replace(tzinfo=None)
+        return str(value.isoformat(" ", "microseconds"))
+    if isinstance(value, bytes):
+        return str(value, "latin-1")
+    return str(value)
+
+
+def _statistics(rows: Any) -> str:
+    """Returns the statistics of a file, by which readers skip it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    least, most, nulls = {}, {}, {}
+    for field in rows.schema:
+        column = rows.column(field.name)
+        nulls[field.name] = column.null_count
+        types = pa.types
+        if not (
+            types.is_integer(field.type)
+            or types.is_string(field.type)
+            or types.is_date32(field.type)
+        ):
+            continue
+        bounds = pc.min_max(column).as_py()
+        low, high = bounds["min"], bounds["max"]
+        if low is None or (isinstance(low, str) and max(len(low), len(high)) > TEXT_MAX):
+            continue
+        is_date = isinstance(low, datetime.date)
+        least[field.name] = low.isoformat() if is_date else low
+        most[field.name] = high.isoformat() if is_date else high
+    return json.dumps(
+        {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    )
+
+
+class _Versions:
+    """The `LakeVersions` of Delta."""
+
+    def __init__(self, config: DeltaTable) -> None:
+        self._config = config
+        self._loaded: Any = None
+        self._latest: Any = None
+
+    def start(self) -> int | None:
+        wanted = self._config.version
+        latest = int(_load(self._config).version())
+        if wanted is None:
+            return latest
+        if wanted > latest:
+            raise GraphError(f"{self._config!r} has no version {wanted}, expected 0 to {latest}")
+        return wanted
+
+    def following(self, version: int | None) -> int | None:
+        assert version is not None, "a Delta table begins with version 0"
+        if self._latest is None:
+            self._latest = _load(self._config)
+        else:
+            self._latest.update_incremental()
+        return version + 1 if version < self._latest.version() else None
+
+    def _at(self, version: int) -> Any:
+        if self._loaded is None or self._loaded.version() != version:
+            self._loaded = _load(self._config, version)
+        return self._loaded
+
+    def files(self, version: int, *, is_increment: bool) -> Sequence[Any]:
+        dataset = self._at(version).to_pyarrow_dataset()
+        names = list(self._config.columns or dataset.schema.names)
+        unknown = [name for name in names if name not in dataset.schema.names]
+        if unknown:
+            raise GraphError(f"{self._config!r} has no column {unknown[0]!r}, which columns= names")
+        found = {
+            one.path.lstrip("/"): (one, dataset.schema, names) for one in dataset.get_fragments()
+        }
+        if is_increment:
+            added = self._added(version)
+            found = {path: one for path, one in found.items() if path in added}
+        return [found[path] for path in sorted(found)]
+
+    def _added(self, version: int) -> set[str]:
+        """Returns the paths of the files that a version added."""
+        from urllib.parse import unquote
+
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        config = self._config
+        files = PyFileSystem(
+            DeltaStorageHandler(self._loaded.table_uri, config.storage_options or None)
+        )
+        try:
+            with files.open_input_stream(f"_delta_log/{version:020}.json") as log:
+                actions = [json.loads(line) for line in log.read().splitlines() if line.strip()]
+        except FileNotFoundError as error:
+            raise RestoreError(
+                f"{config!r}: the log of version {version} was cleaned up before it was read: keep "
+                "the log for longer than the job may be down (delta.logRetentionDuration)"
+            ) from error
+        removed = any(one["remove"].get("dataChange", True) for one in actions if "remove" in one)
+        added = [one["add"] for one in actions if "add" in one]
+        if removed:
+            if config.deletes == "skip":
+                return set()
+            raise GraphError(
+                f"{config!r}: version {version} deletes or replaces rows, and a stream of rows "
+                'cannot say so: deletes="skip" leaves such versions out'
+            )
+        # Files of a compaction hold rows that were there before.
+        return {unquote(one["path"]) for one in added if one.get("dataChange", True)}
+
+    def batches(self, version: int, file: Any) -> Iterator[Any]:
+        from pyarrow.dataset import Scanner
+
+        fragment, schema, names = file
+        scanner = Scanner.from_fragment(
+            fragment, schema=schema, columns=names, batch_size=BATCH_ROWS
+        )
+        return iter(scanner.to_batches())
+
+    def close(self) -> None:
+        self._loaded = self._latest = None

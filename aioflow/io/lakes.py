@@ -1,0 +1,515 @@
+"""The parts of a lake's sink and source that do not depend on its library.
+
+A sink writes data files as records come, and one committer adds those of a checkpoint to the table
+in one commit. The commit carries the id of the sink, the run and the checkpoint. A repetition finds
+the id in the table and does nothing. The library checks that no commit came between, so two
+committers cannot both succeed.
+
+A killed attempt leaves data files that no commit names. They are part of no version of the table.
+
+A source reads the files of one version of the table, one after the other. Endless, it goes on with
+the files that each later version added. Its position is `At`.
+
+All calls of the libraries block, so they run in the executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, TypeVarTuple
+
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import GraphError
+from aioflow.io.column_parts import PAGE_ROWS, arrow_tables
+from aioflow.io.readers import ReadAhead
+from aioflow.operators.sink import BaseWriter, GlobalCommitter
+from aioflow.operators.source import BaseReader
+
+if TYPE_CHECKING:
+    from aioflow.core.column_batch import ColumnBatch
+    from aioflow.core.host import Host
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.sink import CommitId
+    from aioflow.operators.source import SourceContext, Split
+
+__all__ = [
+    "At",
+    "CommitConflict",
+    "Deletes",
+    "LakeCommitter",
+    "LakeMode",
+    "LakeReader",
+    "LakeTable",
+    "LakeVersions",
+    "LakeWriter",
+    "checked_deletes",
+    "checked_key",
+    "latest_rows",
+    "matches",
+    "properties_of",
+]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+LakeMode = Literal["append", "upsert"]
+Deletes = Literal["refuse", "skip"]
+
+FILE_BYTES = 64 << 20
+"""Size of the Arrow data that makes one data file. A checkpoint ends a file as well."""
+
+CONFLICTS_MAX = 50
+"""Number of conflicts with other writers before a commit fails, and the job restarts."""
+
+ANSWER_S = 8.0
+"""Maximum time for the first answer of a catalog or store."""
+
+PAGES_AHEAD = 2
+"""Number of read batches that wait to be polled."""
+
+ALL_FILES = -1
+"""Stands for the file of a position when all files of the version are read."""
+
+SINK, RUN, CHECKPOINT = "aioflow.sink", "aioflow.run", "aioflow.checkpoint"
+"""Properties of a commit."""
+
+logger = logging.getLogger(__name__)
+
+
+class CommitConflict(Exception):
+    """A commit that another writer's commit prevented. It is repeated on the new version."""
+
+
+def properties_of(commit_id: CommitId) -> dict[str, str]:
+    """Returns the properties by which a commit is recognised."""
+    return {
+        SINK: commit_id.sink,
+        RUN: commit_id.run,
+        CHECKPOINT: str(commit_id.checkpoint),
+    }
+
+
+def matches(properties: Mapping[str, Any], commit_id: CommitId) -> bool:
+    """Returns whether a commit with `properties` includes the data of `commit_id`."""
+    return (
+        properties.get(SINK) == commit_id.sink
+        and properties.get(RUN) == commit_id.run
+        and int(properties.get(CHECKPOINT, -1)) >= commit_id.checkpoint
+    )
+
+
+class LakeTable(Protocol):
+    """The interface of a table that a sink writes. All methods run in the executor."""
+
+    def open(self) -> Any:
+        """Loads the latest version, and returns its Arrow schema. Raises GraphError if there is no
+        such table, or a table that cannot be written.
+        """
+
+    def add_columns(self, fields: Sequence[Any]) -> Any:
+        """Adds nullable columns, unless another writer did, and returns the new Arrow schema."""
+
+    def write(self, rows: Any) -> list[Any]:
+        """Writes an Arrow table with the schema of the table into new data files.
+
+        Returns plain data that names the files.
+        """
+
+    def commit(self, commit_id: CommitId, files: Sequence[Any]) -> None:
+        """Adds the files to the latest version in one commit, unless `commit_id` was committed.
+
+        Raises CommitConflict if another commit came between.
+        """
+
+    def close(self) -> None:
+        """Releases the connection, if there is one."""
+
+
+class Calls:
+    """Runs the calls of one library, one after the other.
+
+    A cancelled call goes on in its thread, and `end` waits for it.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._running: asyncio.Future[Any] | None = None
+
+    async def run(self, call: Callable[[*Args], T], *args: *Args) -> T:
+        """Returns the result of `call(*args)`, run in the executor."""
+        future: asyncio.Future[T] = asyncio.ensure_future(self._host.blocking(call, *args))
+        self._running = future
+        return await asyncio.shield(future)
+
+    async def first(self, call: Callable[[*Args], T], place: str, *args: *Args) -> T:
+        """Does the same for the first call. Raises GraphError naming `place` if it takes too
+        long.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self.run(call, *args)
+        except TimeoutError:
+            self._running = None  # The thread cannot be interrupted, and is not waited for.
+            raise GraphError(
+                f"{place} did not answer within {ANSWER_S:g} s: check the address, and whether the "
+                "server runs"
+            ) from None
+
+    async def end(self) -> None:
+        """Waits for the running call."""
+        if self._running is not None:
+            await wait_all([self._running])
+            if not self._running.cancelled():
+                self._running.exception()  # Otherwise asyncio logs the error as never retrieved.
+
+
+class LakeWriter(BaseWriter[Any]):
+    """A writer of the data files of one subtask."""
+
+    reads_columns = True
+
+    def __init__(
+        self,
+        ctx: OperatorContext,
+        table: LakeTable,
+        place: str,
+        *,
+        evolve: bool,
+        key: Sequence[str] = (),
+    ) -> None:
+        """Makes a writer. `key` are the columns that identify a row, of an upsert."""
+        self._calls = Calls(ctx.host)
+        self._table = table
+        self._place = place
+        self._evolve = evolve
+        self._key = key
+        self._schema: Any = None
+        self._held: list[Sequence[Any]] = []
+        self._held_rows = 0
+        self._rows: list[Any] = []
+        """Arrow tables that are not written yet."""
+        self._bytes = 0
+        self._files: list[Any] = []
+
+    async def open(self) -> None:
+        self._schema = await self._calls.first(self._table.open, self._place)
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        if values:
+            self._held.append(values)
+            self._held_rows += len(values)
+            self.full = self._held_rows >= PAGE_ROWS
+
+    async def flush(self) -> None:
+        """Converts the records, and writes a file once they are enough for one."""
+        self.full = False
+        held, self._held, self._held_rows = self._held, [], 0
+        for rows in arrow_tables(held):
+            fitted = await self._fitted(rows)
+            self._rows.append(fitted)
+            self._bytes += fitted.nbytes
+        if self._bytes >= FILE_BYTES:
+            await self._write()
+
+    async def _fitted(self, rows: Any) -> Any:
+        unknown = [field for field in rows.schema if field.name not in self._schema.names]
+        if unknown:
+            if not self._evolve:
+                named = ", ".join(f"{field.name!r} ({field.type})" for field in unknown)
+                raise GraphError(
+                    f"{self._place} has no column {named}, expected some of "
+                    f"{', '.join(map(repr, self._schema.names))}: leave it out before the sink, or "
+                    "let the sink add it, with evolve=True"
+                )
+            self._schema = await self._calls.run(self._table.add_columns, unknown)
+            logger.info(
+                "%s: added the columns %s",
+                self._place,
+                ", ".join(f"{field.name} {field.type}" for field in unknown),
+            )
+        return fitted(rows, self._schema, self._place, self._key)
+
+    async def _write(self) -> None:
+        import pyarrow as pa
+
+        rows, self._rows, self._bytes = self._rows, [], 0
+        if rows:
+            # Rows from before a new column lack it.
+            together = pa.concat_tables(rows, promote_options="default")
+            self._files += await self._calls.run(self._table.write, self._latest(together))
+
+    def _latest(self, rows: Any) -> Any:
+        return latest_rows(rows, self._key) if self._key else rows
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        await self.flush()
+        await self._write()
+        files, self._files = self._files, []
+        return files
+
+    async def close(self) -> None:
+        """Leaves the files that no commit will name: see the page of the connector."""
+        await self._calls.end()
+        await self._calls.run(self._table.close)
+
+
+class LakeCommitter(GlobalCommitter):
+    """The committer of a sink. A conflict with another writer is tried again."""
+
+    def __init__(self, ctx: OperatorContext, table: LakeTable, place: str) -> None:
+        self._ctx = ctx
+        self._calls = Calls(ctx.host)
+        self._table = table
+        self._place = place
+
+    async def commit(self, commit_id: CommitId, committables: Sequence[Any]) -> None:
+        for conflicts in range(CONFLICTS_MAX):
+            try:
+                await self._calls.run(self._table.commit, commit_id, committables)
+                return
+            except CommitConflict as conflict:
+                error = conflict
+                logger.info(
+                    "%s: another commit came first, checkpoint %d is tried again: %s",
+                    self._place,
+                    commit_id.checkpoint,
+                    conflict,
+                )
+                await asyncio.sleep(min(0.01 * 2**conflicts, 1.0) * self._ctx.host.rng.random())
+        raise ConnectionError(
+            f"{self._place}: {CONFLICTS_MAX} commits of others came before that of checkpoint "
+            f"{commit_id.checkpoint}"
+        ) from error
+
+    async def close(self) -> None:
+        await self._calls.end()
+        await self._calls.run(self._table.close)
+
+
+def fitted(rows: Any, schema: Any, place: str, key: Sequence[str] = ()) -> Any:
+    """Returns the Arrow table `rows` with the columns and types of `schema`.
+
+    Raises GraphError naming a column whose type or nulls do not fit.
+    """
+    import pyarrow as pa
+
+    columns = []
+    for field in schema:
+        if field.name in rows.schema.names:
+            column = rows.column(field.name)
+        else:
+            column = pa.nulls(rows.num_rows, field.type)
+        if column.null_count and (not field.nullable or field.name in key):
+            what = "is required" if field.name not in key else "is in key="
+            raise GraphError(
+                f"{place}: column {field.name!r} {what}, and {column.null_count} of "
+                f"{rows.num_rows} records have no value for it: fill it before the sink"
+            )
+        columns.append(_cast(column, field, place))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: Any, field: Any, place: str) -> Any:
+    import pyarrow as pa
+
+    if column.type == field.type:
+        return column
+    try:
+        if not _may_become(column.type, field.type):
+            raise pa.ArrowInvalid("the types are of different kinds")
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise GraphError(
+            f"{place}: column {field.name!r} is {field.type}, and the records have {column.type} "
+            f"({error}): convert it before the sink, as with "
+            f"select(..., {field.name}=af.col({field.name!r}).cast(...)) or map(...)"
+        ) from error
+
+
+def _may_become(given: Any, wanted: Any) -> bool:
+    """Returns whether a safe cast keeps the meaning: it parses no text, and spells no number."""
+    import pyarrow as pa
+
+    types = pa.types
+    kinds: tuple[tuple[Callable[[Any], bool], ...], ...] = (
+        (types.is_integer, types.is_floating, types.is_decimal),
+        (types.is_string, types.is_large_string, types.is_dictionary),
+        (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
+        (types.is_timestamp,),
+        (types.is_date,),
+        (types.is_time,),
+        (types.is_list, types.is_large_list, types.is_fixed_size_list),
+        (types.is_struct, types.is_map),
+    )
+    return types.is_null(given) or any(
+        any(is_one(given) for is_one in kind) and any(is_one(wanted) for is_one in kind)
+        for kind in kinds
+    )
+
+
+def latest_rows(rows: Any, key: Sequence[str]) -> Any:
+    """Returns the last row of each key, in the order of the last rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbered = rows.select(key).append_column(
+        "__number", pa.array(range(rows.num_rows), pa.int64())
+    )
+    last = numbered.group_by(list(key)).aggregate([("__number", "max")])["__number_max"]
+    if len(last) == rows.num_rows:
+        return rows
+    last = last.combine_chunks()
+    return rows.take(last.take(pc.sort_indices(last)))
+
+
+def checked_key(mode: str, key: str | Sequence[str] | None, place: str) -> list[str]:
+    """Returns the columns that `key` names. Raises GraphError if they or `mode` do not fit."""
+    if mode not in ("append", "upsert"):
+        raise GraphError(f"{place}: mode is {mode!r}, expected 'append' or 'upsert'")
+    names = [] if key is None else [key] if isinstance(key, str) else list(key)
+    if mode == "upsert" and not names:
+        raise GraphError(
+            f'{place}: mode="upsert" needs key=, the columns that identify a row, as in key="id"'
+        )
+    if mode == "append" and names:
+        raise GraphError(f'{place}: key= is for mode="upsert", expected no key with mode="append"')
+    return names
+
+
+def checked_deletes(deletes: str, place: str) -> Deletes:
+    """Returns `deletes`. Raises GraphError if it is none of the two."""
+    if deletes not in ("refuse", "skip"):
+        raise GraphError(f"{place}: deletes is {deletes!r}, expected 'refuse' or 'skip'")
+    return deletes  # type: ignore[return-value]
+
+
+class At(NamedTuple):
+    """The position of a source: the next row."""
+
+    version: int | None
+    """The version that is being read; None is the time before the first one."""
+    is_increment: bool
+    """Whether only the files that it added are read."""
+    file: int
+    """The number of the file among those of the version, in the order of their paths."""
+    row: int
+
+
+class LakeVersions(Protocol):
+    """The interface of a table that a source reads. All methods run in the executor."""
+
+    def start(self) -> int | None:
+        """Returns the version to begin with; None if there is none yet.
+
+        Raises GraphError if the table or the version does not exist.
+        """
+
+    def following(self, version: int | None) -> int | None:
+        """Returns the version after `version`, or None if it is the latest."""
+
+    def files(self, version: int, *, is_increment: bool) -> Sequence[Any]:
+        """Returns the files of the version, or those that it added, sorted by path."""
+
+    def batches(self, version: int, file: Any) -> Iterator[Any]:
+        """Reads one of these files, as Arrow record batches."""
+
+    def close(self) -> None:
+        """Releases the connection, if there is one."""
+
+
+class LakeReader(BaseReader[Any]):
+    """A reader of one version after the other."""
+
+    columnar = True
+
+    def __init__(self, ctx: SourceContext, table: LakeVersions, poll_s: float | None) -> None:
+        """Makes a reader. It looks for a new version every `poll_s`; None: it reads one."""
+        from aioflow.columns.arrow import ArrowPages
+
+        self._table = table
+        self._poll_s = poll_s
+        self._arrow = ArrowPages()
+        self._ahead = ReadAhead(ctx.host, "lake-reader")
+        self._pages: deque[tuple[At, ColumnBatch | None]] = deque()
+        """Rows and the position of the first one. None: only the position moves."""
+        self._at = At(None, False, 0, 0)
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            start = At(split.payload, False, 0, 0)
+            self._at = start if split.position is None else At(*split.position)
+            self._ahead.start(self._read)
+
+    async def _read(self) -> None:
+        at = self._at
+        while True:
+            if at.version is not None and at.file != ALL_FILES:
+                await self._read_version(at.version, at)
+            if self._poll_s is None:
+                return
+            found = await self._ahead.blocking(self._table.following, at.version)
+            if found is None:
+                at = at._replace(file=ALL_FILES)
+                await asyncio.sleep(self._poll_s)
+                continue
+            at = At(found, True, 0, 0)
+            await self._add(at, None)
+
+    async def _read_version(self, version: int, at: At) -> None:
+        def list_files() -> Sequence[Any]:
+            return self._table.files(version, is_increment=at.is_increment)
+
+        files = await self._ahead.blocking(list_files)
+        for number in range(at.file, len(files)):
+            row, first = 0, at.row if number == at.file else 0
+            batches = await self._ahead.blocking(self._table.batches, version, files[number])
+            while (piece := await self._ahead.blocking(_next, batches)) is not None:
+                start = max(0, min(first - row, piece.num_rows))
+                if start < piece.num_rows:
+                    read = await self._ahead.blocking(self._arrow.read, piece.slice(start))
+                    # Done here, because this batch shares its texts with earlier ones in use.
+                    rows = self._arrow.settle(read)
+                    await self._add(At(version, at.is_increment, number, row + start), rows)
+                row += piece.num_rows
+
+    async def _add(self, at: At, rows: ColumnBatch | None) -> None:
+        self._pages.append((at, rows))
+        await self._ahead.added(lambda: len(self._pages) > PAGES_AHEAD)
+
+    def poll_batch(self, max_records: int) -> ColumnBatch | None:
+        while self._pages:
+            at, rows = self._pages.popleft()
+            self._ahead.taken()
+            if rows is None:
+                self._at = at
+                continue
+            taken = min(max_records, len(rows))
+            self._at = at._replace(row=at.row + taken)
+            if taken < len(rows):
+                self._pages.appendleft((self._at, rows.part(slice(taken, len(rows)))))
+            return rows.part(slice(0, taken))
+        if self._ahead.error is not None:
+            raise self._ahead.error
+        return None
+
+    async def wait(self) -> None:
+        if not self._pages:
+            await self._ahead.wait()
+
+    @property
+    def finished(self) -> bool:
+        return not self._pages and not self._ahead.is_running and self._ahead.error is None
+
+    def position(self, split_id: str) -> list[Any]:
+        return list(self._at)
+
+    async def close(self) -> None:
+        await self._ahead.close()
+        self._table.close()
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    return next(batches, None)
