@@ -241,13 +241,16 @@ class Planner:
                 )
             if not isinstance(one, exp.Column) or isinstance(one.this, exp.Star):
                 return one
-            if one.table and not any(
-                r.alias.casefold() == one.table.casefold() for r in scope.relations
-            ):
-                # A field of a nested record: `user.name`.
-                outer = exp.Column(this=one.args["table"].copy())
-                if any(relation.find(one.table) for relation in scope.relations):
-                    return exp.Dot(this=bound(outer), expression=one.this.copy())
+            parts = one.parts
+            aliases = {relation.alias.casefold() for relation in scope.relations}
+            own = 2 if parts[0].name.casefold() in aliases else 1
+            known = own == 2 or any(relation.find(parts[0].name) for relation in scope.relations)
+            if len(parts) > own and known:  # Fields of a nested record: `user.address.city`.
+                table = parts[0].copy() if own == 2 else None
+                found = bound(exp.Column(this=parts[own - 1].copy(), table=table))
+                for part in parts[own:]:
+                    found = exp.Dot(this=found, expression=part.copy())
+                return found
             return key_column(scope.resolve(one).key, one)
 
         return node.copy().transform(bound, copy=False)

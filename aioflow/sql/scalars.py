@@ -124,24 +124,7 @@ class _Compiler:
     # Names, literals, nested values.
 
     def column(self, node: exp.Column) -> Scalar:
-        try:
-            found = self.scope.resolve(node)
-        except SqlError:
-            parts = node.parts
-            if len(parts) < 2:
-                raise
-            # The first name may be a column, and the others fields of its row.
-            try:
-                row = self.column(
-                    exp.Column(
-                        **dict(zip(("this", "table", "db"), reversed(parts[:-1]), strict=False))
-                    )
-                )
-            except SqlError:
-                row = None
-            if row is None:
-                raise
-            return self._field(row, node.name, node)
+        found = self.scope.resolve(node)
         return Scalar(found.type, found.nullable, Column(found.key))
 
     def _field(self, row: Scalar, name: str, node: exp.Expr) -> Scalar:
