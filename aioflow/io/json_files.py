@@ -124,7 +124,9 @@ class JsonDecoder:
             self._decode_lines = lines = namedtuple_lines(type)
             self._struct = None if lines is None else struct_like(type)
             if lines is not None:
-                self._decode = partial(_of_one_line, lines, decode)
+                of_struct = msgspec.json.Decoder(self._struct).decode
+                tuple_of = partial(tuple.__new__, type)
+                self._decode = partial(_of_one_line, of_struct, tuple_of, decode)
         elif is_model(type):
             self._decode = model_maker(type.model_validate_json)  # type: ignore[union-attr]
         elif (rename := renaming_maker(type)) is not None:
@@ -204,19 +206,24 @@ def stand_in_fields(type: Any) -> tuple[str, ...] | None:
 
 
 def _of_one_line(
-    decode_lines: Callable[[bytes], list[Any]], otherwise: Callable[[bytes], Any], line: bytes
+    of_struct: Callable[[bytes], Any],
+    make: Callable[[Any], Any],
+    otherwise: Callable[[bytes], Any],
+    line: bytes,
 ) -> Any:
-    """Returns the record that `decode_lines` makes of `line`, as it would among other lines.
+    """Returns the record of `line`, as it would be among other lines.
 
-    `decode_lines` skips fields that the type does not have, even a number beyond all floats. So the
+    `of_struct` skips fields that the type does not have, even a number beyond all floats. So the
     record does not depend on the other lines. `otherwise` accepts more forms and has better error
     messages.
     """
     try:
-        records = decode_lines(line)
+        found = of_struct(line)
     except MALFORMED:
-        records = []
-    return records[0] if len(records) == 1 else otherwise(line)
+        pass  # Left before `otherwise` may raise, whose error has no other behind it.
+    else:
+        return make(astuple(found))
+    return otherwise(line)
 
 
 def decode_objects(

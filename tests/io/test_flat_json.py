@@ -264,6 +264,59 @@ def test_fields_that_are_not_read_do_not_leave_lines_to_msgspec(
     assert list(found) == [Word(json.loads(one)["word"]) for one in lines]
 
 
+def in_order(record: dict[str, Any], order: list[str], how: dict[str, Any], odd: str) -> str:
+    """Returns a line with the keys in this order, and one of several oddities."""
+    text = json.dumps({key: record[key] for key in order if key in record}, **how)
+    return {
+        "twice": '{"word":"first",' + text[1:],
+        "missing": text.replace('"word"', '"other"', 1),
+        "cut": text[:-1],
+        "two": text + text,
+        "tab": text.replace(":", "\t:"),
+        "blank": "",
+        "null": '{"i": null, ' + text[1:],
+    }.get(odd, text)
+
+
+ODDITIES = ["", "", "", "", "twice", "missing", "cut", "two", "tab", "blank", "null"]
+orders = st.sampled_from([KEYS, KEYS[::-1], [*KEYS[3:], *KEYS[:3]]])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(written, min_size=1, max_size=2), orders, spellings),
+        min_size=1,
+        max_size=4,
+    ),
+    st.lists(st.tuples(st.integers(0, 7), st.sampled_from(ODDITIES)), min_size=1, max_size=24),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+)
+def test_mixed_lines_give_what_rows_give(
+    kinds: list[tuple[list[dict[str, Any]], list[str], dict[str, Any]]],
+    drawn: list[tuple[int, str]],
+    end: str,
+    ended: bool,
+) -> None:
+    lines = [
+        in_order(records[i % len(records)], order, how, odd)
+        for i, odd in drawn
+        for records, order, how in (kinds[i % len(kinds)],)
+    ]
+    data = (end.join(lines) + (end if ended else "")).encode()
+    rows, columns = JsonDecoder(Read), JsonColumnDecoder(Read)
+    for _ in range(2):
+        expected, found = rows.decode(data, True), columns.decode(data, True)
+        assert list(map(repr, found.records)) == list(map(repr, expected.records))
+        assert [bad[:3] for bad in found.bad] == [bad[:3] for bad in expected.bad]
+        count = len(expected.records)
+        numbers = expected.starts or list(range(count))
+        assert list(found.starts or range(count)) == list(numbers)
+        if found.line_ends is not None:
+            assert found.line_ends == data.count(b"\n")
+
+
 def test_blocks_that_are_not_spelled_alike_are_tried_less_and_less() -> None:
     pause = FlatPause()
     tried = []
