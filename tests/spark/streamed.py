@@ -22,7 +22,7 @@ from aioflow.spark.runner.blocks import BlockRow
 from aioflow.spark.runner.program import StageProgram
 from aioflow.spark.runner.runner import Spark
 from aioflow.spark.runner.translate import SparkPlan
-from aioflow.spark.streaming import frames
+from aioflow.spark.streaming import run as frames
 from aioflow.spark.streaming.keys import KeyedStage, timer_of
 from aioflow.spark.streaming.plan import delay_ms_of
 from aioflow.spark.streaming.rows import TIME, KeyedRow, SourceProgram
