@@ -180,6 +180,8 @@ class Compiler:
 
     def __init__(self, functions: Functions) -> None:
         self.functions = functions
+        self.shared: dict[tuple[str, ...], Any] = {}
+        """Streams of grouped windows, by all that determines them."""
 
     def compile(self, node: exp.Expr, relation: Relation) -> Scalar:
         """Returns the compiled expression, which reads fields by their keys."""

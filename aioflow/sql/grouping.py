@@ -29,6 +29,7 @@ from aioflow.sql.relation import (
     substitute,
 )
 from aioflow.sql.scope import Field
+from aioflow.sql.types import TIMESTAMP
 from aioflow.sql.windows import CumulativeWindows, FieldWindows
 
 __all__ = ["aggregate", "applied", "pending_windows"]
@@ -134,12 +135,22 @@ def aggregate(
     group = [one for one in group if one is not legacy]
     windows = None if legacy else _grouping_windows(relation, group, node)
     keys = [one for one in group if not (windows is None and is_key(one, (START, END, TIME)))]
-    if relation.reads:
-        relation = replace(relation.as_rows(), pending=relation.pending)
     relation, nodes = compiler.awaited(relation, [*keys, *(one for _, one in items), *having])
     keys, rest = nodes[: len(keys)], nodes[len(keys) :]
     items = [(name, one) for (name, _), one in zip(items, rest, strict=False)]
     having = rest[len(items) :]
+    start_of = None
+    if windows is not None and windows.size is not None:
+        # The end says which window it is, so a start beside it need not be in the key.
+        bounds = [one for one in keys if is_key(one, (windows.start or "", windows.end))]
+        if len({one.name for one in bounds}) == 2:
+            start_of = next(one for one in bounds if one.name == windows.start)
+            keys = [one for one in keys if one.name != windows.start]
+    if windows is not None and windows.regroup is None:
+        relation = relation.as_rows()  # Whose fields name the window.
+    # Keys and aggregates read the records in place.
+    direct = tuple(replace(one, read=relation.reads.get(one.key)) for one in relation.fields)
+    relation = replace(relation, fields=direct)
     scalars = [compiler.compile(one, relation) for one in keys]
     found: list[exp.Expr] = []
     for one in (*(one for _, one in items), *having):
@@ -147,14 +158,19 @@ def aggregate(
     scope = Keys(relation.fields, relation.is_open)
     computed = [compile_aggregate(one, scope, compiler.functions) for one in found]
     parts = {name: part for one in computed for name, part in one.parts.items()}
-    grouped = relation.stream.key_by(joins.key_of(scalars))
     if windows is None:
         assert relation.pending is not None
         assigner = relation.pending.assigner
     else:
         assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
     whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
-    results = grouped.window(assigner).aggregate(whole or af.count())
+    key = joins.key_of(scalars)
+    # Subqueries that group alike share the operator.
+    place = tuple(map(repr, (*relation.stream.upstreams, key, assigner, sorted(parts))))
+    results = compiler.shared.get(place)
+    if results is None:
+        results = relation.stream.key_by(key).window(assigner).aggregate(whole or af.count())
+        compiler.shared[place] = results
     value = af.col.value
     read_part = {n: value if len(parts) == 1 else value[n] for n in parts}
     of_keys = joins.reads_of_key(af.col.key, scalars)
@@ -173,6 +189,11 @@ def aggregate(
         after = relation.pending.windows(relation.pending.ends) if by_event_time else None
     else:
         own = {one.name: f"$k{i}" for i, one in enumerate(keys) if isinstance(one, exp.Column)}
+        if start_of is not None:
+            own[start_of.name] = "$start"
+            trees.append((start_of, "$start"))
+            fields.append(Field("$start", TIMESTAMP, False, "$start"))
+            reads["$start"] = reads[own[windows.end]] - windows.size
         end, start = own.get(windows.end), own.get(windows.start or "")
         times = {} if end is None else {end: 1}
         if TIME in own:

@@ -20,7 +20,6 @@ from aioflow.core.errors import did_you_mean
 from aioflow.expressions.nodes import (
     Binary,
     Case,
-    Column,
     Expr,
     IsIn,
     Literal,
@@ -125,7 +124,7 @@ class _Compiler:
 
     def column(self, node: exp.Column) -> Scalar:
         found = self.scope.resolve(node)
-        return Scalar(found.type, found.nullable, Column(found.key))
+        return Scalar(found.type, found.nullable, found.expression)
 
     def _field(self, row: Scalar, name: str, node: exp.Expr) -> Scalar:
         if row.type.name == "MAP" and row.type.element is not None:

@@ -19,6 +19,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError
 
 from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.expressions.nodes import Column, Expr
 from aioflow.sql.errors import SqlError
 from aioflow.sql.types import (
     ANY,
@@ -51,6 +52,12 @@ class Field:
     nullable: bool
     key: str
     """Name in the dict of a row."""
+    read: Expr[Any] | None = None
+    """How the field is read from a record, if not by its key."""
+
+    @property
+    def expression(self) -> Expr[Any]:
+        return Column(self.key) if self.read is None else self.read
 
 
 @dataclass(frozen=True, slots=True)

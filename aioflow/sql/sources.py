@@ -154,7 +154,10 @@ def _described_source(node: StreamNode) -> tuple[Schema | None, dict[str, int] |
     if isinstance(timestamp, Column):
         times = {str(timestamp._name): 0}
     if isinstance(source, ArrowTable):
-        return schema_of(source.table.schema), times, True
+        schema, table = schema_of(source.table.schema), source.table
+        assert schema is not None
+        known = (replace(f, nullable=table[f.name].null_count > 0) for f in schema.fields)
+        return replace(schema, fields=tuple(known)), times, True
     if isinstance(source, IterableSource) and isinstance(source.items, list | tuple):
         return _of_rows(source.items), times, False
     kind = None if source is None else source.record_type
