@@ -21,7 +21,7 @@ from benchmarks.nexmark.stateless import SIDE_INPUT
 from benchmarks.nexmark.suite import QUERIES
 from benchmarks.nexmark.table import table_of
 
-COUNT = 2_400
+COUNT = 2_000
 NEXMARK = Nexmark(rate=50)
 """Half a minute has several windows of ten seconds."""
 SIDE = [{"key": key, "value": value} for key, value in SIDE_INPUT.items()]
