@@ -103,6 +103,8 @@ ASKED_BY_NAME = {
     ),
     "expressions/values.py": ("_fields", "of a NamedTuple"),
     "io/conversion.py": ("_asdict _fields choices tolist", "NamedTuple, pydantic, numpy"),
+    "io/formats/format.py": ("tolist", "numpy"),
+    "io/formats/protobuf_format.py": ("is_repeated", "protobuf before 6.31 lacks it"),
     "io/frames.py": ("columns schema", "tables of pandas, polars and Arrow"),
     "io/kafka_client.py": ("close", "the name differs by client of aiokafka"),
     "io/memory.py": ("aclose close writer", "iterators; and a misuse"),

@@ -56,7 +56,8 @@ def test_table_of_options_has_the_names_types_and_defaults_of_the_code(
 PUBLIC = {
     "aioflow": [name for name in aioflow.__all__ if name not in ("io", "testing")]
     + ["sum", "min", "max"],
-    "aioflow.io": aioflow.io.__all__,
+    "aioflow.io": [name for name in aioflow.io.__all__ if name != "formats"],
+    "aioflow.io.formats": aioflow.io.formats.__all__,
     "aioflow.testing": aioflow.testing.__all__,
 }
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(REFERENCE.glob("*.md"))}

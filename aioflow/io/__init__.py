@@ -11,10 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aioflow.io import formats
     from aioflow.io.arrow_files import arrow, parquet
     from aioflow.io.csv_files import csv
     from aioflow.io.delta_tables import delta
     from aioflow.io.files import lines
+    from aioflow.io.formats.registry import SchemaRegistry
     from aioflow.io.generating import datagen
     from aioflow.io.http_client import http, sse
     from aioflow.io.hybrid_source import HybridEnd, hybrid
@@ -39,12 +41,14 @@ if TYPE_CHECKING:
 __all__ = [
     "HybridEnd",
     "RollPolicy",
+    "SchemaRegistry",
     "arrow",
     "blackhole",
     "csv",
     "datagen",
     "delta",
     "drop_postgres_slot",
+    "formats",
     "http",
     "hybrid",
     "iceberg",
@@ -96,8 +100,9 @@ _MODULES = {
     "websocket": "websockets",
     "HybridEnd": "hybrid_source",
     "RollPolicy": "parts",
+    "SchemaRegistry": "formats.registry",
 }
-"""Module of each function, and of the class for `roll=`.
+"""Module of each function, and of the classes for `roll=` and `registry=`.
 
 No module has the name of a function, because importing it would replace the function by the module.
 One connector is in a higher layer, with the session that it needs. This package imports it only
@@ -106,6 +111,8 @@ when a program uses it.
 
 
 def __getattr__(name: str) -> Any:
+    if name == "formats":  # A package, not a function in one.
+        return importlib.import_module("aioflow.io.formats")
     module = _MODULES.get(name)
     if module is None:
         from aioflow.core.errors import did_you_mean
@@ -115,9 +122,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"aioflow.io has no connector {name!r}, expected one of {connectors}{hint}"
         )
-    return getattr(
-        importlib.import_module(module if "." in module else f"aioflow.io.{module}"), name
-    )
+    path = module if module.startswith("aioflow.") else f"aioflow.io.{module}"
+    return getattr(importlib.import_module(path), name)
 
 
 def __dir__() -> list[str]:

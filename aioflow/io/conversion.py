@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from aioflow.core.errors import GraphError, describe_record, did_you_mean
+from aioflow.core.errors import describe_record
 from aioflow.core.wire.columns import is_made_by_position
 from aioflow.core.wire.kinds import Kind, defaults_of, fields_of, kind_of
 from aioflow.core.wire.types import STANDS_FOR
@@ -33,14 +33,15 @@ __all__ = [
     "body_decoder",
     "body_encoder",
     "certain_hints_of",
-    "checked_format",
     "field_names",
     "fields_of_value",
     "hints_of",
+    "holds_private",
     "is_model",
     "is_namedtuple",
     "json_encoder",
     "lines_of_objects",
+    "model_fields",
     "model_maker",
     "namedtuple_from",
     "one_or_more",
@@ -73,7 +74,7 @@ def _attrs_inputs(type_: Any) -> dict[str, str]:
     return {field.alias: field.name for field in type_.__attrs_attrs__}
 
 
-def _model_fields(model: Any) -> dict[str, Any]:
+def model_fields(model: Any) -> dict[str, Any]:
     """Returns the fields of a Pydantic model by the names that they have in its input; of several
     names, by the first.
     """
@@ -246,7 +247,7 @@ def field_names(type_: Any) -> list[str]:
     if dataclasses.is_dataclass(type_):
         return [field.name for field in dataclasses.fields(type_)]
     if is_model(type_):
-        return list(_model_fields(type_))
+        return list(model_fields(type_))
     if _is_attrs(type_):
         return list(_attrs_inputs(type_))
     raise TypeError(
@@ -274,7 +275,7 @@ def hints_of(type_: Any) -> dict[str, Any]:
     class by its name in the input.
     """
     if is_model(type_):
-        return {name: field.annotation for name, field in _model_fields(type_).items()}
+        return {name: field.annotation for name, field in model_fields(type_).items()}
     hints = typing.get_type_hints(type_, include_extras=True)
     if _is_attrs(type_):
         return {alias: hints.get(name, Any) for alias, name in _attrs_inputs(type_).items()}
@@ -528,7 +529,7 @@ def _with_default(type_: Any) -> set[str]:
     if issubclass(type_, msgspec.Struct):
         return {field.encode_name for field in msgspec.structs.fields(type_) if not field.required}
     if is_model(type_):
-        return {name for name, field in _model_fields(type_).items() if not field.is_required()}
+        return {name for name, field in model_fields(type_).items() if not field.is_required()}
     if _is_attrs(type_):
         defaults = defaults_of(type_, Kind.ATTRS)
         return {alias for alias, name in _attrs_inputs(type_).items() if name in defaults}
@@ -565,7 +566,7 @@ def _allows_text(hint: Any) -> bool:
 _BETWEEN = re.compile(r"\s*,\s*(?=\w+://|[^@]*$)")
 
 FORMATS = ("json", "text", "bytes")
-"""Formats of a body."""
+"""Formats of a body that need no schema."""
 
 
 def one_or_more(given: Any) -> list[Any]:
@@ -585,30 +586,6 @@ def one_or_more_places(given: Any) -> list[Any]:
         for one in one_or_more(given)
         for place in (_BETWEEN.split(one) if isinstance(one, str) else [one])
     ]
-
-
-def checked_format(format: str, type: type[Any] | None, place: str) -> str:
-    """Returns `format` if it is valid.
-
-    Raises GraphError naming `place`, also for a type that JSON cannot be decoded into.
-    """
-    if format not in FORMATS:
-        raise GraphError(
-            f"{place}: format is {format!r}, expected 'json', 'text' or "
-            f"'bytes'{did_you_mean(format, FORMATS)}"
-        )
-    if type is not None and format != "json":
-        raise GraphError(
-            f"{place}: type is given and format is {format!r}; a type is made of JSON alone: "
-            "leave out one of them"
-        )
-    try:
-        body_decoder(format, type)
-    except TypeError as error:
-        raise GraphError(
-            f"{place}: type is {type!r}, which JSON cannot be decoded into: {error}"
-        ) from None
-    return format
 
 
 def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
@@ -681,12 +658,12 @@ def as_object(value: Any) -> Any:
     cls: Any = type(value)
     if hasattr(value, "_asdict"):
         made = value._asdict()
-        return {name: _plain(one) for name, one in made.items()} if _holds_private(cls) else made
-    return _plain(value) if _holds_private(cls) else value
+        return {name: _plain(one) for name, one in made.items()} if holds_private(cls) else made
+    return _plain(value) if holds_private(cls) else value
 
 
 @lru_cache(1_024)
-def _holds_private(cls: Any) -> bool:
+def holds_private(cls: Any) -> bool:
     """Returns whether objects of `cls` hold objects of attrs with private fields."""
     return any(name.startswith("_") for name in _aliases_in(cls))
 
@@ -698,7 +675,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, set, frozenset)) or type(value) is tuple:
         return [_plain(one) for one in value]
     cls: Any = type(value)
-    kind = kind_of(cls) if _holds_private(cls) else None
+    kind = kind_of(cls) if holds_private(cls) else None
     if kind is Kind.NAMED_TUPLE:
         return [_plain(one) for one in value]
     if kind in (Kind.ATTRS, Kind.DATACLASS):

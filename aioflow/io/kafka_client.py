@@ -28,6 +28,7 @@ from aioflow.operators.source import Split
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
     from aioflow.io.arguments import OnError
+    from aioflow.io.formats.format import Format
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -75,10 +76,11 @@ class KafkaConfig:
     """The names of the topics to read, instead of `topics`."""
     topic_of: Callable[[Any], str] | None
     """The topic of each record of a sink, instead of `topics`."""
-    type: Any
-    format: str
+    format: Format[Any]
+    key_format: Format[Any] | None
+    """The format of keys. None leaves them as bytes, and a sink takes text or bytes."""
     records: bool
-    key: Callable[[Any], str | bytes | None] | None
+    key: Callable[[Any], Any] | None
     headers: Callable[[Any], Mapping[str, str | bytes]] | None
     transactions: bool
     transaction_timeout: Duration

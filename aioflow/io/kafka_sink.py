@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff, reached
-from aioflow.io.conversion import body_encoder
 from aioflow.io.kafka_client import (
     client_library,
     existing,
@@ -69,7 +68,14 @@ class KafkaWriter(BaseWriter[Any]):
     def __init__(self, ctx: OperatorContext, config: KafkaConfig) -> None:
         self._ctx = ctx
         self._config = config
-        self._encode = body_encoder(config.format, repr(config))
+        self._encode, self._head = config.format.encoder(repr(config), ctx.host)
+        self._encode_key, self._key_head = None, None
+        if config.key_format is not None:
+            self._encode_key, self._key_head = config.key_format.encoder(
+                repr(config), ctx.host, is_key=True
+            )
+        self._heads: dict[str, tuple[bytes, bytes]] = {}
+        """The bytes before keys and values, for each topic."""
         self._pool: TransactionPool | None = None
         if config.transactions and ctx.checkpointing:
             self._pool = TransactionPool(config, f"{ctx.flow_name}/{ctx.uid}", ctx)
@@ -112,6 +118,7 @@ class KafkaWriter(BaseWriter[Any]):
             producer = self._producer = await self._start()
         for topic in config.topics:
             await self._check(producer, topic)
+            await self._learn(topic)
             limit = await message_limit(config, topic)
             if limit is not None and not config.options.get(
                 "compression_type"
@@ -160,6 +167,8 @@ class KafkaWriter(BaseWriter[Any]):
 
     def _key(self, value: Any) -> bytes | None:
         key = None if self._config.key is None else self._config.key(value)
+        if key is not None and self._encode_key is not None:
+            return self._encode_key(key)
         if key is None or isinstance(key, bytes):
             return key
         if isinstance(key, str):
@@ -189,11 +198,33 @@ class KafkaWriter(BaseWriter[Any]):
         """Hands the records over to the producer, which sends them meanwhile."""
         self.full = False
         pending, self._pending = self._pending, []
+        if self._head is not None or self._key_head is not None:
+            pending = await self._with_heads(pending)
         self._written += len(pending)
         if self._pool is None:
             await self._deliver(pending, wait=False)
         elif pending:
             await self._transact(self._pool, pending, wait=False)
+
+    async def _learn(self, topic: str) -> None:
+        """Asks the registry for the bytes before the keys and values of a topic."""
+        key = b"" if self._key_head is None else await self._key_head(topic)
+        self._heads[topic] = (key, b"" if self._head is None else await self._head(topic))
+
+    async def _with_heads(self, records: list[Record]) -> list[Record]:
+        """Returns the records with the bytes that belong before their keys and values."""
+        for topic in sorted(_by_topic(records).keys() - self._heads.keys()):
+            await self._learn(topic)
+        heads = self._heads
+        return [
+            (
+                topic,
+                None if key is None else heads[topic][0] + key,
+                None if body is None else heads[topic][1] + body,
+                headers,
+            )
+            for topic, key, body, headers in records
+        ]
 
     # In a transaction.
 

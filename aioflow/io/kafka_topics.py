@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
 from aioflow.io.arguments import (
+    MALFORMED,
     T,
     check_host_and_port,
     checked_on_error,
@@ -28,7 +29,8 @@ from aioflow.io.arguments import (
     checked_text,
 )
 from aioflow.io.backoff import Backoff
-from aioflow.io.conversion import body_decoder, checked_format, one_or_more, one_or_more_places
+from aioflow.io.conversion import one_or_more, one_or_more_places
+from aioflow.io.formats.format import checked_format
 from aioflow.io.kafka_client import (
     KafkaConfig,
     KafkaPartitions,
@@ -44,6 +46,7 @@ from aioflow.operators.source import BaseSource
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
     from aioflow.io.arguments import OnError
+    from aioflow.io.formats.format import Format
     from aioflow.io.kafka_sink import KafkaCommitter, KafkaWriter
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader, Split
@@ -57,9 +60,10 @@ def kafka(
     topic: str | Sequence[str] | re.Pattern[str] | Callable[[Any], str],
     type: type[T] | None = None,
     *,
-    format: str = "json",
+    format: str | Format[T] = "json",
+    key_format: str | Format[Any] | None = None,
     records: bool = False,
-    key: Callable[[Any], str | bytes | None] | None = None,
+    key: Callable[[Any], Any] | None = None,
     headers: Callable[[Any], Mapping[str, str | bytes]] | None = None,
     transactions: bool = False,
     transaction_timeout: Duration = "15m",
@@ -74,9 +78,10 @@ def kafka(
     """Returns a connector that reads the records of one or several topics from the brokers at
     "host:port", or writes to a topic.
 
-    Each element is the value of a record, decoded by `format`: "json" (also as a `type`), "text" or
-    "bytes". A record without a value becomes None. With `records`, each element is a `KafkaRecord`
-    of this value and the record's key, timestamp, headers, topic, partition and offset.
+    Each element is the value of a record, decoded by `format`: "json" (also as a `type`), "text",
+    "bytes", or a format of `af.io.formats`, such as `avro`. A record without a value becomes None.
+    With `records`, each element is a `KafkaRecord` of this value and the record's key, timestamp,
+    headers, topic, partition and offset. Its key is bytes, or decoded by `key_format`.
 
     `topic` may be a compiled pattern: all topics whose whole name matches are read, and topics that
     come later from their beginning. `start` is "earliest", "latest", "group", or a time: an aware
@@ -92,12 +97,13 @@ def kafka(
 
     A sink writes the values that `format` accepts to one topic, or to the topic that
     `topic(record)` names. `key(record)` decides the partition of a record, as Kafka's own producers
-    do, and `headers(record)` gives its headers. Delivery is at least once. With `transactions` and
-    checkpoints, delivery is exactly once for readers of committed records: the records of a
-    checkpoint are in one transaction, which is committed when the checkpoint is complete. The
-    brokers abort a transaction that is open for longer than `transaction_timeout`. They allow at
-    most their `transaction.max.timeout.ms`, 15 minutes by default. A job that stays down for longer
-    loses the records of its last checkpoint, and then fails with an error that says so.
+    do: text or bytes, or a value that `key_format` encodes. `headers(record)` gives its headers.
+    Delivery is at least once. With `transactions` and checkpoints, delivery is exactly once for
+    readers of committed records: the records of a checkpoint are in one transaction, which is
+    committed when the checkpoint is complete. The brokers abort a transaction that is open for
+    longer than `transaction_timeout`. They allow at most their `transaction.max.timeout.ms`, 15
+    minutes by default. A job that stays down for longer loses the records of its last checkpoint,
+    and then fails with an error that says so.
     """
     brokers, topic_of = one_or_more_places(bootstrap), topic if callable(topic) else None
     pattern = topic if isinstance(topic, re.Pattern) else None
@@ -148,7 +154,8 @@ def kafka(
         raise GraphError(f"{place}: start='group' needs group=, the group that has the offsets")
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
     checked_seconds(transaction_timeout, "transaction_timeout", place)
-    checked_format(format, type, place)
+    body = checked_format(format, type, place)
+    key_body = None if key_format is None else checked_format(key_format, None, place)
     on_error = checked_on_error(on_error, place)
     given = checked_options(options, "options", place)
     return KafkaTopics(
@@ -156,8 +163,8 @@ def kafka(
         topics,
         pattern,
         topic_of,
-        type,
-        format,
+        body,
+        key_body,
         records,
         key,
         headers,
@@ -246,7 +253,8 @@ class KafkaReader(GroupReader):
     holds_splits = True
 
     def __init__(self, ctx: SourceContext, config: KafkaConfig) -> None:
-        super().__init__(ctx, _decoder_of(config), config.on_error, config.group)
+        decode, prepare = _decoder_of(config, ctx)
+        super().__init__(ctx, decode, config.on_error, config.group, prepare=prepare)
         self._config = config
         self._consumer: Any = None
         self._next: dict[str, int] = {}
@@ -418,19 +426,41 @@ class KafkaReader(GroupReader):
             await undisturbed(consumer.stop())
 
 
-def _decoder_of(config: KafkaConfig) -> Callable[[Any], Any]:
-    """Returns a function that decodes a record. The function raises MsgspecError or
-    UnicodeDecodeError.
+def _decoder_of(
+    config: KafkaConfig, ctx: SourceContext
+) -> tuple[Callable[[Any], Any], Callable[[Sequence[Message]], Awaitable[None]] | None]:
+    """Returns a function that decodes a record, and one that fetches the schemas of messages.
+
+    The first one raises an error of `arguments.MALFORMED`.
     """
-    decode = body_decoder(config.format, config.type)
+    decode, prepare = config.format.decoder(ctx.host)
+    decode_key, prepare_keys = None, None
+    if config.key_format is not None and config.records:
+        decode_key, prepare_keys = config.key_format.decoder(ctx.host)
 
     def value_of(record: Any) -> Any:
         return None if record.value is None else decode(record.value)
 
+    def key_of(record: Any) -> Any:
+        if record.key is None or decode_key is None:
+            return record.key
+        try:
+            return decode_key(record.key)
+        except MALFORMED as error:
+            raise ValueError(f"key: {error}") from error
+
     def whole(record: Any) -> KafkaRecord:
         place = (record.topic, record.partition, record.offset)
         return KafkaRecord(
-            value_of(record), record.key, record.timestamp, list(record.headers), *place
+            value_of(record), key_of(record), record.timestamp, list(record.headers), *place
         )
 
-    return whole if config.records else value_of
+    async def fetch(messages: Sequence[Message]) -> None:
+        records = [message.content for message in messages]
+        if prepare is not None:
+            await prepare(record.value for record in records if record.value is not None)
+        if prepare_keys is not None:
+            await prepare_keys(record.key for record in records if record.key is not None)
+
+    needs = prepare is not None or prepare_keys is not None
+    return whole if config.records else value_of, fetch if needs else None

@@ -14,6 +14,7 @@ from aioflow.core.errors import Broken, GraphError
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
     from aioflow.io.arguments import OnError
+    from aioflow.io.formats.format import Format
 
 __all__ = ["NatsConfig", "connect", "heeded", "is_away", "stream_of"]
 
@@ -29,9 +30,8 @@ class NatsConfig:
 
     servers: list[str]
     subject: str
-    type: Any
     stream: str | None
-    format: str
+    format: Format[Any]
     start: str | int
     until: str | None
     options: dict[str, Any]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.backoff import Backoff, reached
-from aioflow.io.conversion import body_encoder
 from aioflow.io.nats_client import connect, is_away, stream_of
 from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
@@ -54,7 +53,8 @@ class NatsWriter(BaseWriter[Any]):
     def __init__(self, ctx: OperatorContext, config: NatsConfig) -> None:
         self._ctx = ctx
         self._config = config
-        self._encode = body_encoder(config.format, repr(config))
+        self._encode, self._head_of = config.format.encoder(repr(config), ctx.host)
+        self._head = b""
         self._publisher = _Publisher(config)
         self._pending: list[bytes] = []
         self._pieces: list[Prepared] = []
@@ -71,6 +71,8 @@ class NatsWriter(BaseWriter[Any]):
             raise GraphError(
                 f"sink {config!r} has a wildcard, expected the one subject to publish to"
             )
+        if self._head_of is not None:
+            self._head = await self._head_of(config.subject)
         client, info = await reached(self._stream, config, is_away, self._ctx.host.rng)
         limit = info.config.max_msg_size
         self._most = (
@@ -97,7 +99,7 @@ class NatsWriter(BaseWriter[Any]):
         last = self._count + len(self._pending) + len(values)
         most = self._most - HEADER_BYTES - len(self._batch) - len(str(last))
         for value in values:
-            body = self._encode(value)
+            body = self._head + self._encode(value)
             if len(body) > most:
                 raise ValueError(
                     f"sink {self._config!r} got {describe_record(value)}, of {len(body)} bytes, "

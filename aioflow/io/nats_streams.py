@@ -9,7 +9,8 @@ records its position. `nats_sink` writes messages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
@@ -22,7 +23,8 @@ from aioflow.io.arguments import (
     checked_seconds,
 )
 from aioflow.io.backoff import Backoff
-from aioflow.io.conversion import body_decoder, checked_format, one_or_more_places
+from aioflow.io.conversion import one_or_more_places
+from aioflow.io.formats.format import checked_format
 from aioflow.io.nats_client import NatsConfig, connect, heeded, is_away, stream_of
 from aioflow.io.readers import Message, StreamReader
 from aioflow.operators.sink import BaseSink
@@ -31,6 +33,7 @@ from aioflow.operators.source import BaseSource, Split
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
     from aioflow.io.arguments import OnError
+    from aioflow.io.formats.format import Format
     from aioflow.io.nats_sink import NatsCommitter, NatsWriter
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
@@ -60,7 +63,7 @@ def nats(
     type: type[T] | None = None,
     *,
     stream: str | None = None,
-    format: str = "json",
+    format: str | Format[T] = "json",
     start: str | int = "earliest",
     until: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -71,7 +74,8 @@ def nats(
     publishes to `subject`.
 
     `servers` are one or several "nats://host:port"; `subject` may have wildcards. Each element is
-    the body, decoded by `format`: "json" (or a `type` of it), "text" or "bytes". `stream` is needed
+    the body, decoded by `format`: "json" (or a `type` of it), "text", "bytes", or a format of
+    `af.io.formats`. `stream` is needed
     unless exactly one stream contains the subject. `start` is "earliest", "latest", or the sequence
     number after which to begin; the position in a checkpoint takes precedence. With
     `until="latest"` the source ends with the last message that exists when the job begins.
@@ -101,7 +105,7 @@ def nats(
             f"{place}: until is {until!r}, expected 'latest' or "
             f"None{did_you_mean(until, ('latest',))}"
         )
-    checked_format(format, type, place)
+    body = checked_format(format, type, place)
     on_error = checked_on_error(on_error, place)
     for url in urls:
         scheme, found, _ = url.partition("://")
@@ -113,7 +117,7 @@ def nats(
         check_host_and_port(url if found else f"nats://{url}", place)
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
     given = checked_options(options, "options", place)
-    return NatsStream(urls, subject, type, stream, format, start, until, given, backoff, on_error)
+    return NatsStream(urls, subject, stream, body, start, until, given, backoff, on_error)
 
 
 class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
@@ -162,9 +166,18 @@ def _made(info: Any) -> str | None:
     return None if info.created is None else str(info.created.isoformat())
 
 
+async def _fetch(
+    prepare: Callable[[Iterable[bytes]], Awaitable[None]], messages: Sequence[Message]
+) -> None:
+    """Fetches the schemas of messages."""
+    await prepare(message.content for message in messages)
+
+
 class _NatsReader(StreamReader):
     def __init__(self, ctx: SourceContext, config: NatsConfig) -> None:
-        super().__init__(ctx, body_decoder(config.format, config.type), config.on_error)
+        decode, prepare = config.format.decoder(ctx.host)
+        fetch = None if prepare is None else partial(_fetch, prepare)
+        super().__init__(ctx, decode, config.on_error, prepare=fetch)
         self._config = config
         self._behind: int | None = None
         """The sequence number of the last message in the buffer."""

@@ -13,7 +13,8 @@ poll after all data read before the error was polled. The reader itself holds th
 `StreamReader` is for external logs, such as Kafka topics. Messages arrive in chunks of a split, and
 are decoded when they are polled. A subclass defines `run`, one task that reads all splits side by
 side from their positions and awaits `put` for each chunk. Invariants: the task waits while the
-buffer is full, so a reader never holds more than its capacity and one chunk. A malformed message is
+buffer is full, so a reader never holds more than its capacity and one chunk. Decoding never waits:
+`put` fetches the schemas of a chunk before the chunk is in the buffer. A malformed message is
 reported exactly when those before it have been polled, so it also counts exactly once.
 """
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
@@ -331,6 +332,7 @@ class StreamReader(BaseReader[Any]):
         decode: Callable[[Any], Any],
         on_error: OnError,
         *,
+        prepare: Callable[[Sequence[Message]], Awaitable[None]] | None = None,
         capacity: int = BUFFER_RECORDS,
     ) -> None:
         self.ctx = ctx
@@ -342,6 +344,8 @@ class StreamReader(BaseReader[Any]):
         added.
         """
         self._decode = decode
+        self._prepare = prepare
+        """Fetches what decoding these messages needs, such as their schemas."""
         self._malformed = Malformed(ctx, on_error)
         self._capacity = capacity
         self._positions: dict[str, Any] = {}
@@ -370,6 +374,8 @@ class StreamReader(BaseReader[Any]):
 
         `last` means that the split has been read to its end.
         """
+        if self._prepare is not None and messages:
+            await self._prepare(messages)
         self._chunks.append(_Chunk(split_id, messages, last))
         if split_id not in self.held:
             self._buffered += len(messages)
@@ -465,9 +471,15 @@ class GroupReader(StreamReader):
     """
 
     def __init__(
-        self, ctx: SourceContext, decode: Callable[[Any], Any], on_error: OnError, group: str | None
+        self,
+        ctx: SourceContext,
+        decode: Callable[[Any], Any],
+        on_error: OnError,
+        group: str | None,
+        *,
+        prepare: Callable[[Sequence[Message]], Awaitable[None]] | None = None,
     ) -> None:
-        super().__init__(ctx, decode, on_error)
+        super().__init__(ctx, decode, on_error, prepare=prepare)
         self._group = group
         self._taken: dict[int, dict[str, Any]] = {}
         """Checkpoint -> its positions."""

@@ -7,7 +7,7 @@ field.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +15,14 @@ import msgspec
 
 from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import GraphError, describe_record, with_article
-from aioflow.io.conversion import (
-    body_decoder,
-    body_encoder,
-    field_names,
-    fields_of_value,
-    row_converter,
-)
+from aioflow.io.conversion import field_names, fields_of_value, row_converter
 
 if TYPE_CHECKING:
+    from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
     from aioflow.io.arguments import OnError
+    from aioflow.io.formats.format import Format
+    from aioflow.io.readers import Message
 
 __all__ = [
     "ANSWER_TIMEOUT_S",
@@ -52,7 +49,8 @@ class RedisConfig:
     streams: list[str]
     type: Any
     field: str | None
-    format: str
+    format: Format[Any] | None
+    """The format of the content of `field`."""
     start: str
     until: str | None
     group: str | None
@@ -180,13 +178,16 @@ async def exists(client: Any, config: RedisConfig, stream: str) -> bool:
 Entry = dict[bytes, bytes]
 
 
-def decoder_of(config: RedisConfig) -> Callable[[Entry], Any]:
-    """Returns a function that decodes an entry. The function raises MsgspecError or
-    UnicodeDecodeError.
+def decoder_of(
+    config: RedisConfig, host: Host
+) -> tuple[Callable[[Entry], Any], Callable[[Sequence[Message]], Awaitable[None]] | None]:
+    """Returns a function that decodes an entry, and one that fetches the schemas of messages.
+
+    The first one raises an error of `arguments.MALFORMED`.
     """
-    if config.field is None:
-        return entry_decoder(config.type)
-    field, decode = config.field.encode(), body_decoder(config.format, config.type)
+    if config.field is None or config.format is None:
+        return entry_decoder(config.type), None
+    field, (decode, prepare) = config.field.encode(), config.format.decoder(host)
 
     def make(entry: Entry) -> Any:
         if field not in entry:
@@ -196,7 +197,14 @@ def decoder_of(config: RedisConfig) -> Callable[[Entry], Any]:
             )
         return decode(entry[field])
 
-    return make
+    if prepare is None:
+        return make, None
+
+    async def fetch(messages: Sequence[Message]) -> None:
+        entries = [message.content for message in messages]
+        await prepare(entry[field] for entry in entries if field in entry)
+
+    return make, fetch
 
 
 def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
@@ -227,16 +235,19 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
     return make
 
 
-def encoder_of(config: RedisConfig) -> Callable[[Any], list[bytes]]:
+async def encoder_of(config: RedisConfig, host: Host) -> Callable[[Any], list[bytes]]:
     """Returns a function that encodes a value into the field names and field values of an entry,
     alternating.
 
     The function raises TypeError naming the value.
     """
-    if config.field is not None:
-        field, encode = config.field.encode(), body_encoder(config.format, repr(config))
-        return lambda value: [field, encode(value)]
     place = repr(config)
+    if config.field is not None and config.format is not None:
+        field, (encode, head_of) = config.field.encode(), config.format.encoder(place, host)
+        if head_of is None:
+            return lambda value: [field, encode(value)]
+        head = await head_of(config.streams[0])
+        return lambda value: [field, head + encode(value)]
 
     def fields(value: Any) -> list[bytes]:
         names = fields_of_value(value)

@@ -148,7 +148,7 @@ class RedisWriter(BaseWriter[Any]):
     def __init__(self, ctx: OperatorContext, config: RedisConfig) -> None:
         self._ctx = ctx
         self._config = config
-        self._encode = encoder_of(config)
+        self._encode: Callable[[Any], list[bytes]]
         self._sink = f"{ctx.flow_name}/{ctx.uid}"
         self._keys = _Keys.of(config.streams[0], self._sink)
         self._client: Any = None
@@ -173,6 +173,7 @@ class RedisWriter(BaseWriter[Any]):
             raise GraphError(
                 f"sink {config!r} names {len(config.streams)} streams, expected the one to write to"
             )
+        self._encode = await encoder_of(config, self._ctx.host)
         self._client = open_client(config)
         try:
             await reached(self._register, config, is_away, self._ctx.host.rng)

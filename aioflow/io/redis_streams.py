@@ -15,7 +15,8 @@ from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
 from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
 from aioflow.io.backoff import Backoff
-from aioflow.io.conversion import checked_format, one_or_more
+from aioflow.io.conversion import one_or_more
+from aioflow.io.formats.format import checked_format
 from aioflow.io.http_client import checked_url
 from aioflow.io.readers import GroupReader, Message
 from aioflow.io.redis_client import (
@@ -33,6 +34,7 @@ from aioflow.operators.source import BaseSource, Split
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
     from aioflow.io.arguments import OnError
+    from aioflow.io.formats.format import Format
     from aioflow.io.redis_sink import RedisCommitter, RedisWriter
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
@@ -63,7 +65,7 @@ def redis(
     type: type[T] | None = None,
     *,
     field: str | None = None,
-    format: str = "json",
+    format: str | Format[T] = "json",
     start: str = "earliest",
     until: str | None = None,
     group: str | None = None,
@@ -78,12 +80,12 @@ def redis(
     `url` is "redis://[user:password@]host:port/db"; "rediss" and "unix" as in redis-py. Each
     element is a dict of the entry's fields as texts, or a `type` (dataclass, NamedTuple, Struct)
     into whose fields they are converted. With `field` the element is the decoded value of that
-    field, by `format`: "json" (or a `type` of it), "text" or "bytes". `start` is "earliest",
-    "latest", or the id after which to begin; the ids in a checkpoint take precedence. With
-    `until="latest"` the source ends with the last entry that exists when the job begins. `group` is
-    a consumer group that records the progress of completed checkpoints, for monitoring; a job that
-    starts without a checkpoint begins at its position. With `must_exist=False` the source waits for
-    a stream that does not exist yet.
+    field, by `format`: "json" (or a `type` of it), "text", "bytes", or a format of `af.io.formats`.
+    `start` is "earliest", "latest", or the id after which to begin; the ids in a checkpoint take
+    precedence. With `until="latest"` the source ends with the last entry that exists when the job
+    begins. `group` is a consumer group that records the progress of completed checkpoints, for
+    monitoring; a job that starts without a checkpoint begins at its position. With
+    `must_exist=False` the source waits for a stream that does not exist yet.
 
     A sink writes to one stream: dicts, or objects with fields, of texts, bytes and numbers; with
     `field` the values that `format` accepts. Delivery is exactly once under checkpoints, at least
@@ -125,8 +127,9 @@ def redis(
     if group is not None:
         checked_text(group, "group", place)
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    body: Format[Any] | None = None
     if field is not None:
-        checked_format(format, type, f"{place}, field {field!r}")
+        body = checked_format(format, type, f"{place}, field {field!r}")
     elif format != "json":
         raise GraphError(
             f"{place}: format is {format!r}, which says what one field holds: name it by field="
@@ -142,7 +145,7 @@ def redis(
         streams,
         type,
         field,
-        format,
+        body,
         start,
         until,
         group,
@@ -217,7 +220,8 @@ class _StreamsReader(GroupReader):
     """A reader of all streams of a subtask over one connection."""
 
     def __init__(self, ctx: SourceContext, config: RedisConfig) -> None:
-        super().__init__(ctx, decoder_of(config), config.on_error, config.group)
+        decode, prepare = decoder_of(config, ctx.host)
+        super().__init__(ctx, decode, config.on_error, config.group, prepare=prepare)
         self._config = config
         self._behind: dict[str, str] = {}
         """Stream -> id of its last entry in the buffer."""

@@ -1,0 +1,43 @@
+"""Formats with schemas for the bodies of messages: Avro, Protobuf and JSON Schema.
+
+Each function returns a `Format`, which every connector of a broker takes as `format=`. Importing
+this package loads no client library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioflow.io.formats.avro_format import avro
+    from aioflow.io.formats.format import Format
+    from aioflow.io.formats.json_format import json_schema
+    from aioflow.io.formats.protobuf_format import protobuf
+
+__all__ = ["Format", "avro", "json_schema", "protobuf"]
+
+_MODULES = {
+    "Format": "format",
+    "avro": "avro_format",
+    "json_schema": "json_format",
+    "protobuf": "protobuf_format",
+}
+"""Module of each name. No module has the name of a function, which it would replace."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        from aioflow.core.errors import did_you_mean
+
+        hint = did_you_mean(name, __all__, "af.io.formats.{}(...)")
+        raise AttributeError(
+            f"aioflow.io.formats has no format {name!r}, expected avro, json_schema or "
+            f"protobuf{hint}"
+        )
+    return getattr(importlib.import_module(f"aioflow.io.formats.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,301 @@
+"""Avro: `avro(Type)` or `avro(schema)`, with a schema registry or without one.
+
+A body is read with the schema that it was written with, which the registry has, and then becomes
+the type of the elements. So the type may have more or fewer fields than the writer's schema: the
+defaults of the type fill in what is missing. With a schema instead of a type, Avro's rules of
+resolution apply. Needs the extra `aioflow[avro]` (fastavro).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, overload
+
+from aioflow.advice.hints import explained
+from aioflow.core.errors import GraphError, describe_record
+from aioflow.io.arguments import T, checked_options
+from aioflow.io.conversion import one_or_more
+from aioflow.io.formats.avro_types import avro_schema_of, differing_field, renamed
+from aioflow.io.formats.format import Decoder, Encoder, Format, PlainValues, maker_of
+from aioflow.io.formats.registered import (
+    HEAD_BYTES,
+    Registration,
+    SchemaHeads,
+    SchemaReaders,
+    Subject,
+    checked_registration,
+)
+from aioflow.io.formats.registry import AVRO, Document
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.io.formats.registry import Schema, SchemaRegistry
+
+__all__ = ["AvroFormat", "avro"]
+
+
+@overload
+def avro(
+    type: type[T],
+    *,
+    registry: SchemaRegistry | None = ...,
+    subject: Subject = ...,
+    auto_register: bool = ...,
+    namespace: str | None = ...,
+    aliases: Mapping[str, str | Sequence[str]] | None = ...,
+) -> Format[T]: ...
+@overload
+def avro(
+    type: Mapping[str, Any] | list[Any] | str | None = ...,
+    *,
+    registry: SchemaRegistry | None = ...,
+    subject: Subject = ...,
+    auto_register: bool = ...,
+    namespace: str | None = ...,
+    aliases: Mapping[str, str | Sequence[str]] | None = ...,
+) -> Format[Any]: ...
+@explained
+def avro(
+    type: Any = None,
+    *,
+    registry: SchemaRegistry | None = None,
+    subject: Subject = "topic",
+    auto_register: bool = True,
+    namespace: str | None = None,
+    aliases: Mapping[str, str | Sequence[str]] | None = None,
+) -> Format[Any]:
+    """Returns the format of Avro bodies.
+
+    `type` is the type of the elements, from which a schema is made, or a schema, as JSON: then the
+    elements are dicts, or of the `type` of the connector. With a `registry`, bodies have the id of
+    their schema before them. A source reads each body with the schema of its id. Without type and
+    schema, it gives dicts, and a sink writes with the latest schema of its subject.
+
+    `subject` says where a sink registers its schema: "topic" means `TOPIC-value` or `TOPIC-key`,
+    "record" the full name of the record, and "topic-record" both; or a function of both. With
+    `auto_register=False` the subject must have the schema. `namespace` is that of a schema that is
+    made from a type. `aliases` has former names of fields, such as `{"total": "amount"}`, or
+    `{"Line.total": ["amount"]}` for a record inside another.
+    """
+    _library()
+    place = "avro(...)"
+    former: dict[str, tuple[str, ...]] = {
+        name: tuple(one_or_more(names))
+        for name, names in checked_options(aliases, "aliases", place).items()
+    }
+    schema: Any = None
+    if isinstance(type, (Mapping, list, str)):
+        type, schema = None, _read(type, place)
+        if former:
+            raise GraphError(f"{place}: aliases are for a type; a schema has aliases of its own")
+    made = AvroFormat(
+        None,
+        schema,
+        checked_registration(registry, subject, auto_register, place),
+        namespace,
+        former,
+    )
+    try:
+        return made if type is None else made.of(type)
+    except TypeError as error:
+        raise GraphError(f"{place}: {error}") from None
+
+
+def _library() -> Any:
+    """Returns the module fastavro. Raises ModuleNotFoundError naming the extra to install."""
+    try:
+        import fastavro
+    except ImportError:
+        raise ModuleNotFoundError(
+            "af.io.formats.avro needs fastavro: pip install 'aioflow[avro]'"
+        ) from None
+    return fastavro
+
+
+def _read(schema: Any, place: str) -> Any:
+    """Returns a schema as JSON. Raises GraphError if it is none."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError:
+            pass  # The name of a primitive type, or no schema.
+    try:
+        _parsed(schema, {})
+    except Exception as error:  # noqa: BLE001  # fastavro's errors have no common base.
+        raise GraphError(
+            f"{place}: expected a type, or a schema of Avro: {str(error) or error!r}"
+        ) from None
+    return schema
+
+
+def _parsed(schema: Any, named: dict[str, Any]) -> Any:
+    return _library().parse_schema(schema, named)
+
+
+@dataclass(frozen=True, eq=False)
+class AvroFormat(Format[T]):
+    """The format of Avro bodies. Made by `avro`."""
+
+    type: Any
+    schema: Any
+    """The schema that the user gave, as JSON."""
+    registration: Registration | None
+    namespace: str | None
+    aliases: dict[str, tuple[str, ...]]
+
+    def __repr__(self) -> str:
+        shown = getattr(self.type, "__name__", "" if self.schema is None else "schema")
+        return f"avro({shown})"
+
+    def of(self, type: Any) -> Format[Any]:
+        if self.type is not None:
+            raise TypeError(f"format is {self!r}, which has a type: leave out the other one")
+        maker_of(type)
+        return replace(self, type=type)
+
+    def _own_schema(self, place: str) -> Any:
+        """Returns the schema of this format, or None without type and schema."""
+        if self.schema is not None or self.type in (None, dict, Any):
+            return self.schema
+        try:
+            return avro_schema_of(self.type, self.namespace, self.aliases)
+        except GraphError as error:
+            raise GraphError(f"{place}: {error}") from None
+
+    # Read.
+
+    def decoder(self, host: Host) -> Decoder:
+        if self.registration is not None:
+            return SchemaReaders(host, self.registration, AVRO, self._reader).decoder()
+        schema = self._own_schema(repr(self))
+        if schema is None:
+            raise GraphError(f"{self!r}: without a registry it needs a type or a schema")
+        read = _body_reader(_parsed(schema, {}), None, 0, maker_of(self.type))
+
+        def decode(body: bytes) -> Any:
+            try:
+                return read(body)
+            except Exception as error:  # fastavro raises many errors for bad bytes.
+                raise ValueError(str(error) or type(error).__name__) from error
+
+        return Decoder(decode)
+
+    def _reader(self, schema: Schema) -> Callable[[bytes], Any]:
+        """Returns the reader of bodies that were written with `schema`."""
+        named: dict[str, Any] = {}
+        for _, text in schema.references:
+            _parsed(_json(text), named)
+        written = _json(schema.text)
+        if self.aliases:
+            written = renamed(written, self.aliases)
+        wanted = None if self.schema is None else _parsed(self.schema, {})
+        return _body_reader(_parsed(written, named), wanted, HEAD_BYTES, maker_of(self.type))
+
+    # Write.
+
+    def encoder(self, place: str, host: Host, *, is_key: bool = False) -> Encoder:
+        schema = self._own_schema(place)
+        if schema is None and self.registration is None:
+            raise GraphError(f"{place}: {self!r} needs a type, a schema or a registry")
+        exact = self.type if self.schema is None else None
+        writer = _Writer(place, exact)
+        document = record = None
+        if schema is not None:
+            document, record = Document(AVRO, json.dumps(schema)), writer.use(schema, {})
+        if self.registration is None:
+            return Encoder(writer.encode)
+
+        def learn(found: Schema) -> None:
+            named: dict[str, Any] = {}
+            for _, text in found.references:
+                _parsed(_json(text), named)
+            writer.use(_json(found.text), named)
+
+        heads = SchemaHeads(
+            host, self.registration, AVRO, document, record, learn=learn, is_key=is_key
+        )
+        return Encoder(writer.encode, heads.head)
+
+
+def _json(text: str) -> Any:
+    """Returns the schema in an answer. A primitive one may be there without quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _body_reader(
+    written: Any, wanted: Any, skipped: int, make: Callable[[Any], Any] | None
+) -> Callable[[bytes], Any]:
+    """Returns a function that reads bodies of the schema `written` after `skipped` bytes.
+
+    The values are resolved into the schema `wanted`, unless it is None.
+    """
+    read = _library().schemaless_reader
+
+    def read_body(body: bytes) -> Any:
+        stream = BytesIO(body)
+        stream.seek(skipped)
+        try:
+            value = read(stream, written, wanted)
+        except Exception as error:
+            if isinstance(error, EOFError) or "BytesIO" in str(error):
+                raise ValueError("the bytes end within a value") from error
+            if wanted is None or (field := differing_field(written, wanted)) is None:
+                raise
+            raise ValueError(f"field {field!r}: {error}") from error
+        if stream.tell() != len(body):
+            raise ValueError(f"{len(body) - stream.tell()} bytes remain after the value")
+        return value if make is None else make(value)
+
+    return read_body
+
+
+class _Writer:
+    """Writes the values of one sink."""
+
+    def __init__(self, place: str, exact: Any) -> None:
+        self._place = place
+        self._exact = exact
+        """The type that the schema was made of: its values have no other fields."""
+        self._plain = PlainValues()
+        self._write = _library().schemaless_writer
+        self._schema: Any = None
+        self._shown = ""
+
+    def use(self, schema: Any, named: dict[str, Any]) -> str | None:
+        """Writes with `schema` from now on. Returns its full name; None if it has no name."""
+        self._schema = _parsed(schema, named)
+        name = self._schema.get("name") if isinstance(self._schema, dict) else None
+        self._shown = name or json.dumps(schema)[:80]
+        return name
+
+    def encode(self, value: Any) -> bytes:
+        if self._schema is None:
+            raise GraphError(
+                f"sink {self._place}: the format has no schema, and a function chooses the topic: "
+                "give the format a type or a schema"
+            )
+        stream = BytesIO()
+        try:
+            fields = self._plain.of(value)
+            if type(value) is self._exact:
+                self._write(stream, self._schema, fields, disable_tuple_notation=True)
+            else:  # Unknown fields are refused: most are misspelled.
+                self._write(
+                    stream,
+                    self._schema,
+                    fields,
+                    strict_allow_default=True,
+                    disable_tuple_notation=True,
+                )
+        except Exception as error:  # fastavro raises many errors for values of another type.
+            raise TypeError(
+                f"sink {self._place} got {describe_record(value)}, which does not fit the Avro "
+                f"schema {self._shown}: {str(error) or type(error).__name__}"
+            ) from error
+        return stream.getvalue()

@@ -1,0 +1,177 @@
+"""Formats of message bodies: how a value becomes the body of a message, and a body a value.
+
+A connector of a broker takes `format="json"`, "text" or "bytes", or a `Format` of `af.io.formats`.
+A format is pure data. Its `decoder` and `encoder` work on one body at a time, and never wait. What
+they need of a schema registry is fetched before: `Decoder.prepare` is awaited when messages arrive,
+and `Encoder.head` before the first record goes to a destination.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+
+import msgspec
+
+from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.io.arguments import T
+from aioflow.io.conversion import (
+    FORMATS,
+    as_object,
+    body_decoder,
+    body_encoder,
+    holds_private,
+    is_model,
+    is_namedtuple,
+    model_maker,
+    namedtuple_from,
+    renaming_maker,
+)
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["Decoder", "Encoder", "Format", "PlainValues", "checked_format", "maker_of"]
+
+
+class Decoder(NamedTuple):
+    """The functions that read the bodies of messages."""
+
+    decode: Callable[[bytes], Any]
+    """Returns the value of a body. Raises an error of `arguments.MALFORMED`."""
+    prepare: Callable[[Iterable[bytes]], Awaitable[None]] | None = None
+    """Fetches the schemas of these bodies. Bodies of other formats need none."""
+
+
+class Encoder(NamedTuple):
+    """The functions that write the bodies of messages."""
+
+    encode: Callable[[Any], bytes]
+    """Returns the body of a value, without its head. Raises TypeError naming sink and value."""
+    head: Callable[[str], Awaitable[bytes]] | None = None
+    """Returns the bytes before each body at a destination: a topic, a subject or a stream."""
+
+
+class Format(Generic[T]):
+    """A format of the bodies of messages. The functions of `af.io.formats` return formats."""
+
+    def of(self, type: Any) -> Format[Any]:
+        """Returns this format with elements of `type`. Raises TypeError if it has another one."""
+        raise TypeError(f"{self!r} takes no type")
+
+    def decoder(self, host: Host) -> Decoder:
+        raise NotImplementedError
+
+    def encoder(self, place: str, host: Host, *, is_key: bool = False) -> Encoder:
+        """Returns the functions that write bodies; `place` is the sink, for messages."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PlainFormat(Format[T]):
+    """JSON, text or bytes."""
+
+    name: str
+    type: Any = None
+
+    def decoder(self, host: Host) -> Decoder:
+        return Decoder(body_decoder(self.name, self.type))
+
+    def encoder(self, place: str, host: Host, *, is_key: bool = False) -> Encoder:
+        return Encoder(body_encoder(self.name, place))
+
+
+def checked_format(format: str | Format[Any], type: Any, place: str) -> Format[Any]:
+    """Returns the format that `format=` names, with elements of `type`.
+
+    Raises GraphError naming `place`, also for a type that the format cannot be decoded into.
+    """
+    if isinstance(format, Format):
+        try:
+            return format if type is None else format.of(type)
+        except TypeError as error:
+            raise GraphError(f"{place}: {error}") from None
+    if not isinstance(format, str) or format not in FORMATS:
+        hint = did_you_mean(format, FORMATS) if isinstance(format, str) else ""
+        raise GraphError(
+            f"{place}: format is {format!r}, expected 'json', 'text' or 'bytes', or a format of "
+            f"af.io.formats, such as avro(...){hint}"
+        )
+    if type is not None and format != "json":
+        raise GraphError(
+            f"{place}: type is given and format is {format!r}; a type is made of JSON alone: "
+            "leave out one of them"
+        )
+    try:
+        body_decoder(format, type)
+    except TypeError as error:
+        raise GraphError(
+            f"{place}: type is {type!r}, which JSON cannot be decoded into: {error}"
+        ) from None
+    return PlainFormat(format, type)
+
+
+def maker_of(type: Any) -> Callable[[Any], Any] | None:
+    """Returns a function that makes a value of `type` from dicts, lists and scalars.
+
+    Returns None if dicts stay dicts. Raises TypeError for a type that nothing is known about.
+    """
+    if type is None or type is dict or type is Any:
+        return None
+    if is_namedtuple(type):
+        return namedtuple_from(type)
+    if is_model(type):
+        return model_maker(type.model_validate)
+    msgspec.json.Decoder(type)  # Checks that the type is supported.
+    return renaming_maker(type) or partial(msgspec.convert, type=type)
+
+
+KEPT = (
+    bytes,
+    bytearray,
+    memoryview,
+    datetime.datetime,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    uuid.UUID,
+)
+"""Types that schemas have types of their own for."""
+
+
+class PlainValues:
+    """Converts the values of one sink into dicts, lists, scalars and objects of `KEPT`."""
+
+    def __init__(self) -> None:
+        self._converters: dict[type, Callable[[Any], Any]] = {}
+
+    def of(self, value: Any) -> Any:
+        """Returns a value as fields. Raises TypeError for a value that has none."""
+        convert = self._converters.get(type(value))
+        if convert is None:
+            convert = self._converters[type(value)] = _converter_of(type(value))
+        return convert(value)
+
+
+def _converter_of(type_: type) -> Callable[[Any], Any]:
+    convert = partial(msgspec.to_builtins, builtin_types=KEPT, enc_hook=_plain_part)
+    if is_model(type_):
+        return lambda value: convert(value.model_dump(by_alias=True))
+    if is_namedtuple(type_) or holds_private(type_):
+        return lambda value: convert(as_object(value))
+    return convert
+
+
+def _plain_part(value: Any) -> Any:
+    if is_model(type(value)):
+        return value.model_dump(by_alias=True)
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:
+        return tolist()
+    raise TypeError(f"a {type(value).__qualname__} has no fields")

@@ -1,0 +1,398 @@
+"""A client of schema registries: `SchemaRegistry(url)`, for the REST interface of Confluent's,
+which Karapace and Apicurio offer too.
+
+Schemas never change, so each is asked for once and kept by its id. A registry that is away, or that
+answers 429 or 5xx, is asked again until it answers, at growing intervals, and the log says so.
+Other refusals are errors that name the registry and the subject, and never its credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import msgspec
+
+from aioflow.advice.hints import explained_methods
+from aioflow.core.errors import Broken, GraphError
+from aioflow.inspection.redaction import redacted
+from aioflow.io.arguments import checked_headers, checked_seconds
+from aioflow.io.backoff import Backoff
+from aioflow.io.conversion import one_or_more
+from aioflow.io.http_client import checked_url, client_session, http_error
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.core.timeunits import Duration
+
+__all__ = ["AVRO", "JSON", "PROTOBUF", "Document", "RegistryClient", "Schema", "SchemaRegistry"]
+
+AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
+"""The types of schemas, as registries name them."""
+
+MAX_BACKOFF_S = 5.0
+
+LATE_S = 3.0
+"""Time for which a missing schema is asked for: a replica may learn of a new schema late."""
+
+LATE_IDS = 8
+"""Number of missing schemas that are waited for. More of them at once are no late ones."""
+
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+
+SHOWN_CHARACTERS = 600
+"""Length of the part of an answer that an error shows."""
+
+MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A schema of a registry. Its text names it in messages."""
+
+    id: int
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    """Name and text of each schema that it refers to; each comes after those that it needs."""
+    where: str = ""
+    """Subject and version, if the registry tells them."""
+
+    def __str__(self) -> str:
+        return f"schema {self.id}" + (f" ({self.where})" if self.where else "")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A schema to register."""
+
+    kind: str
+    text: str
+    references: Mapping[str, Document] = field(default_factory=dict)
+    """The schemas that it imports, by the name of the import, which is also their subject."""
+
+
+@explained_methods
+class SchemaRegistry:
+    """A schema registry with the REST interface of Confluent's, such as Karapace and Apicurio.
+
+    `url` is the address that the interface is at, or a list of them, which are tried in turn.
+    `auth` is a user and a password, or a token (`Authorization: Bearer`). `headers` go with each
+    request. `timeout` limits a request. `backoff` is the first pause before a failed request is
+    repeated; later pauses are longer. Formats that share a registry share the schemas that it
+    knows.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        auth: tuple[str, str] | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: Duration = "10s",
+        backoff: Duration = "200ms",
+    ) -> None:
+        given = [str(one) for one in one_or_more(url)]
+        for one in given:
+            checked_url(one, "SchemaRegistry", ("http", "https"))
+        if not given:
+            raise GraphError("SchemaRegistry: expected the URL of a registry, http://HOST:PORT")
+        urls = [_without_user(one) for one in given]
+        place = f"SchemaRegistry({', '.join(urls)!r})"
+        users = {_user_of(one) for one in given} - {None}
+        if auth is None and users:
+            if len(users) > 1:
+                raise GraphError(f"{place}: the URLs name different users: give auth=")
+            auth = users.pop()
+        sent = {"Accept": f"{MEDIA_TYPE}, application/json", **checked_headers(headers, place)}
+        if auth is not None:
+            sent["Authorization"] = _authorization(auth, place)
+        checked_seconds(backoff, "backoff", place, may_be_zero=True)
+        timeout_s = checked_seconds(timeout, "timeout", place)
+        self.client = RegistryClient(urls, sent, timeout_s, backoff)
+
+    def __repr__(self) -> str:
+        return repr(self.client)
+
+
+class RegistryClient:
+    """The requests to a registry, and the schemas that it has answered with."""
+
+    def __init__(
+        self, urls: list[str], headers: dict[str, str], timeout_s: float, backoff: Duration
+    ) -> None:
+        self._urls = urls
+        self._headers = headers
+        self._timeout_s = timeout_s
+        self._backoff = backoff
+        self._schemas: dict[tuple[int, str], Schema] = {}
+        self._asking: dict[Any, asyncio.Future[None]] = {}
+        """Requests under way, by loop and schema."""
+
+    def __repr__(self) -> str:
+        return f"SchemaRegistry({', '.join(self._urls)!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_schemas": {}, "_asking": {}}
+
+    async def schemas(self, ids: Sequence[int], kind: str, host: Host) -> dict[int, Schema]:
+        """Returns the schemas with these ids that the registry has.
+
+        A missing one is asked for again for a while.
+        """
+        found: dict[int, Schema] = {}
+        left = list(ids)
+        backoff = Backoff(host.rng, self._backoff)
+        until = host.clock.monotonic() + LATE_S
+        while True:
+            for id_ in left:
+                schema = await self._schema(id_, kind, host)
+                if schema is not None:
+                    found[id_] = schema
+            left = [id_ for id_ in left if id_ not in found]
+            if not left or len(left) > LATE_IDS or host.clock.monotonic() >= until:
+                return found
+            await backoff.sleep()
+
+    async def _schema(self, id_: int, kind: str, host: Host) -> Schema | None:
+        """Returns the schema with this id, or None. Readers of one loop share a request."""
+        loop = asyncio.get_running_loop()
+        asked = (loop, id_, kind)
+        while (known := self._schemas.get((id_, kind))) is None and asked in self._asking:
+            await asyncio.shield(self._asking[asked])
+        if known is not None:
+            return known
+        done = self._asking[asked] = loop.create_future()
+        try:
+            schema = await self._request_schema(id_, kind, host)
+            if schema is not None:
+                self._schemas[id_, kind] = schema
+            return schema
+        finally:
+            del self._asking[asked]
+            done.set_result(None)
+
+    async def _request_schema(self, id_: int, kind: str, host: Host) -> Schema | None:
+        status, answer = await self._described(f"/schemas/ids/{id_}", kind, host)
+        if status == 404:
+            return None
+        self._refuse(status, answer, f"schema {id_}")
+        references = await self._references(answer, kind, host)
+        return Schema(id_, self._text_of(answer), references, await self._place_of(id_))
+
+    async def _place_of(self, id_: int) -> str:
+        """Returns subject and version of a schema, for messages. Not all registries tell them."""
+        import aiohttp
+
+        url = f"{self._urls[0]}/schemas/ids/{id_}/versions"
+        try:
+            status, content = await self._answer("GET", url, None)
+            answer = self._decoded(status, url, content)
+        except (aiohttp.ClientError, OSError, TimeoutError, GraphError):
+            return ""
+        if status != 200 or not isinstance(answer, list):
+            return ""
+        places = [
+            f"subject {one['subject']!r}, version {one['version']}"
+            for one in answer
+            if isinstance(one, dict) and {"subject", "version"} <= one.keys()
+        ]
+        return "; ".join(places[:3])
+
+    async def _references(self, answer: Any, kind: str, host: Host) -> tuple[tuple[str, str], ...]:
+        """Returns the schemas that an answer refers to; each comes after those that it needs."""
+        found: dict[str, str] = {}
+        under_way: set[tuple[str, int]] = set()
+
+        async def collect(answer: Any) -> None:
+            for one in answer.get("references") or ():
+                name, subject, version = one["name"], one["subject"], one["version"]
+                if (subject, version) in under_way:
+                    continue
+                under_way.add((subject, version))
+                path = f"/subjects/{_quoted(subject)}/versions/{version}"
+                status, referred = await self._described(path, kind, host)
+                self._refuse(status, referred, f"version {version} of subject {subject!r}")
+                await collect(referred)
+                found[name] = self._text_of(referred)
+
+        await collect(answer)
+        return tuple(found.items())
+
+    async def latest(self, subject: str, kind: str, host: Host) -> Schema:
+        """Returns the latest schema of a subject."""
+        path = f"/subjects/{_quoted(subject)}/versions/latest"
+        status, answer = await self._described(path, kind, host)
+        if status == 404:
+            raise GraphError(
+                f"{self!r}: there is no subject {subject!r}: register its schema, or give the "
+                "format a type or a schema"
+            )
+        self._refuse(status, answer, f"subject {subject!r}")
+        found = answer.get("schemaType") or AVRO
+        if found != kind:
+            raise GraphError(
+                f"{self!r}: subject {subject!r} has a schema of type {found}, expected {kind}"
+            )
+        where = f"subject {subject!r}, version {answer.get('version')}"
+        references = await self._references(answer, kind, host)
+        return Schema(int(answer["id"]), self._text_of(answer), references, where)
+
+    async def identify(
+        self, subject: str, document: Document, host: Host, *, register: bool
+    ) -> int:
+        """Returns the id of a schema under a subject. With `register`, a new one is registered."""
+        references = []
+        for name, other in document.references.items():
+            await self.identify(name, other, host, register=register)
+            # Only the answer to a look-up has the version.
+            answer = await self._posted(f"/subjects/{_quoted(name)}", name, other, [], host)
+            references.append({"name": name, "subject": name, "version": answer["version"]})
+        path = f"/subjects/{_quoted(subject)}" + ("/versions" if register else "")
+        answer = await self._posted(path, subject, document, references, host)
+        return int(answer["id"])
+
+    async def _posted(
+        self,
+        path: str,
+        subject: str,
+        document: Document,
+        references: list[dict[str, Any]],
+        host: Host,
+    ) -> Any:
+        body: dict[str, Any] = {"schema": document.text}
+        if document.kind != AVRO:
+            body["schemaType"] = document.kind
+        if references:
+            body["references"] = references
+        status, answer = await self._ask(host, "POST", path, body)
+        if status == 404:
+            raise GraphError(
+                f"{self!r}: subject {subject!r} does not have the schema of this sink: register "
+                "it, or give auto_register=True"
+            )
+        if status == 409:
+            raise GraphError(
+                f"{self!r}: the schema of this sink is not compatible with subject {subject!r}: "
+                f"{_message(answer)}"
+            )
+        self._refuse(status, answer, f"subject {subject!r}")
+        return answer
+
+    async def _described(self, path: str, kind: str, host: Host) -> tuple[int, Any]:
+        """Returns the answer that has a schema, of Protobuf as a serialized descriptor.
+
+        Some registries keep descriptors as they got them, and fail when asked to serialize these.
+        Others give the text of a .proto file unless they are asked.
+        """
+        status, answer = await self._ask(host, "GET", path)
+        text = answer.get("schema") if kind == PROTOBUF and isinstance(answer, dict) else None
+        if isinstance(text, str) and (";" in text or "{" in text):  # A .proto file, no base64.
+            asked = await self._ask(host, "GET", f"{path}?format=serialized", may_fail=True)
+            return asked if asked[0] == 200 else (status, answer)
+        return status, answer
+
+    async def _ask(
+        self, host: Host, method: str, path: str, body: Any = None, *, may_fail: bool = False
+    ) -> tuple[int, Any]:
+        """Returns status and content of an answer. Asks again while the registry is away.
+
+        With `may_fail`, the status 500 is an answer too.
+        """
+        import aiohttp
+
+        backoff = Backoff(host.rng, self._backoff, MAX_BACKOFF_S)
+        while True:
+            url = self._urls[backoff.tries % len(self._urls)] + path
+            try:
+                status, content = await self._answer(method, url, body)
+                if status == 429 or (status >= 500 and not (may_fail and status == 500)):
+                    raise http_error(status, url, content)
+                return status, self._decoded(status, url, content)
+            except (aiohttp.ClientError, OSError, TimeoutError, Broken) as error:
+                backoff.failed(self, error, f"repeating {method} {path}")
+            await backoff.sleep()
+
+    async def _answer(self, method: str, url: str, body: Any) -> tuple[int, bytes]:
+        sent = None if body is None else msgspec.json.encode(body)
+        headers = self._headers if sent is None else {**self._headers, "Content-Type": MEDIA_TYPE}
+        async with client_session(headers, self._timeout_s) as session:
+            async with session.request(method, url, data=sent) as response:
+                content = bytearray()
+                async for piece in response.content.iter_chunked(65_536):
+                    content += piece
+                    if len(content) > ANSWER_BYTES_MAX:
+                        raise GraphError(
+                            f"{self!r}: the answer has more than {ANSWER_BYTES_MAX} bytes"
+                        )
+                return response.status, bytes(content)
+
+    def _decoded(self, status: int, url: str, content: bytes) -> Any:
+        """Returns the content of an answer, or None for a refusal that is no JSON."""
+        try:
+            return msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            if not 200 <= status < 300:
+                return None
+            shown = redacted(content[:80].decode(errors="replace"))
+            raise GraphError(
+                f"{self!r}: what answers at {url} is no schema registry: {shown!r}"
+            ) from None
+
+    def _refuse(self, status: int, answer: Any, what: str) -> None:
+        """Raises GraphError unless `status` and `answer` are those of a success."""
+        if status in (401, 403):
+            raise GraphError(
+                f"{self!r}: the registry refuses {what} ({status}): {_message(answer)}; give "
+                "auth=(USER, PASSWORD), or a token, of a user that may use it"
+            )
+        if not 200 <= status < 300:
+            raise GraphError(f"{self!r}: {what} was refused ({status}): {_message(answer)}")
+        if not isinstance(answer, dict):
+            raise GraphError(
+                f"{self!r}: the answer to {what} is no JSON object: what answers is no schema "
+                "registry"
+            )
+
+    def _text_of(self, answer: Any) -> str:
+        if not isinstance(text := answer.get("schema"), str):
+            raise GraphError(
+                f"{self!r}: an answer has no schema: what answers is no schema registry"
+            )
+        return text
+
+
+def _quoted(subject: str) -> str:
+    return quote(subject, safe="")
+
+
+def _message(answer: Any) -> str:
+    """Returns what a registry says about a refusal."""
+    said = answer.get("message") if isinstance(answer, dict) else None
+    text = redacted(str(said or "it does not say why"))
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _user_of(url: str) -> tuple[str, str] | None:
+    parts = urlsplit(url)
+    if parts.username is None:
+        return None
+    return unquote(parts.username), unquote(parts.password or "")
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))
+
+
+def _authorization(auth: Any, place: str) -> str:
+    """Returns the header for `auth`. Errors do not show it."""
+    if isinstance(auth, str) and auth and auth.isprintable():
+        return f"Bearer {auth}"
+    if isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(one, str) for one in auth):
+        return "Basic " + base64.b64encode(":".join(auth).encode()).decode()
+    raise GraphError(f"{place}: auth is no pair of user and password, and no token")
