@@ -16,8 +16,8 @@ from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.subscription import StateReader, Subscription
 from aioflow.cluster.autoscaler import Autoscaler, LoadWindow, load_of
 from aioflow.cluster.collector import collector_of_process
-from aioflow.cluster.embedded import LocalCluster
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.local import LocalCluster
 from aioflow.core.aio import cancel_and_wait, close_within, wait_first
 from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import (

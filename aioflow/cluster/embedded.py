@@ -1,17 +1,16 @@
-"""Runs a job inside the program: in this process alone, or with `workers=N` over worker processes.
+"""`workers=N`: one job, run by a JobManager inside the program, over worker processes.
 
-In one process, JobMaster and TaskExecutor run in this loop, joined by direct calls. With
-`workers=N` a JobManager inside the program runs the job over worker processes, which are
-TaskManagers that a provider starts. The JobMaster, the ResourceManager and the tasks that cannot
-leave the program run in its loop: collected results, pushed inputs, functions as sinks. The
-JobMaster reaches these tasks by direct calls, and all others as in any cluster. The job has no
-leader election and no store of jobs: it ends with the program.
+The workers are TaskManagers that a provider starts. The JobMaster, the ResourceManager and the
+tasks that cannot leave the program run in its loop: collected results, pushed inputs, functions as
+sinks. The JobMaster reaches these tasks by direct calls, and all others as in any cluster. The job
+has no leader election and no store of jobs: it ends with the program.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.cluster_job import ClusterJob
@@ -19,6 +18,7 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.gateways import RunningJob
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.jobmanager_peers import TaskManagerCalls
+from aioflow.cluster.placed_tasks import PlacedTasks
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcServer
@@ -28,7 +28,7 @@ from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
 from aioflow.cluster.worker_processes import WORKER_HEARTBEAT, WorkerProcesses
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.contexts import asynccontextmanager
-from aioflow.core.errors import Closed, RescaleError
+from aioflow.core.errors import Closed
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.job_graph import check_workers, parallelism_of_flow, rescaled
@@ -38,22 +38,18 @@ from aioflow.protocol.handshake import PeerRole
 from aioflow.task.closing import attach_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.cluster.heartbeat import HeartbeatOptions
     from aioflow.cluster.job_history import WorkerReport
-    from aioflow.cluster.placed_tasks import PlacedTasks
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 
-__all__ = [
-    "EmbeddedCluster",
-    "LocalCluster",
-]
+__all__ = ["EmbeddedCluster"]
 
 TOKEN = 1
 """Fencing token of the JobMaster: there is never another one."""
@@ -292,89 +288,3 @@ class EmbeddedCluster(RunningJob):
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
         return await self._resources.ask(worker_id, "inspect", what, *args)
-
-
-class LocalCluster(RunningJob):
-    """Runs one job for as long as `run` runs.
-
-    `job_master` and `task_executor` can be used meanwhile.
-    """
-
-    job_master: JobMaster
-    task_executor: TaskExecutor
-
-    def __init__(
-        self,
-        host: Host,
-        graph: JobGraph,
-        restart: RestartPolicy,
-        options: TaskOptions,
-        checkpoints: CheckpointSettings | None = None,
-    ) -> None:
-        self._group = OrderedTaskGroup()
-        self.host = host
-        self.job_id = host.ids.new("job")
-        self._metrics = MetricGroup(host.clock.monotonic)
-        self.job_master = JobMaster(
-            host, self.job_id, graph, restart, self._group, checkpoints=checkpoints
-        )
-        self.task_executor = TaskExecutor(
-            host, self.job_master, self.job_master.fencing_token, self._metrics, options
-        )
-
-    async def run(self) -> JobStatus:
-        """Deploys the job and waits for its end.
-
-        A cancellation cancels the job and waits until its tasks are gone.
-        """
-        failure: Exception | None = None
-        async with self._group:
-            try:
-                async with self.task_executor:
-                    # In a task of its own: slow split discovery must not delay the cancellation of
-                    # the job.
-                    _ = self._group.create_task(
-                        self.job_master.start(self.task_executor), name="start"
-                    )
-                    try:
-                        # Shielded: the job master owns the future and completes it after the last
-                        # task.
-                        status = await asyncio.shield(self.job_master.terminated)
-                    except asyncio.CancelledError:
-                        self.job_master.cancel()
-                        raise
-            # An error from closing the worker is kept as it is: the group would wrap it.
-            except Exception as error:  # noqa: BLE001
-                failure = error
-            finally:
-                self._group.cancel_children()
-                await close_within(
-                    self.job_master.close(),
-                    CHECKPOINTS_CLOSE_S,
-                    what=f"the checkpoints of job {self.job_id}",
-                )
-        if failure is not None:
-            if status is not JobStatus.FAILED or self.job_master.error is None:
-                raise failure
-            attach_errors(self.job_master.error, [failure])
-        return status
-
-    async def rescale(
-        self,
-        parallelism: int | None,
-        of_operators: Mapping[str, int],
-        workers: int | None = None,
-    ) -> None:
-        graph = self.job_master.executions.graph
-        if workers is not None:
-            raise RescaleError(
-                f"job {graph.name!r} runs in this process: it has no workers to add or remove "
-                "unless it begins with workers=N; give parallelism="
-            )
-        await self.job_master.rescale(rescaled(graph, parallelism, of_operators))
-
-    def metrics(self) -> dict[str, float]:
-        return dict(self._metrics.snapshot())
-
-    def own_metrics(self) -> dict[str, float]:
-        return self._metrics.own_values()

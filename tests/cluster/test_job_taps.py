@@ -29,7 +29,7 @@ async def test_a_tap_is_there_once_every_taskmanager_has_it_or_is_gone() -> None
     peers, names = JobPeers(), ("tm-1", "tm-2", SUBMITTER)
     made = {name: Peer() for name in names}
     for name, peer in made.items():
-        peers.joined(name, cast("RpcConnection", peer), name)
+        peers.joined(name, cast(RpcConnection, peer), name)
     waiting = asyncio.create_task(wait_all(JobTaps("job", peers, Codec(), None).add(3, 1, False)))
     for over in ("tm-1", "tm-2"):
         for _ in range(5):

@@ -103,9 +103,9 @@ async def test_network_memory_of_a_taskmanager_is_shown_before_its_first_job(
     host = SystemHost()
     manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
     leading = asyncio.ensure_future(manager._lead(leadership(host, 1)))
-    resources = await manager._registers(cast("RpcConnection", SilentTaskManager()))
+    resources = await manager._registers(cast(RpcConnection, SilentTaskManager()))
     resources.register(
-        cast("RpcConnection", SilentTaskManager()),
+        cast(RpcConnection, SilentTaskManager()),
         "w",
         [SlotStatus(0)],
         isolated=True,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.cluster.embedded import LocalCluster
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.local import LocalCluster
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
 from aioflow.core.errors import Closed, JobNotRunning
 from aioflow.core.system_host import SystemHost

@@ -46,7 +46,7 @@ async def test_a_slot_that_was_given_out_is_not_shown_as_free_before_the_next_he
         SystemHost(), 1, STANDALONE, HeartbeatOptions(), {}, "here"
     ) as resources:
         before = [SlotStatus(0), SlotStatus(1)]
-        registration = resources.register(cast("RpcConnection", taskmanager), "w", before)
+        registration = resources.register(cast(RpcConnection, taskmanager), "w", before)
         assert resources.overview() == [("w", 2, 2)]
         resources.declare("job", 1)
         assert resources.overview() == [("w", 2, 1)], "it is taken as soon as it is asked for"
@@ -99,7 +99,7 @@ async def test_a_provider_is_asked_for_all_workers_and_for_each_that_fails_or_is
         assert provider.failed is not None
         await asyncio.to_thread(provider.failed)  # On whichever thread.
         assert await provider.told.get() == ("start", 1)
-        first, second = (cast("RpcConnection", SlowTaskManager()) for _ in range(2))
+        first, second = (cast(RpcConnection, SlowTaskManager()) for _ in range(2))
         resources.register(first, "a", [SlotStatus(0)])
         resources.register(second, "b", [SlotStatus(0)])
         assert [await provider.told.get() for _ in range(2)] == [
@@ -108,7 +108,7 @@ async def test_a_provider_is_asked_for_all_workers_and_for_each_that_fails_or_is
         ]
         resources.connection_ended(first)
         assert [await provider.told.get() for _ in range(2)] == [("lost", "a"), ("start", 1)]
-        resources.register(cast("RpcConnection", SlowTaskManager()), "c", [SlotStatus(0)])
+        resources.register(cast(RpcConnection, SlowTaskManager()), "c", [SlotStatus(0)])
         assert await provider.told.get() == ("registered", "c")
         assert provider.told.empty()
 
@@ -121,8 +121,8 @@ async def test_process_of_a_job_is_lost_without_its_taskmanager() -> None:
         told: list[tuple[Any, ...]] = []
         apart, alone = SlowTaskManager(), SlowTaskManager()
         apart.notify = lambda *what: told.append(what)  # type: ignore[method-assign]
-        resources.register(cast("RpcConnection", apart), "a", [SlotStatus(0)], isolated=True)
-        resources.register(cast("RpcConnection", alone), "b", [SlotStatus(0)])
+        resources.register(cast(RpcConnection, apart), "a", [SlotStatus(0)], isolated=True)
+        resources.register(cast(RpcConnection, alone), "b", [SlotStatus(0)])
         resources.lose_job("job", "a", "its function holds the loop")
         resources.lose_job("job", "b", "its function holds the loop")
         assert told == [("end_job", "job", "its function holds the loop")]
@@ -145,7 +145,7 @@ async def test_process_that_still_opens_a_job_is_ended_with_the_job() -> None:
             notify = partial(_put, told, worker_id)
             worker.notify = notify  # type: ignore[method-assign]
             resources.register(
-                cast("RpcConnection", worker), worker_id, [SlotStatus(0)], isolated=True
+                cast(RpcConnection, worker), worker_id, [SlotStatus(0)], isolated=True
             )
         resources.declare("job", 2)
         for worker_id, _, allocation_id in resources._slots.slots_of("job"):
