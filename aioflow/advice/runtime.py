@@ -117,7 +117,7 @@ def _difference(left: Any, right: Any) -> tuple[str, str] | None:
 
 
 TODAY_S = range(1_000_000_000, 2_500_000_000)
-"""From 2001 to 2049."""
+"""Seconds since 1970 that count as a present time: from 2001 to 2049."""
 YEAR_S = 31_556_952
 
 UNITS = (

@@ -42,7 +42,7 @@ class Collected:
 
     rows: list[Any] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
-    """By number of the checkpoint: how many rows came before its barrier."""
+    """Number of rows that came before the barrier of each checkpoint, by its number."""
     complete: int = 0
     """Number of rows when the input of an attempt ended.
 

@@ -144,8 +144,9 @@ class CheckpointKind(StrEnum):
     """A checkpoint of the engine. Restarts begin with it; it is deleted once newer ones complete.
     """
     SAVEPOINT = "SAVEPOINT"
-    """For the user, while the job goes on: a restart never uses it unless asked to, and sinks
-    commit nothing on it.
+    """A savepoint of the user, taken while the job continues.
+
+    A restart uses it only on request, and sinks commit nothing on it.
     """
     SYNC_SAVEPOINT = "SYNC_SAVEPOINT"
     """The savepoint with which a stopped job ends: sinks commit once it is complete."""
@@ -181,12 +182,12 @@ class CompletedCheckpoint:
     """Time when the last subtask acknowledged the checkpoint."""
     operators: tuple[CheckpointedOperator, ...] = ()
     subtasks: Mapping[tuple[str, int], SubtaskState] = field(default_factory=dict)
-    """By uid of the head of its chain, and index.
+    """State of each subtask, by the uid of the head of its chain and its index.
 
-    Finished ones are here with what they had when they finished.
+    Finished subtasks have the state with which they finished.
     """
     directory: str = ""
-    """Of a savepoint: the URL that was asked for; empty: under the flow's store."""
+    """URL that was requested for a savepoint; empty for a place in the flow's store."""
     location: str = ""
     """URL of what was stored, known once it is."""
 

@@ -327,7 +327,7 @@ class CheckpointSettings:
     max_concurrent: int = 1
     retain: int = 1
     tolerable_failures: int | None = None
-    """None: any number."""
+    """Number of failed checkpoints in a row that the job tolerates; None: any number."""
     restore: str | None = LATEST
     """`LATEST`, the URL of a savepoint, or None."""
     fresh: bool = False

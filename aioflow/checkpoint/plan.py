@@ -34,9 +34,7 @@ class VertexInput:
 
     vertex_id: int
     producers: tuple[Sequence[int], ...] | None = None
-    """Of a pointwise exchange: for each subtask the producers it reads.
-
-    None: every subtask reads all.
+    """Producers that each subtask reads in a pointwise exchange; None if every subtask reads all.
     """
     edge_id: int = -1
     """Id of the exchange."""

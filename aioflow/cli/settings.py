@@ -63,7 +63,7 @@ def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def all_optional(parser: argparse.ArgumentParser) -> None:
-    """Lets all commands of `parser` be parsed without their positional arguments."""
+    """Makes the positional arguments of all commands of `parser` optional."""
     for command in _leaves(parser):
         for action in command._actions:
             if not action.option_strings:

@@ -87,9 +87,8 @@ class ClusterJob:
         recovered: bool = False,
         group: OrderedTaskGroup | None = None,
     ) -> None:
-        """`content`: the job as TaskManagers load it.
-
-        `group`: runs the tasks of a job whose `run` is not called.
+        """Makes a job. `content` is the job as TaskManagers load it. `group` runs the tasks of a
+        job whose `run` is not called.
         """
         self.job_id = job_id
         self.token = token
@@ -484,7 +483,7 @@ class ClusterJob:
             self.cancel()
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:
-        """Returns once all TaskManagers that run the job now have the tap."""
+        """Adds a tap for another process. Returns once all TaskManagers of the job have it."""
         return wait_all(self.tasks.taps.add(place, tap_id, may_miss))
 
     def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:

@@ -129,7 +129,7 @@ class Collector:
             self._generations.collect(FULL)
 
     def hear(self, phase: str, info: dict[str, int]) -> None:
-        """A collection begins (`phase` is "start") or has ended."""
+        """Notes that a garbage collection has begun (`phase` is "start") or ended."""
         if info["generation"] != FULL:
             return
         if phase == "start":

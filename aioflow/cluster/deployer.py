@@ -69,7 +69,9 @@ class TaskDeployer:
         *,
         can_grow: bool,
     ) -> None:
-        """`can_grow`: whether the job has checkpoints from which it can go on with more slots."""
+        """Makes a deployer. `can_grow` tells whether the job has checkpoints from which it can
+        continue with more slots.
+        """
         self._host = host
         self._shipped = job
         self._token = token

@@ -74,7 +74,7 @@ __all__ = [
 
 
 class JobStatus(StrEnum):
-    """In Flink's spelling; equal to the plain string."""
+    """The status of a job. Its value is Flink's spelling."""
 
     INITIALIZING = "INITIALIZING"
     CREATED = "CREATED"

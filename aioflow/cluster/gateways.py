@@ -114,7 +114,9 @@ class TaskExecutorGateway(TaskReader, Protocol):
         """
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
-        """Ends the sources of a job where they are; with `drain` event time ends with them."""
+        """Stops the sources of a job at their present positions. With `drain` event time ends
+        there.
+        """
 
     def limit_source(self, attempt: ExecutionAttemptId, watermark: int) -> None:
         """Lets a source begin, and read while its event time is at most `watermark`.
@@ -276,7 +278,7 @@ class RunningJob(Protocol):
         """Runs the job to its end. A cancellation cancels the job."""
 
     def metrics(self) -> Mapping[str, float]:
-        """All metrics by dotted name; those of another process are its last report."""
+        """Returns all metrics by dotted name. Those of another process are from its last report."""
 
     async def rescale(
         self,

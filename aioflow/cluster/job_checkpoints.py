@@ -302,13 +302,11 @@ class JobCheckpoints:
         self._carry_out(self._opened().restart(subtasks, self._now()))
 
     async def close(self, *, finished: bool) -> None:
-        """The last task has ended. Of a job that `finished` by itself the last checkpoint stays: a
-        run from there has nothing to do.
+        """Closes the checkpoints of a job whose last task has ended.
 
-        Rows of `collect` are in memory, and gone with its process. Such a job leaves nothing to
-        resume; its next run gives them again.
-
-        A store that does not answer is given up after `CLOSE_TIMEOUT_S`.
+        If the job `finished` by itself, its last checkpoint stays: a run from there has nothing to
+        do. A job with `collect` leaves nothing to resume, because its rows are in memory only. A
+        store that does not answer is given up after `CLOSE_TIMEOUT_S`.
         """
         self._over = True
         try:

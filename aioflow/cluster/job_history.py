@@ -84,7 +84,7 @@ class FailureRecord:
     """Notes of the engine: operator, subtask and record."""
     timestamp_ms: int
     attempt: ExecutionAttemptId | None
-    """None: the job as a whole failed."""
+    """Attempt of the task that failed; None if the job as a whole failed."""
     location: str
     concurrent: list[FailureRecord] = field(default_factory=list)
     is_consequence: bool = False

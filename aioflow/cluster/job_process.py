@@ -74,7 +74,7 @@ class JobServer:
         collector: Collector | None = None,
         preloaded: Sequence[str] = (),
     ) -> None:
-        """`preloaded`: modules to import before the job comes."""
+        """Makes a server. `preloaded` are the modules to import before the job comes."""
         self._preloaded = preloaded
         self._host = host
         self._secret = secret

@@ -194,9 +194,10 @@ class JobProcesses:
         tls: TlsFiles | None = None,
         preloaded: Sequence[str] = (),
     ) -> None:
-        """`tls`: the files of the security of `host`. Each process loads them again.
+        """Makes the processes. `tls` names the files for the security of `host`, which each process
+        loads again.
 
-        `preloaded`: modules that a process imports before its job comes.
+        `preloaded` are modules that a process imports before its job comes.
         """
         self._host = host
         self._secret = secret

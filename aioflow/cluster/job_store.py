@@ -174,7 +174,7 @@ class JobStore:
         return job
 
     async def _ended_tokens(self) -> dict[str, int]:
-        """Returns, by job id, the largest token that wrote an end."""
+        """Returns the largest token that recorded the end of a job, by job id."""
         found: dict[str, int] = {}
         for name in await self._host.fs.list(f"{self._path}/ended"):
             job_id, _, token = name.partition(".")

@@ -45,7 +45,7 @@ class TaskManagerCalls:
         resources: Callable[[], ResourceManager | None],
         ended: Container[str] = (),
     ) -> None:
-        """`ended`: the ids of jobs that are over."""
+        """Makes the calls. `ended` contains the ids of jobs that have ended."""
         self._ended = ended
         self._jobs = jobs
         self._registers = registers

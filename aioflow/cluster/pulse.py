@@ -109,7 +109,7 @@ class Pulse:
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        """Inside, a held loop is reported as the loading of `what`, which may take long."""
+        """Reports a loop that is blocked meanwhile as loading `what`, which may take long."""
         self._seen_at = self._host.clock.monotonic()
         self._loads = what
         try:

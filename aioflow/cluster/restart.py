@@ -263,7 +263,8 @@ def _checked_fatal(fatal: Fatal) -> Fatal:
 
 
 def once_running(fatal: Fatal = ()) -> RestartPolicy:
-    """`exponential_delay()`, but an error of the program before all tasks have run ends the job.
+    """Returns the policy `exponential_delay()`, but an error of the program before all tasks have
+    run ends the job.
 
     The user who has just started the job should see that error.
     """

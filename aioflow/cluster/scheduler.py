@@ -104,7 +104,7 @@ class PlacementFailed(msgspec.Struct, frozen=True):
 
 
 class FreeSlot(msgspec.Struct, frozen=True):
-    """No subtask of this job uses the slot any more: give it back."""
+    """Give the slot back: no subtask of this job uses it any more."""
 
     worker_id: str
     allocation_id: str

@@ -186,7 +186,7 @@ class ClusterClient:
         await self._connect((OSError, AioflowError), timeout_s)
 
     async def _connect(self, passing: tuple[type[Exception], ...], timeout_s: float) -> None:
-        """Connects; errors of the classes `passing` are retried for `timeout_s`."""
+        """Connects to the leader. Retries errors of the classes `passing` for `timeout_s`."""
         deadline = self._host.clock.monotonic() + timeout_s
         while True:
             try:

@@ -72,7 +72,7 @@ NETWORK_MEMORY = (
 """The last two are not in Flink: bytes beyond the sizes of pools, and pools without room."""
 
 TURNS_A_SLICE = 4
-"""How often another thread can get the interpreter during one slice of a task.
+"""Number of times that another thread can get the interpreter during one slice of a task.
 
 Threads write checkpoints and leases.
 """

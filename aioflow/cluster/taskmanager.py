@@ -139,10 +139,10 @@ class TaskManager:
         end_process: Callable[[str], None] | None = None,
         collector: Collector | None = None,
     ) -> None:
-        """`own_id`: an unused id, given by the process that starts this one.
+        """Makes a TaskManager. `own_id` is an unused id, given by the process that starts this one.
 
-        `end_process(why)`: as for a `JobSession`. `collector`: only for a process that runs nothing
-        else.
+        `end_process(why)` is as for a `JobSession`. `collector` is only for a process that runs
+        nothing else.
         """
         self._collector = collector
         self._end_process = end_process
@@ -262,7 +262,7 @@ class TaskManager:
             self._connection.abort(Closed("this taskmanager is stopped"))
 
     def _waits(self, level: int, error: Exception) -> None:
-        """Logs, with backoff, that it looks for a JobManager."""
+        """Logs, at growing intervals, that the TaskManager looks for a JobManager."""
         waited_s = self._log_backoff.failed(self._host.clock.monotonic())
         if waited_s is not None and not self._released:
             since = f", for {waited_s:.0f} s now" if waited_s else ""

@@ -232,7 +232,7 @@ class Cells:
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """Number of keys."""
         return self._count
 
     @property

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 MAX_PARALLELISM_LIMIT = 1 << 15
-"""As in Flink: a key group is a 16-bit number."""
+"""Maximum of the maximum parallelism, as in Flink: a key group is a 16-bit number."""
 
 _TEXT = frozenset((str,))
 _TEXT_CHECKSUM = zlib.crc32(b"s")

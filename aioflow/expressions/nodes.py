@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 str_ = str
-"""Inside `Expr` the name `str` is the namespace."""
+"""The built-in `str`: inside `Expr` the name `str` is the namespace."""
 
 COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 LOGICAL = frozenset({"&", "|"})

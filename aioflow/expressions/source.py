@@ -36,7 +36,7 @@ __all__ = ["Emitter", "RowKind"]
 
 
 class RowKind(Enum):
-    """How the fields of a row are read."""
+    """The way in which the fields of a row are read."""
 
     MAPPING = "mapping"
     ATTRIBUTES = "attributes"

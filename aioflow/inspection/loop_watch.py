@@ -41,10 +41,10 @@ __all__ = ["Hold", "LoopWatch", "release_watch", "watch_loop"]
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.05
-"""Interval of beats, and of looks at them."""
+"""Interval of the beats, which are callbacks of the loop, and of the checks whether one is late."""
 
 HELD_S = 0.1
-"""Time after which code that runs without a pause holds the loop."""
+"""Time without a pause from which code counts as blocking the loop."""
 
 CHECK_BEATS = 100
 """Number of beats between two calls of `checks`: some five seconds."""
@@ -56,10 +56,10 @@ HOLDS_MAX = 50
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in which one piece of code held the loop."""
+    """A period in which one piece of code occupied the event loop without a pause."""
 
     at_ms: int
-    """Wall-clock time of the end."""
+    """Wall-clock time in ms at which the period ended."""
     job: str
     """Name of the job; empty outside of all flows."""
     operator: str
@@ -69,9 +69,9 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     """Name of the asyncio task; empty for a callback of the loop."""
     seconds: float
-    """Length, without the time in which the thread had no processor."""
+    """Length of the period in seconds, without the time in which the thread had no processor."""
     cpu_s: float
-    """Processor time of the thread meanwhile."""
+    """Processor time of the thread in this period, in seconds."""
     stack: Stack
     """Frames of user code, outermost first; empty if no sample saw any."""
 
@@ -81,7 +81,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
         return f"operator {self.operator!r}, subtask {self.subtask}"
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain data, which may travel."""
+        """Returns the fields as plain data, which can be sent to another process."""
         return {
             "time": self.at_ms,
             "job": self.job,
@@ -95,7 +95,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """One look at the thread of the loop while a beat was overdue."""
+    """A sample of the stack of the loop's thread, taken while a beat was overdue."""
 
     job: str
     operator: ScopeOperator | None
@@ -109,7 +109,7 @@ class LoopWatch:
     """Watches the running loop between `start` and `close`."""
 
     def __init__(self, host: Host, times: Callable[[], ThreadTimes]) -> None:
-        """`times` reads the clocks of the calling thread."""
+        """Makes a watch. `times` reads the clocks of the calling thread."""
         self._host = host
         self._times = times
         self._now = host.clock.monotonic
@@ -136,14 +136,14 @@ class LoopWatch:
         self._logged_at: dict[tuple[str, str], float] = {}
 
     def start(self) -> None:
-        """Begins to watch, on the loop."""
+        """Begins to watch the running loop."""
         self._begin()
         # Not a thread of the host: it outlives the host of a job while the loop has other users.
         self._looker = threading.Thread(target=self._look, name="aioflow-loop-watch", daemon=True)
         self._looker.start()
 
     async def close(self) -> None:
-        """Reports a hold that no beat has reported yet, and ends the thread."""
+        """Reports a period that no beat has reported yet, and ends the thread."""
         if self._handle is not None:
             self._handle.cancel()
         self._judge()
@@ -169,11 +169,11 @@ class LoopWatch:
         self._handle = self._loop.call_later(BEAT_S, self._beat)
 
     def note(self, operator: ScopeOperator | None, seconds: float) -> Hold | None:
-        """Notes that an action held the loop for `seconds`, as its task has measured.
+        """Notes that an action occupied the loop for `seconds`, as its task has measured.
 
-        `operator` is the one that the task blames; None if only the looks may know.
-        Returns None if the thread had no processor for most of that time, or had one and neither
-        computed nor was seen in user code.
+        `operator` is the one that the task holds responsible; None leaves that to the samples.
+        Returns None if the thread had no processor for most of the time. Also returns None if it
+        had one, but neither computed nor was seen in user code.
         """
         since = self._times().minus(self._began)
         self._reported_s += seconds
@@ -228,7 +228,7 @@ class LoopWatch:
         self._log(hold)
 
     def _was_paused(self, held_s: float) -> bool:
-        """Returns whether the thread that looks stood still too, as in a suspended process."""
+        """Returns whether the thread of the samples stood still too, as in a suspended process."""
         return held_s > 4 * HELD_S and len(self._looks) * BEAT_S < held_s / 4
 
     def _keep(

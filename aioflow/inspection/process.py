@@ -57,7 +57,7 @@ LAGS_MAX = 600
 
 
 class LoopLag:
-    """Measures between `start` and `stop`, on the running loop."""
+    """Measures how late the running loop is, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._lags: deque[float] = deque(maxlen=LAGS_MAX)
@@ -80,16 +80,16 @@ class LoopLag:
 
     @property
     def last_ms(self) -> float:
-        """0.0 before the first measurement, as `max_ms`."""
+        """The newest measurement in ms; 0.0 before the first one."""
         return round(self._lags[-1] * 1000, 3) if self._lags else 0.0
 
     @property
     def max_ms(self) -> float:
-        """Over the last minute."""
+        """The largest measurement of the last minute in ms; 0.0 before the first one."""
         return round(max(self._lags, default=0.0) * 1000, 3)
 
     def milliseconds(self) -> dict[str, float]:
-        """Over the last minute; zeros before the first measurement."""
+        """Returns statistics of the last minute in ms; zeros before the first measurement."""
         ordered = sorted(self._lags)
         if not ordered:
             return {"last": 0.0, "p50": 0.0, "p99": 0.0, "max": 0.0}
@@ -106,9 +106,9 @@ LOGGER = "aioflow"
 
 
 class LogTail(logging.Handler):
-    """Attached between `start` and `stop`.
+    """Keeps the newest log records of the process, between `start` and `stop`.
 
-    It changes no level: records that the program does not log are missing here too.
+    It changes no log level, so records that the program does not log are missing here too.
     """
 
     def __init__(self) -> None:
@@ -151,12 +151,16 @@ class LogTail(logging.Handler):
         )
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keeps a record, of this process or of one that belongs to it, under the next number."""
+        """Keeps a record under the next number. The record is of this process, or of one that
+        belongs to it.
+        """
         self._records.append({"number": self._next, **record})
         self._next += 1
 
     def _alone(self, record: logging.LogRecord) -> bool:
-        """Whether no other handler gets `record`; of several tails the first answers for all."""
+        """Returns whether no other handler gets `record`. Of several tails only the first returns
+        True.
+        """
         logger: logging.Logger | None = logging.getLogger(record.name)
         tails = []
         while logger is not None:
@@ -178,13 +182,13 @@ class LogTail(logging.Handler):
 
 
 class ProcessInspector:
-    """Everything runs on the loop of the process.
+    """Answers questions about this process on its loop.
 
-    Lag and log are recorded from `start` on, at the latest from the first question.
+    It records lag and log from `start` on, or from the first question if that comes earlier.
     """
 
     def __init__(self, host: Host, logs: LogTail | None = None) -> None:
-        """`logs` keeps the log records in another way than in this process."""
+        """Makes an inspector. `logs` replaces the tail that keeps log records of the process."""
         self._host = host
         self._usage = host.procs.usage
         self._watch: LoopWatch | None = None
@@ -194,7 +198,7 @@ class ProcessInspector:
         self.runs = False
 
     def start(self) -> None:
-        """Idempotent."""
+        """Begins to record lag and log. Further calls have no effect."""
         if not self.runs:
             self.runs = True
             self.lag.start()
@@ -202,7 +206,7 @@ class ProcessInspector:
             self._watch = watch_loop(self._host)
 
     async def close(self) -> None:
-        """Stops what runs, and keeps what was recorded. Idempotent."""
+        """Stops all recording, and keeps what was recorded. Further calls have no effect."""
         if self.runs:
             self.runs = False
             self.lag.stop()
@@ -211,7 +215,7 @@ class ProcessInspector:
         await self.flames.close()
 
     def metrics(self) -> dict[str, float]:
-        """Metrics under Flink's names where it has one."""
+        """Returns the metrics of the process, under Flink's names where Flink has such a metric."""
         cpu_s, peak_bytes = self._usage()
         return {
             "Status.Process.CPU.Time": cpu_s,
@@ -221,8 +225,7 @@ class ProcessInspector:
         }
 
     async def ask(self, what: str, *args: Any) -> Any:
-        """Returns the answer as plain data, which may travel.
-
+        """Returns the answer to a question as plain data, which can be sent to another process.
         Raises Closed for an unknown question.
         """
         self.start()
@@ -357,9 +360,7 @@ def tasks_by_name(tasks: Sequence[asyncio.Task[Any]]) -> list[dict[str, Any]]:
 
 
 def thread_infos(procs: Processes) -> list[dict[str, str]]:
-    """The entries of Flink's thread dump: tasks, which play the part of threads, then the threads
-    of the process.
-    """
+    """Returns the entries of Flink's thread dump: first the asyncio tasks, then the threads."""
     infos = [
         _info(one["name"], f'"{one["name"]}" {one["state"]}', one["stack"])
         for one in tasks_by_name(list(asyncio.all_tasks()))
@@ -384,11 +385,14 @@ def _info(name: str, heading: str, stack: Sequence[str]) -> dict[str, str]:
 INTERVAL_S = 0.01
 DEPTH_MAX = 100
 SWITCH_S = 0.0001
-"""While it samples, a waiting thread gets the interpreter this fast. Otherwise the loop would
-mostly reach its `select` first, where it releases the GIL, and the samples would find it idle."""
+"""Interval at which a waiting thread gets the interpreter while sampling.
+
+With the longer default, the loop would nearly always release the interpreter in `select` first, and
+the samples would show an idle loop.
+"""
 
 KEPT_S = 5.0
-"""Time for which a graph is kept, so that several readers of the page cost one sampling."""
+"""Time for which the result of a sampling is reused, so that several readers cost one sampling."""
 
 IDLE_FILES = (
     "asyncio/runners.py",
@@ -400,11 +404,13 @@ IDLE_FILES = (
 
 Stack = tuple[str, ...]
 Samples = Counter[tuple[str, Stack]]
-"""(name of the task, empty outside of any; frames, outermost first) -> number of samples."""
+"""Number of samples by name of the task, empty outside of any, and frames, outermost first."""
 
 
 class FlameSampler:
-    """One sampling at a time; concurrent callers wait for the same one."""
+    """Samples the stack of the loop's thread. One sampling runs at a time, and all callers share
+    its result.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -414,7 +420,7 @@ class FlameSampler:
         self._stop: threading.Event | None = None
 
     async def samples(self, seconds: float) -> Samples:
-        """The samples of the next `seconds`, or of a moment ago."""
+        """Returns the samples of the next `seconds`, or those of a sampling that has just ended."""
         now = self._host.clock.monotonic()
         if self._latest is not None and now - self._latest_at < KEPT_S:
             return self._latest
@@ -462,7 +468,7 @@ class FlameSampler:
 
 
 def _retrieved(task: asyncio.Task[Samples]) -> None:
-    """Retrieves the task's error: its caller may be gone before there is an answer."""
+    """Marks the task's error as retrieved, because its caller may not wait for it any more."""
     if not task.cancelled():
         task.exception()
 
@@ -474,7 +480,7 @@ def _look(
     looks: int,
     stop: threading.Event,
 ) -> Samples:
-    """Called in a thread of its own."""
+    """Returns the samples of the stack of `thread`. Runs in a thread of its own."""
     samples: Samples = Counter()
     for _ in range(looks):
         frames = procs.thread_frames(thread)

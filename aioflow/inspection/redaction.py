@@ -41,7 +41,8 @@ _LITERALS = (
     "sig",
     "key",
 )
-"""One of these is in each `_WORD`. Most texts have none, and looking for them is fast."""
+"""Texts of which each match of `_WORD` contains one. A fast search for them rules out most texts.
+"""
 
 _QUOTED = (
     r"(?:[bru]{0,2}(?:"
@@ -54,29 +55,29 @@ _VALUE = (
     r"(?:(?:(?:bearer|basic|token|apikey|negotiate)\s++)?"
     rf"(?:{_QUOTED}|[\[{{(][^\]}})]*+[\]}})]?|[^\s,;&}})\]]++))"
 )
-"""A quoted text, a list in brackets, or a word."""
+"""Pattern of a value: a quoted text, a list in brackets, or a word."""
 
 _SCHEMES = r"(?:digest|aws4-[\w-]++)\s[^\n]*+"
-"""Ways to authorize that are followed by several settings: they end with the line."""
+"""Pattern of an authorization that consists of several settings, up to the end of the line."""
 
 _NAMED = (
     rf"(?is)({_WORD})([\w.-]*+)"
     rf"(?:(\\*+[\"']?\s*+[:=]++>?\s*+)(?:{_SCHEMES}|{_VALUE}(?:\s*+=\s*+{_VALUE})?))?"
 )
-"""`password=...`, `"api_key": "..."`, `Authorization: Bearer ...`, `password: str = "..."`.
+"""Pattern of a named secret: `password=...`, `"api_key": "..."`, `Authorization: Bearer ...`.
 
 The value is optional, so that the pattern skips a name without a value as a whole, instead of
 letter by letter.
 """
 
 _COOKIES = rf"(?is)(cookie\d?+\\*+[\"']?\s*+[:=]\s*+)(?:{_QUOTED}|[^\n]*+)"
-"""`Cookie: a=1; b=2`: all of the line."""
+"""Pattern of a header like `Cookie: a=1; b=2`. It matches the whole line."""
 
 _ARGUMENT = rf"(?is)(?<![\w-])(--[\w.-]++)([\"']?(?:\s*+,\s*+|\s++))({_VALUE})"
-"""`--password x`, and `'--password', 'x'` of a list of arguments."""
+"""Pattern of `--password x`, and of `'--password', 'x'` in a list of arguments."""
 
 _QUERY_KEY = r"(?i)([?&](?:key|auth|code|access)=)[^\s&\"'#]++"
-"""Names that are ordinary words elsewhere, and secrets in the query of a URL."""
+"""Pattern of a secret in the query of a URL, under a name that is an ordinary word elsewhere."""
 
 _SCHEME = r"(?i)\b(bearer|basic)(\s++)[\w.~+/=-]{8,}+"
 

@@ -117,9 +117,7 @@ def mark_of(data: bytes) -> Mark:
 
 
 def marks_before(fs: FileAccess, path: str, offsets: Sequence[int]) -> list[Mark]:
-    """Returns, for each of `offsets` in a plain file, the mark (length and digest) of the bytes
-    before it.
-    """
+    """Returns the marks (length and digest) of the bytes before `offsets` in a plain file."""
     with fs.open_read(path) as file:
         marks = []
         for offset in offsets:

@@ -74,8 +74,8 @@ class PagedFile(Protocol):
 
 @contextmanager
 def named(path: str, part: str = "") -> Iterator[None]:
-    """A context manager that raises MalformedInput naming `path` and `part` in place of pyarrow's
-    errors for damaged files.
+    """Raises MalformedInput naming `path` and `part` if pyarrow reports a damaged file in the
+    block.
     """
     import pyarrow as pa
 

@@ -344,7 +344,7 @@ def _defaults(type_: Any) -> dict[str, Any]:
 
 
 def _default_factories(type_: Any) -> dict[str, Callable[[], Any]]:
-    """Returns, for each field with a default, a function that makes the value of a missing field.
+    """Returns a function for each field with a default, which makes the value of a missing field.
 
     Raises ValidationError for a default that `namedtuple_from` refuses.
     """

@@ -118,7 +118,7 @@ class _Page:
     bad_next: int = 0
 
     def position(self) -> tuple[int, int | None, list[str] | None, Mark | None]:
-        """The position after the last emitted record."""
+        """Returns the position after the last emitted record."""
         decoded, i = self.decoded, self.next
         if i == len(decoded.records):
             end = len(self.data) if decoded.used is None else decoded.used

@@ -41,7 +41,7 @@ _LITERAL_MAX = 256
 """Maximum length of a literal. The padding after the block is longer."""
 
 LONG_SHARE = 8
-"""At most one of as many texts is longer than a word, or empty."""
+"""Reciprocal of the largest share of texts that may be empty or longer than a word."""
 
 _WORD = 8
 _DIGITS_MAX = 15

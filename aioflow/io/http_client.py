@@ -195,9 +195,7 @@ def http_error(status: int, url: str, body: bytes) -> Broken:
 
 @contextmanager
 def without_secrets(config: object) -> Iterator[None]:
-    """A context manager that raises Broken in place of an error of aiohttp that quotes a URL with a
-    password or a token.
-    """
+    """Raises Broken if an error of aiohttp in the block quotes a URL with a password or a token."""
     import aiohttp
 
     try:

@@ -60,7 +60,7 @@ class StoreError(ConnectionError):
 
 @contextmanager
 def _named(what: str, url: str) -> Iterator[None]:
-    """A context manager in which a failure of the store becomes an OSError that names `url`."""
+    """Raises an OSError that names `url` if the store fails in the block."""
     try:
         yield
     except FileNotFoundError as error:

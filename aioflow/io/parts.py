@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["PartCommitter", "PartWriter", "RollPolicy", "checked_roll"]
 
 UNCHECKED = "none"
-"""Stands for `since` in a run without checkpoints."""
+"""Value of `since` in a run without checkpoints."""
 
 ABANDONED_MS = 600_000
 """Minimum age of an abandoned part of a run without checkpoints.

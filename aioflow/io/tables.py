@@ -86,7 +86,7 @@ The other rows hold the last checkpoint that a writer has committed.
 Row = tuple[Any, ...]
 
 Mode = Literal["append", "upsert", "delete"] | Callable[[Any], Literal["upsert", "delete"]]
-"""How a sink changes its table. A function of a record returns the kind of this one change."""
+"""Ways in which a sink changes its table. A function of a record returns that of one change."""
 
 _CODEC = Codec()
 
@@ -128,7 +128,9 @@ class Piece(NamedTuple):
     number: int
     columns: list[str]
     rows: list[Row]
-    """With a key, each row has one cell more at its end: whether it deletes the row of its key."""
+    """Rows to write. With a key, the last cell of each row tells whether it deletes the row of its
+    key.
+    """
     key: list[str]
     """The columns that identify the row to replace or delete; empty if rows are appended."""
 

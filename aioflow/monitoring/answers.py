@@ -130,7 +130,7 @@ class Route:
     """Name of the JSON Schema of a changing call's body."""
     status: int = 200
     is_probe: bool = False
-    """Whether anyone may call it, by any host name, without the token."""
+    """Whether anyone may call the route, by any host name, without the token."""
 
 
 def route(

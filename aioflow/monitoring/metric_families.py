@@ -35,25 +35,25 @@ Convert = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of the page."""
+    """A family of metrics on the page for Prometheus."""
 
     name: str
     kind: Kind
     help: str
     convert: Convert | None = None
-    """Function from the value of the metric to that on the page. None: they are equal."""
+    """Function from the value of a metric to the value on the page; None if both are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one metric goes on the page."""
+    """The place of one metric on the page."""
 
     family: Family
     labels: Mapping[str, str] = field(default_factory=dict)
     suffix: str = ""
     """End of the line's name after that of the family, as `_count` in a summary."""
     times: str = ""
-    """Name of another metric by which the value is multiplied: a sum is mean times count."""
+    """Name of a metric by which the value is multiplied, as a sum is the mean times the count."""
 
 
 def _seconds(ms: float) -> float:

@@ -63,7 +63,7 @@ class _Metric:
     """cluster, process, job, task or operator."""
     flink_scope: str
     owner: tuple[Any, ...]
-    """Key of the owner, within the scope."""
+    """Key that identifies the owner among all owners of the same scope."""
     name: str
     """Name without the labels that are part of it in Flink."""
     labels: Mapping[str, str]

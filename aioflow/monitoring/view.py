@@ -108,13 +108,16 @@ class SubtaskView:
 
 
 QueryState = Callable[["ExecutionAttemptId", int, Callable[[Any], Any]], Any]
-"""(attempt, node, query) -> awaitable of the query's result. The query runs between two slices of
-the task.
+"""Function (attempt, node, query) that returns an awaitable of the result of the query.
+
+The query runs between two slices of the task.
 """
 
 
 Rescale = Callable[[int | None, Mapping[str, int]], Awaitable[None]]
-"""(parallelism of the flow, parallelism by uid): lets a job go on with it."""
+"""Function that continues the job at another parallelism. Its arguments are the parallelism of the
+flow, and that of single operators by uid.
+"""
 
 
 class JobView:

@@ -85,7 +85,7 @@ WAITING_MAX = 64
 
 
 class Guest(Protocol):
-    """The interface that a waiting room uses of an accepted connection."""
+    """An accepted connection that is not authenticated yet, as the waiting room sees it."""
 
     @property
     def peer(self) -> str: ...

@@ -133,7 +133,7 @@ class AuthenticatedConnection(asyncio.Protocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """Called when the peer has ended its side. Returns None, so that the transport closes
+        """Notes that the peer has ended its side. Returns None, so that the transport closes
         itself.
         """
 

@@ -112,7 +112,7 @@ class BaseWriter(SinkWriter[T_contra]):
     """A writer with a default for everything that the engine asks of one."""
 
     full: bool = False
-    """Set by the writer when `flush` has to be awaited before more records."""
+    """Whether `flush` has to be awaited before more records. The writer sets it."""
     linger_ms: int | None = None
     """Time after which records are flushed that are not many enough for `full`. None: a checkpoint
     or the end flushes them.
@@ -121,10 +121,10 @@ class BaseWriter(SinkWriter[T_contra]):
     """Whether the writer uses a `ColumnBatch`, which reads like a list of rows."""
 
     def restored(self, checkpoint_id: int, /) -> None:
-        """Called before `open` after a restore of this checkpoint."""
+        """Notes that this checkpoint was restored. Called before `open`."""
 
     async def open(self) -> None:
-        """Called once, before the first record."""
+        """Opens the writer. Called once, before the first record."""
 
     async def close(self) -> None:
         """Releases all resources. Called once, also after a failure."""

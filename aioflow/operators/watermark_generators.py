@@ -43,7 +43,7 @@ class WatermarkGenerator(Protocol):
     current: int
     """The watermark after the last record."""
     failed_at: int | None
-    """After an `apply` that raised: the index of the failing record, None if no record failed."""
+    """Index of the record at which the last `apply` failed, None if no record failed."""
 
     def apply(
         self, values: list[Any], timestamps: list[int] | None

@@ -58,7 +58,9 @@ class Past:
             save_values(saved, fresh, space.present(fresh))
 
     def forget(self, space: Space, key: Any) -> None:
-        """Notes that `key` was removed: a key that is no older leaves nothing behind."""
+        """Notes that `key` was removed. A key that did not exist before the checkpoint needs no
+        note.
+        """
         saved = self._saved.get(space)
         if saved is not None and saved.get(key) is MISSING:
             del saved[key]

@@ -47,9 +47,10 @@ Further due timers fire in the next mail, so that other mail runs in between.
 """
 
 FIRED_PER_MAIL_MAX = 16 * FIRED_PER_MAIL
-"""Maximum of that number, which doubles with each mail that leaves due timers behind.
+"""Largest number of timers that one mail fires.
 
-A task takes mail once a turn, and processes some thousand records in a turn.
+The number doubles with each mail that leaves due timers behind. A task takes mail once a turn, and
+processes some thousand records in a turn.
 """
 
 MAIL_MS = 20

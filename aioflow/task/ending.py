@@ -63,7 +63,7 @@ class TaskPhase(IntEnum):
     LINGERING = 5
     """Waits for the checkpoint that commits everything."""
     LEAVING = 6
-    """With checkpoints: the last one is complete, and the partitions end."""
+    """The last checkpoint is complete, and the partitions end. Only with checkpoints."""
     CLOSED = 7
     """The loop is over, and parts are closed."""
 

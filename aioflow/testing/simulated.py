@@ -62,7 +62,7 @@ class SimulatedRun:
     job: JobResult | None
     """How the job ended; None when `drive` ended it."""
     value: Any
-    """What `drive` returned."""
+    """Result of `drive`."""
     trace_crc: int
     """Digest of all that happened: two runs with the same digest took the same way."""
     steps: int

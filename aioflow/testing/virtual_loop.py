@@ -184,8 +184,8 @@ class _Ids:
 
 @contextmanager
 def outside_of_loops() -> Iterator[None]:
-    """Lets another loop run inside of the running one: a test that is a coroutine uses a harness
-    like any other object.
+    """Allows another loop to run inside of the running one, for tests that are coroutines and use a
+    harness.
     """
     outer = asyncio._get_running_loop()
     if outer is None:

@@ -48,7 +48,7 @@ _CACHED_HASH = "_attrs_cached_hash"
 
 
 class Kind(enum.Enum):
-    """How the fields of the instances of a class are read."""
+    """The way in which the fields of the instances of a class are read."""
 
     DATACLASS = "dataclass"
     ATTRS = "attrs class"

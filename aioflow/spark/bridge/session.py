@@ -278,8 +278,9 @@ class SparkBridge(Bridge):
         )
 
     async def job(self, fn: Callable[[], T]) -> T:
-        """The same as `call`, for a function that lasts as long as a stream. Its thread does not
-        count towards the capacity.
+        """Runs a function like `call`, but one that lasts as long as a stream.
+
+        Its thread does not count towards the capacity.
         """
         return await self._call(fn, getattr(fn, "__qualname__", repr(fn)), None, apart=True)
 

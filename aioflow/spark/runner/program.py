@@ -95,14 +95,15 @@ class StageProgram:
         self._planner = planner
 
     def on_splits(self, number: int, _nothing: Iterable[Any]) -> Iterator[Pair]:
-        """The function that Spark's `mapPartitionsWithIndex` calls for a source. Each subtask of
-        the source is a partition.
+        """Runs the subtask of a source on its splits. Spark calls it by `mapPartitionsWithIndex`.
+
+        Each subtask of the source is a partition.
         """
         return _pairs_of(self.read(number, _attempt()))
 
     def on_rows(self, target: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """The function that Spark's `mapPartitionsWithIndex` calls for the sorted blocks of an
-        exchange.
+        """Runs a subtask on the sorted blocks of an exchange. Spark calls it by
+        `mapPartitionsWithIndex`.
         """
         return _pairs_of(
             self.process(
@@ -111,8 +112,9 @@ class StageProgram:
         )
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function that `mapInArrow` calls for a DataFrame that a source reads. Each partition
-        is a subtask.
+        """Runs a subtask on a DataFrame that a source reads. Spark calls it by `mapInArrow`.
+
+        Each partition is a subtask.
         """
         from pyspark import TaskContext
 
@@ -231,8 +233,8 @@ def run_subtask(
 
 @contextmanager
 def told(codec: Codec) -> Iterator[None]:
-    """A context manager that turns an error of user code into a SubtaskFailed, whose text contains
-    the encoded error.
+    """Raises SubtaskFailed in place of an error of user code in the block. Its text contains the
+    encoded error.
     """
     try:
         yield

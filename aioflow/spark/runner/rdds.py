@@ -201,8 +201,8 @@ def _quoted(name: str) -> str:
 
 
 TAKEN_AT_ONCE_BYTES = 128 << 20
-"""What the program gets in one piece, with what leaves the same stages beside it; more it takes
-partition by partition.
+"""Maximum size of results that the program takes in one piece. It takes larger ones partition by
+partition.
 """
 
 ROWS_AT_A_TIME = 32

@@ -186,9 +186,10 @@ class StageTask:
         timers: ReplayedTimers | None,
         limits: tuple[int, int],
     ) -> None:
-        """`priority`: of the first operator's mail. `limits`: slice in ns, and records at a time.
+        """Makes a task. `priority` is that of the first operator's mail. `limits` are the slice in
+        ns, and the number of records at a time.
 
-        `timers`: keys have their timers there instead of at the clock.
+        `timers` holds the timers of keys, which otherwise wait for the clock.
         """
         self.vertex = vertex
         self.main: list[Callable[[RecordBatch], None]] = []

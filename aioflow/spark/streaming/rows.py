@@ -163,7 +163,7 @@ class SourceProgram(StageProgram):
     """
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function that `mapInArrow` calls: returns the output rows of one partition."""
+        """Returns the output rows of one partition. Spark calls it by `mapInArrow`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()

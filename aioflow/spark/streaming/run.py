@@ -198,8 +198,9 @@ def rows_of(frame: Any) -> list[BlockRow]:
 STOP_TIMEOUT = "20s"
 
 TOO_LATE = "Timed out while waiting for the Python worker to connect back"
-"""What Spark says when one of its Python processes takes ten seconds to begin, as on a busy
-machine; it has no setting for that.
+"""Message of Spark when one of its Python processes takes ten seconds to begin.
+
+That happens on a busy machine, and Spark has no setting for it.
 """
 
 STARTS_MAX = 20

@@ -43,10 +43,10 @@ BUGGIFY_ENABLED = 0.25
 SIGTERM, SIGKILL = 15, 9
 
 ProcessMain = Callable[["SimulatedHost"], Coroutine[Any, Any, object]]
-"""What a simulated process runs. Its return ends the process."""
+"""Main function of a simulated process. The process ends when it returns."""
 
 Program = Callable[["SimulatedHost", list[str]], Coroutine[Any, Any, int | None]]
-"""What `procs.exec` can start: takes the arguments, returns the return code."""
+"""Program that `procs.exec` can start: takes the arguments, and returns the return code."""
 
 
 class Simulation:

@@ -135,7 +135,7 @@ class SimNetwork:
         self._cut -= {(a, b), (b, a)}
 
     def part(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """As `cut`, between two processes, on one machine or on two."""
+        """Cuts two processes off from each other, like `cut`, on one machine or on two."""
         self.loop.note("PART", a, b)
         self._parted.add((a, b))
         if not one_way:

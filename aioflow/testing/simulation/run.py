@@ -39,7 +39,7 @@ class SimResult(Generic[T]):
     """The result of a simulated run."""
 
     value: T
-    """What `main` returned."""
+    """Result of `main`."""
     trace_crc: int
     """Digest of all that happened: two runs with the same digest took the same way."""
     steps: int

@@ -51,7 +51,7 @@ class NetworkOptions:
     loopback_s: tuple[float, float] = (5e-6, 5e-5)
     """One way between two processes of a machine."""
     window_bytes: int = 65_536
-    """What a receiver takes before its process has read."""
+    """Number of bytes that a receiver accepts before its process has read them."""
     segment_bytes_max: int = 16_384
     split_rate: float = 0.1
     """Share of the packets and of the reads that are cut at a random byte."""
