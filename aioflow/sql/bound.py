@@ -13,6 +13,7 @@ from sqlglot import exp
 
 from aioflow.core.functions import MapFunction
 from aioflow.sql.aggregates import is_aggregate
+from aioflow.sql.dialect import WindowTable
 from aioflow.sql.errors import SqlError
 from aioflow.sql.relation import END, START, TIME, Relation
 from aioflow.sql.scalars import Functions, Scalar, arguments_of, async_calls, compile_scalar
@@ -90,6 +91,9 @@ def key_column(key: str, place: exp.Expr) -> exp.Column:
 
 
 def refuse_clauses(node: exp.Expr) -> None:
+    """Raises SqlError for a clause that no stream has."""
+    if isinstance(node, WindowTable):
+        return  # Its OFFSET is one of windows.
     for name, message in CLAUSES.items():
         clause = node.args.get(name)
         if clause:

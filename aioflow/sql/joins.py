@@ -293,9 +293,9 @@ def _split(left: Relation, right: Relation, conditions: Sequence[exp.Expr]) -> C
                 split.lower = max(known) if known else None
                 known = [x for x in (split.upper, upper) if x is not None]
                 split.upper = min(known) if known else None
-            elif isinstance(turned, exp.EQ):
+            if isinstance(turned, exp.EQ):
                 split.equal.append((turned.this, turned.expression))
-            else:
+            elif bound is None:
                 split.rest.append(part)
     return split
 
@@ -352,25 +352,19 @@ def _time(node: Any, relation: Relation) -> int | None:
 def _window_pairs(
     left: Windows | None, right: Windows | None, split: Condition
 ) -> list[tuple[exp.Expr, exp.Expr]]:
-    """Returns the equalities that say that both sides are of one window; none if they do not.
-
-    Moves equalities of times to the equalities if they do.
-    """
+    """Returns the equalities that say that both sides are of one window; none if they do not."""
     if left is None or right is None:
         return []
     ends = {(left.end, right.end), (left.start, right.start)}
-    pairs = [*split.equal, *((t.this, t.expression) for t in split.times if isinstance(t, exp.EQ))]
     found = []
-    for a, b in pairs:
+    for a, b in split.equal:
         names = a.name, b.name
-        if names in ends or names[::-1] in ends:
-            found.append((a, b) if names in ends else (b, a))
+        if names in ends:
+            found.append((a, b))
     by_end = any(a.name == left.end for a, _ in found)
     fixed = left.size is not None and left.size == right.size
     if not by_end and not (found and fixed):
         return []
-    kept = [pair for pair in split.equal if not any(pair[0] is a or pair[0] is b for a, b in found)]
-    split.equal = [*kept, *found]
     split.times = [t for t in split.times if not any(t.this is a or t.this is b for a, b in found)]
     return found
 

@@ -69,9 +69,13 @@ class Named:
     is_open: bool = False
     """Whether the relation may have more fields than are known."""
 
-    def find(self, name: str) -> list[Field]:
-        """Returns the fields that `name` may mean: one, none, or several that differ in case."""
-        return _alike(name, self.fields, lambda field: field.name)
+    def find(self, name: str, quoted: bool = False) -> list[Field]:
+        """Returns the fields that `name` may mean: one, none, or several that differ in case.
+
+        A name in quotes must be equal.
+        """
+        found = _alike(name, self.fields, lambda field: field.name)
+        return [field for field in found if field.name == name] if quoted else found
 
 
 class Scope:
@@ -85,7 +89,8 @@ class Scope:
         relations: Iterable[Named] = self.relations
         if column.table:
             relations = [self.relation(column)]
-        found = [field for relation in relations for field in relation.find(column.name)]
+        quoted = bool(column.this.args.get("quoted"))
+        found = [field for relation in relations for field in relation.find(column.name, quoted)]
         exact = [field for field in found if field.name == column.name]
         if len(exact or found) > 1:
             where = " and ".join(dict.fromkeys(self._owner(field) for field in exact or found))

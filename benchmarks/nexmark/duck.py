@@ -39,7 +39,10 @@ class Tables:
         self._connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given").unregister("given")
 
     def answer(self, query: Query) -> list[Row]:
-        return self._connection.execute(query.sql).fetchall()
+        return self.rows(query.sql)
+
+    def rows(self, sql: str) -> list[Row]:
+        return self._connection.execute(sql).fetchall()
 
     def close(self) -> None:
         self._connection.close()

@@ -1,0 +1,403 @@
+"""What the planner makes of a query: results of windows and joins, schemas, NULL keys, and the
+queries that it refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import pyarrow as pa
+import pydantic
+import pytest
+
+import aioflow as af
+
+TIMES: Any = af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=af.col.ts)
+BIDS = [
+    {"item": "tea", "user": "ann", "price": 3, "ts": 1_000},
+    {"item": "tea", "user": "bob", "price": 5, "ts": 4_000},
+    {"item": "cup", "user": None, "price": 7, "ts": 5_000},
+    {"item": None, "user": "ann", "price": 9, "ts": 12_000},
+    {"item": None, "user": "bob", "price": None, "ts": 13_000},
+    {"item": "tea", "user": "ann", "price": 1, "ts": 21_000},
+]
+SELLERS = [
+    {"item": "tea", "seller": "eve", "ts": 2_000},
+    {"item": None, "seller": "tom", "ts": 12_500},
+    {"item": "cup", "seller": "joe", "ts": 30_000},
+]
+WINDOW = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND))"
+
+
+def planned(query: str, *, columns: bool = False, **options: Any) -> Any:
+    flow = af.Flow("planned")
+    tables = {
+        name: flow.source(
+            af.io.arrow(pa.Table.from_pylist(rows)) if columns else rows, watermarks=TIMES
+        )
+        for name, rows in (("bids", BIDS), ("sellers", SELLERS))
+        if name in query
+    }
+    return flow.sql(query, **tables, **options)
+
+
+async def rows_of(query: str, **options: Any) -> list[tuple[Any, ...]]:
+    """The rows of a query, the same on rows and on columns."""
+    found = [
+        sorted(
+            (tuple(row.values()) for row in await planned(query, columns=c, **options).collect()),
+            key=repr,
+        )
+        for c in (False, True)
+    ]
+    assert found[0] == found[1]
+    return found[0]
+
+
+# Windows.
+
+
+async def test_a_null_is_a_group_of_its_own() -> None:
+    query = f"SELECT item, count(*) AS n FROM {WINDOW} GROUP BY item, window_start, window_end"
+    assert await rows_of(query) == [("cup", 1), ("tea", 1), ("tea", 2), (None, 2)]
+    both = f"SELECT item, user, count(*) FROM {WINDOW} GROUP BY item, user, window_end"
+    assert len(await rows_of(both)) == 6
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ("TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND)", [(0, 3), (10, 2), (20, 1)]),
+        (
+            "TUMBLE(DATA => TABLE bids, TIMECOL => DESCRIPTOR(ts), SIZE => INTERVAL '10' SECOND, "
+            "OFFSET => INTERVAL '2' SECOND)",
+            [(-8, 1), (12, 3), (2, 2)],
+        ),
+        (
+            "HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND, INTERVAL '20' SECOND)",
+            [(-10, 3), (0, 5), (10, 3), (20, 1)],
+        ),
+        (
+            "CUMULATE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND, INTERVAL '20' SECOND)",
+            [(0, 3), (0, 5), (20, 1), (20, 1)],
+        ),
+        ("SESSION(TABLE bids, DESCRIPTOR(ts), INTERVAL '5' SECOND)", [(1, 3), (12, 2), (21, 1)]),
+    ],
+)
+async def test_each_window_counts_the_rows_within(window: str, expected: list[Any]) -> None:
+    query = "SELECT window_start, count(*) AS n FROM {} GROUP BY window_start, window_end"
+    for text in (f"TABLE({window})", window.replace("TABLE bids", "bids")):
+        rows = await rows_of(query.format(text))
+        assert [(start // 1000, n) for start, n in rows] == expected
+
+
+async def test_windows_as_functions_are_those_of_table_functions() -> None:
+    new = (
+        f"SELECT count(*), window_start, window_end FROM {WINDOW} GROUP BY window_start, window_end"
+    )
+    old = (
+        "SELECT count(*), TUMBLE_START(ts, INTERVAL '10' SECOND), TUMBLE_END(ts, INTERVAL '10' "
+        "SECOND) FROM bids GROUP BY TUMBLE(ts, INTERVAL '10' SECOND)"
+    )
+    assert await rows_of(old) == await rows_of(new)
+
+
+async def test_results_of_windows_have_windows_of_their_own() -> None:
+    rows = await rows_of(
+        f"""WITH small AS (
+                SELECT count(*) AS n, window_time AS at FROM {WINDOW}
+                GROUP BY window_start, window_end)
+            SELECT sum(n), max(n), window_end
+            FROM TABLE(TUMBLE(TABLE small, DESCRIPTOR(at), INTERVAL '20' SECOND))
+            GROUP BY window_start, window_end"""
+    )
+    assert rows == [(1, 1, 40_000), (5, 3, 20_000)]
+
+
+async def test_windows_without_groups_are_fields_of_each_row() -> None:
+    rows = await rows_of(
+        f"SELECT price, window_start FROM {WINDOW} WHERE window_end > ts + INTERVAL '7' SECOND"
+    )
+    assert rows == [(1, 20_000), (3, 0), (9, 10_000)]
+    hop = "HOP(bids, ts, INTERVAL '10' SECOND, INTERVAL '20' SECOND)"
+    assert len(await rows_of(f"SELECT price, window_start FROM {hop}")) == 12
+    again = f"""SELECT window_start, count(*) FROM (SELECT * FROM {hop} WHERE price > 1)
+                GROUP BY window_start, window_end"""
+    assert await rows_of(again) == [(-10_000, 3), (0, 4), (10_000, 1)]
+
+
+async def test_having_and_a_column_of_group_by_may_be_expressions() -> None:
+    rows = await rows_of(
+        f"""SELECT UPPER(item) AS name, sum(price) * 2 + 1 AS twice FROM {WINDOW}
+            GROUP BY UPPER(item), window_start, window_end HAVING count(*) > 1"""
+    )
+    assert rows == [("TEA", 17), (None, 19)]
+
+
+async def test_distinct_within_a_window_gives_each_row_once() -> None:
+    rows = await rows_of(f"SELECT DISTINCT user, window_end FROM {WINDOW}")
+    assert len(rows) == 6
+    assert len(await rows_of(f"SELECT DISTINCT item, window_end FROM {WINDOW}")) == 4
+
+
+async def test_the_best_rows_of_each_window_are_ranked() -> None:
+    query = """SELECT item, price, place, window_start FROM (
+                   SELECT *, ROW_NUMBER() OVER (
+                       PARTITION BY window_start, window_end ORDER BY price DESC, item) AS place
+                   FROM {}) WHERE place <= 2"""
+    expected = [("cup", 7, 1, 0), ("tea", 1, 1, 20_000), ("tea", 5, 2, 0)]
+    nulls = [(None, 9, 1, 10_000), (None, None, 2, 10_000)]
+    assert await rows_of(query.format(WINDOW)) == expected + nulls
+    assert await rows_of(query.format(f"(SELECT * FROM {WINDOW})")) == expected + nulls
+
+
+async def test_the_first_row_of_each_key_is_the_earliest() -> None:
+    query = """SELECT item, price FROM (
+                   SELECT *, ROW_NUMBER() OVER (PARTITION BY item ORDER BY ts) AS n FROM bids)
+               WHERE n = 1"""
+    assert await rows_of(query) == [("cup", 7), ("tea", 3), (None, 9)]
+
+
+# Joins.
+
+
+async def test_a_null_in_a_join_key_meets_nothing() -> None:
+    condition = "bids.item = sellers.item"
+    for where in (
+        "",
+        " AND bids.ts BETWEEN sellers.ts - INTERVAL '1' DAY AND sellers.ts + INTERVAL '1' DAY",
+    ):
+        query = f"SELECT price, seller FROM bids JOIN sellers ON {condition}{where}"
+        assert await rows_of(query) == [(1, "eve"), (3, "eve"), (5, "eve"), (7, "joe")]
+    table = planned("SELECT price, s.v FROM bids JOIN s ON item = k", s=[{"k": None, "v": 1}])
+    assert await table.collect() == []
+
+
+async def test_windows_are_joined_inner_and_outer() -> None:
+    sides = """(SELECT item, count(*) AS n, window_start AS s, window_end AS e FROM {} GROUP BY
+                item, window_start, window_end)"""
+    left = sides.format(WINDOW)
+    right = sides.format(WINDOW.replace("bids", "sellers"))
+    query = """SELECT l.item, l.n, r.n FROM {} l {} JOIN {} r
+               ON l.item = r.item AND l.s = r.s AND l.e = r.e"""
+    both, alone = [("tea", 2, 1)], [("cup", 1, None), ("tea", 1, None), (None, 2, None)]
+    assert await rows_of(query.format(left, "", right)) == both
+    assert await rows_of(query.format(left, "LEFT", right)) == sorted(both + alone, key=repr)
+    full = await rows_of(query.format(left, "FULL", right))
+    assert full == sorted([*both, *alone, (None, None, 1), (None, None, 1)], key=repr)
+
+
+async def test_rows_are_joined_within_an_interval() -> None:
+    query = """SELECT price, seller FROM bids b, sellers s
+               WHERE b.item = s.item AND b.ts >= s.ts AND b.ts < s.ts + INTERVAL '2' SECOND"""
+    assert await rows_of(query) == []
+    assert await rows_of(query.replace("<", "<=")) == [(5, "eve")]
+
+
+async def test_a_table_is_looked_up() -> None:
+    table = [{"item": "tea", "kind": "drink"}, {"item": "tea", "kind": "leaf"}]
+    query = "SELECT price, kind FROM bids b {} JOIN kinds k ON b.item = k.item AND price < 5"
+    assert await rows_of(query.format(""), kinds=table) == [
+        (1, "drink"), (1, "leaf"), (3, "drink"), (3, "leaf"),
+    ]  # fmt: skip
+    rows = await rows_of(query.format("LEFT"), kinds=pa.Table.from_pylist(table))
+    assert len(rows) == 8
+    assert (5, None) in rows
+
+
+async def test_three_streams_are_joined_and_united() -> None:
+    joined = """SELECT a.price, b.price, s.seller FROM bids a JOIN sellers s ON a.item = s.item
+                JOIN bids b ON b.item = s.item AND b.price > a.price"""
+    assert await rows_of(joined) == [(1, 3, "eve"), (1, 5, "eve"), (3, 5, "eve")]
+    united = "SELECT item, price FROM bids WHERE price > 6 UNION ALL SELECT seller, ts FROM sellers"
+    with pytest.raises(af.SqlError, match="cast one of them"):
+        planned(united, columns=True)
+    united = united.replace("ts FROM", "UNIX_TIMESTAMP(ts) FROM")
+    assert await rows_of(united) == [("cup", 7), ("eve", 2), ("joe", 30), ("tom", 12), (None, 9)]
+
+
+# Tables and functions.
+
+
+class Pair(NamedTuple):
+    key: str
+    n: int
+
+
+@dataclasses.dataclass
+class Data:
+    key: str
+    n: int
+
+
+class Typed(TypedDict):
+    key: str
+    n: int
+
+
+class Struct(msgspec.Struct):
+    key: str
+    n: int
+
+
+class Model(pydantic.BaseModel):
+    key: str
+    n: int
+
+
+@pytest.mark.parametrize(
+    ("row", "schema"),
+    [
+        (Pair("a", 1), None),
+        (Data("a", 1), None),
+        (Struct("a", 1), None),
+        (Model(key="a", n=1), None),
+        ({"key": "a", "n": 1}, None),
+        ({"key": "a", "n": 1}, Typed),
+        ({"key": "a", "n": 1}, {"key": "VARCHAR", "n": "BIGINT"}),
+        ({"key": "a", "n": 1}, {"key": str, "n": int | None}),
+        ({"key": "a", "n": 1}, pa.schema({"key": pa.string(), "n": pa.int64()})),
+    ],
+    ids=str,
+)
+async def test_a_schema_is_that_of_the_rows_or_declared(row: Any, schema: Any) -> None:
+    flow = af.Flow("schema")
+    declared = None if schema is None else {"t": schema}
+    rows = flow.source([row])
+    assert await flow.sql("SELECT * FROM t", t=rows, schemas=declared).collect() == [
+        {"key": "a", "n": 1}
+    ]
+    with pytest.raises(af.SqlError, match="did you mean key"):
+        flow.sql("SELECT kay FROM t", t=rows, schemas=declared)
+
+
+async def test_a_stream_of_unknown_columns_is_read_by_name() -> None:
+    flow = af.Flow("open")
+    rows = flow.source(lambda: iter([{"a": 1, "b": 2}]))
+    assert await flow.sql("SELECT a + b AS c FROM t", t=rows).collect() == [{"c": 3}]
+    assert await flow.sql("SELECT * FROM t WHERE a = 1", t=rows).collect() == [{"a": 1, "b": 2}]
+    with pytest.raises(af.SqlError, match="declare them with schemas="):
+        flow.sql("SELECT x.a FROM t x JOIN t y ON x.a = y.a", t=rows)
+
+
+async def test_a_datetime_is_read_as_milliseconds() -> None:
+    at = datetime(2024, 1, 2, 3, tzinfo=UTC)
+    for rows in ([{"at": at}], af.io.arrow(pa.table({"at": [at]}))):
+        flow = af.Flow("times")
+        stream = flow.sql(
+            "SELECT HOUR(at), at FROM t", t=flow.source(rows), schemas={"t": {"at": datetime}}
+        )
+        assert [tuple(row.values()) for row in await stream.collect()] == [(3, 1704164400000)]
+
+
+async def test_a_query_reads_the_stream_of_another_with_its_windows() -> None:
+    flow = af.Flow("chain")
+    bids = flow.source(BIDS, watermarks=TIMES)
+    counts = flow.sql(
+        f"SELECT item, count(*) AS n, window_start, window_end FROM {WINDOW} GROUP BY item, "
+        "window_start, window_end",
+        bids=bids,
+    )
+    most = flow.sql("SELECT max(n) AS n FROM counts GROUP BY window_end", counts=counts)
+    assert await most.filter(af.col.n > 1).collect() == [{"n": 2}, {"n": 2}]
+
+
+async def slow_double(x: int | None) -> int:
+    return 2 * (x or 0)
+
+
+async def test_async_functions_are_awaited_anywhere_in_a_query() -> None:
+    functions = {"double": slow_double, "plus": lambda a, b: a + b}
+    query = "SELECT DOUBLE(price) AS twice, plus(price, 1) FROM bids WHERE double(price) > 8"
+    assert await rows_of(query, functions=functions) == [(10, 6), (14, 8), (18, 10)]
+
+
+async def test_columns_of_one_name_get_a_number() -> None:
+    rows = await planned("SELECT item, user AS item, 1 + 1 FROM bids WHERE price = 3").collect()
+    assert rows == [{"item": "tea", "item_1": "ann", "EXPR$2": 2}]
+
+
+async def test_a_name_is_found_exactly_first_then_without_case() -> None:
+    flow = af.Flow("case")
+    rows = flow.source([{"a": 1, "A": 2, "Only": 3}])
+    assert await flow.sql('SELECT A, "a" AS b, only FROM t', T=rows).collect() == [
+        {"A": 2, "b": 1, "only": 3}
+    ]
+    with pytest.raises(af.SqlError, match="no column 'only'"):
+        flow.sql('SELECT "only" FROM t', t=rows)
+
+
+# Refused.
+
+
+@pytest.mark.parametrize(
+    ("query", "message", "place"),
+    [
+        ("SELECT prize FROM bids", "did you mean price", "prize"),
+        ("SELECT x.price FROM bids b", "no table 'x' in FROM", "x.price"),
+        ("SELECT * FROM bid", "no table 'bid'; did you mean bids", "bid"),
+        ("SELECT item FROM bids a JOIN sellers b USING (ts)", "'item' is ambiguous", "item"),
+        ("SELECT item FROM bids WHERE", "not SQL: something is missing", "WHERE"),
+        ("SELECT item FROM bids GROUP BY item", "without a window", "item"),
+        ("SELECT count(*) FROM bids", "without a window", "count(*)"),
+        ("SELECT DISTINCT item FROM bids", "SELECT DISTINCT without a window", "item"),
+        (f"SELECT item FROM {WINDOW} GROUP BY item", "without a window", "item"),
+        (f"SELECT item, count(*) FROM {WINDOW} GROUP BY window_end", "item must stand in", "item"),
+        ("SELECT item FROM bids ORDER BY price", "ORDER BY of a stream", "price"),
+        ("SELECT item FROM bids LIMIT 3", "LIMIT of a stream", "3"),
+        ("SELECT item FROM bids UNION SELECT item FROM sellers", "write UNION ALL", ""),
+        ("SELECT item FROM bids INTERSECT SELECT item FROM sellers", "INTERSECT is not", "SELECT"),
+        ("SELECT * FROM bids LEFT JOIN sellers ON bids.item = sellers.item", "whole streams", ""),
+        ("SELECT 1 FROM bids a JOIN bids b ON a.ts < b.ts", "needs an equality", ""),
+        ("SELECT 1 FROM bids WHERE item IN (SELECT item FROM sellers)", "FROM alone", ""),
+        ("SELECT sum(price) OVER (PARTITION BY item) FROM bids", "OVER is known for", "sum"),
+        ("SELECT ROW_NUMBER() OVER (ORDER BY ts) AS n FROM bids", "needs a query around", "ROW"),
+        (
+            "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY item ORDER BY ts DESC) AS n "
+            "FROM bids) WHERE n = 1",
+            "rank within a window",
+            "ROW_NUMBER",
+        ),
+        ("SELECT 1 FROM TUMBLE(bids, price, INTERVAL '1' DAY)", "not the event time", "price"),
+        ("SELECT 1 FROM TUMBLE(bids, ts, INTERVAL '1' MONTH)", "no fixed length", "MONTH"),
+        ("SELECT 1 FROM TUMBLE(bids, ts)", "TUMBLE lacks SIZE", "TUMBLE"),
+        ("SELECT 1 FROM TABLE(TUMBEL(TABLE bids))", "TABLE(...) takes TUMBLE", "TUMBEL"),
+        ("INSERT INTO x SELECT * FROM bids", "INSERT is not known", ""),
+        ("SELECT PROCTIME() AS p FROM bids", "has no value", ""),
+        ("SELECT item FROM bids; SELECT 1", "CREATE VIEW", ""),
+        ("", "no query", ""),
+    ],
+)
+def test_a_query_is_refused_at_its_place(query: str, message: str, place: str) -> None:
+    with pytest.raises(af.SqlError) as caught:
+        planned(f"{query}\n-- bids", schemas=None)
+    error = caught.value
+    assert message in str(error)
+    if place:
+        assert error.line == 1 and error.column is not None
+        assert query[error.column - 1 :].startswith(place) or place in query[error.column - 1 :]
+        assert str(error).splitlines()[-1].strip(" ").strip("^") == ""
+
+
+def test_a_join_of_endless_streams_asks_for_a_time_to_live() -> None:
+    flow = af.Flow("endless")
+    rows = flow.source(af.io.push(), name="rows")
+    query = "SELECT a.x FROM t a JOIN t b ON a.x = b.x"
+    with pytest.raises(af.SqlError, match=r'rows does not end.*ttl="1h"'):
+        flow.sql(query, t=rows, schemas={"t": {"x": int}})
+    flow.sql(query, t=rows, schemas={"t": {"x": int}}, ttl="1h")
+
+
+def test_tables_and_schemas_are_checked() -> None:
+    flow, other = af.Flow("one"), af.Flow("two")
+    with pytest.raises(af.GraphError, match="build both in one flow"):
+        flow.sql("SELECT 1 FROM t", t=other.source([1]))
+    with pytest.raises(af.GraphError, match="expected a stream of this flow"):
+        flow.sql("SELECT 1 FROM t", t=5)
+    with pytest.raises(af.GraphError, match="which is no table"):
+        flow.sql("SELECT 1 FROM t", t=flow.source([1]), schemas={"u": Typed})
+    with pytest.raises(af.GraphError, match="no type of SQL"):
+        flow.sql("SELECT 1 FROM t", t=flow.source([1]), schemas={"t": {"a": "NUMBRE"}})
