@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import re
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 import aioflow as af
@@ -22,6 +25,8 @@ from aioflow.io.changes import upserts_of
 from aioflow.io.postgres_catalog import drop_postgres_slot
 from aioflow.io.postgres_change_source import postgres_changes
 from aioflow.operators.source import Split
+from tests.integration.change_flows import Writer, copied
+from tests.integration.processes import eventually, open_workers
 from tests.io.driver import Context, read_all, system_context, take
 from tests.io.postgres_server import USER, PostgresServer, postgres_server
 
@@ -529,6 +534,67 @@ async def test_the_flow_of_the_page_keeps_a_copy_in_another_schema(
         await reaches(["3|0", "4|4", "5|5", "6|6", "9|1"])
         await job.cancel()
     assert await drop_postgres_slot(dsn, "orders")
+
+
+async def test_kills_of_workers_and_of_the_server_leave_the_exact_copy(tmp_path: Path) -> None:
+    """`CHANGES=100000` takes longer. The state fails for each change that is doubled or missing."""
+    total = int(os.environ.get("CHANGES", "3000"))
+    settings = {"wal_level": "logical"}
+    with postgres_server(**settings) as server:
+        dsn, target = server.create("killed"), server.create("killed_copy")
+        table = "CREATE TABLE t (id INT PRIMARY KEY, n INT)"
+        server.query(
+            "killed", f"{table}; INSERT INTO t SELECT i, 0 FROM generate_series(1, 6000) i"
+        )
+        server.query("killed_copy", table)
+
+        open_connection: list[asyncpg.Connection] = []
+
+        async def execute(statements: list[str]) -> list[int] | None:
+            lost = False
+            while True:
+                try:
+                    if not open_connection:
+                        open_connection.append(await asyncpg.connect(dsn))
+                    if lost:  # The transaction may be committed, or not.
+                        found = await open_connection[0].fetch("SELECT id FROM t")
+                        return [one[0] for one in found]
+                    await open_connection[0].execute("; ".join(["BEGIN", *statements, "COMMIT"]))
+                    return None
+                except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                    lost = True
+                    while open_connection:
+                        open_connection.pop().terminate()
+                    await asyncio.sleep(0.1)
+
+        writer = Writer(execute)
+        changes = af.io.postgres_changes(dsn, "t", slot="killed")
+        flow = copied(changes, af.io.postgres(target, "t", mode="upsert"))
+        async with flow.run(
+            workers=2,
+            checkpoints=tmp_path / "store",
+            every="150ms",
+            restart=af.fixed_delay(200, "100ms"),
+        ) as job:
+            writing = asyncio.create_task(writer.run(total, 0.005))
+            for kill in range(7):
+                while writer.changes < total * kill // 8 and not writing.done():
+                    await asyncio.sleep(0.05)
+                if kill in (2, 5):
+                    await asyncio.to_thread(server.crash)
+                    await asyncio.to_thread(server.start, **settings)
+                else:
+                    await eventually(lambda: len(open_workers(job)) > 0)
+                    workers = open_workers(job)
+                    os.kill(workers[kill % len(workers)].pid, signal.SIGKILL)
+            await writing
+            await open_connection.pop().close()
+            query = "SELECT * FROM t ORDER BY id"
+            wanted = await asyncio.to_thread(server.query, "killed", query)
+            async with asyncio.timeout(120):
+                while wanted != await asyncio.to_thread(server.query, "killed_copy", query):
+                    await asyncio.sleep(0.2)
+            await job.cancel()
 
 
 def test_upserts_stand_on_the_source() -> None:
