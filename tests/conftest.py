@@ -47,7 +47,9 @@ collect_ignore_glob = ["*/test_rocksdb*.py"] if WITHOUT_ROCKSDB else []
 LOOP_TURNS = 5
 """How many turns of the loop a task that was already cancelled may take to end."""
 
-SERVICES_MODULES = re.compile(r"^test_(kafka|nats|postgres|redis|schema_registry|sink|source)\.py$")
+SERVICES_MODULES = re.compile(
+    r"^test_(kafka|mysql|nats|postgres(_changes)?|redis|schema_registry|sink|source)\.py$"
+)
 """Modules whose integration tests start servers: connectors, and the contracts that they pass."""
 
 HASHSEED_MODULES = re.compile(r"^test_.*(key|rout|partitioner|simul|canonical)")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aioflow.io.iceberg_tables import iceberg
     from aioflow.io.json_files import jsonl
     from aioflow.io.kafka_topics import kafka
+    from aioflow.io.mysql_tables import mysql
     from aioflow.io.nats_streams import nats
     from aioflow.io.parts import RollPolicy
     from aioflow.io.postgres_catalog import drop_postgres_slot
@@ -55,6 +56,7 @@ __all__ = [
     "jsonl",
     "kafka",
     "lines",
+    "mysql",
     "nats",
     "parquet",
     "postgres",
@@ -84,6 +86,7 @@ _MODULES = {
     "jsonl": "json_files",
     "kafka": "kafka_topics",
     "lines": "files",
+    "mysql": "mysql_tables",
     "nats": "nats_streams",
     "parquet": "arrow_files",
     "postgres": "postgres_tables",

@@ -30,6 +30,7 @@ from aioflow.io.files import lines
 from aioflow.io.json_files import jsonl
 from aioflow.io.kafka_sink import KafkaCommitter, KafkaWriter
 from aioflow.io.kafka_topics import kafka
+from aioflow.io.mysql_tables import MysqlTable, mysql
 from aioflow.io.nats_sink import NatsCommitter, NatsWriter
 from aioflow.io.nats_streams import nats
 from aioflow.io.postgres_tables import PostgresTable, postgres
@@ -52,6 +53,7 @@ from tests.io.kafka.brokers import (
     kafka_cluster,
     produced,
 )
+from tests.io.mysql_server import MysqlServer, mysql_server
 from tests.io.postgres_server import PostgresServer, postgres_server
 from tests.io.servers import (
     BUCKET,
@@ -194,6 +196,21 @@ def postgres_table(
     return Case(sink, lambda i: {"n": i}, seen, staged, ctx, many=5_000)
 
 
+def mysql_table(server: MysqlServer, name: str, ctx: SinkContext, mode: Any = "append") -> Case:
+    dsn = server.create(name)
+    key = " PRIMARY KEY" if mode == "upsert" else ""
+    server.query(name, f"CREATE TABLE numbers (n BIGINT NOT NULL{key})")
+
+    async def seen() -> list[int]:
+        return sorted(map(int, server.query(name, "SELECT n FROM numbers")))
+
+    def staged() -> list[str]:
+        return server.query(name, "SELECT batch FROM aioflow_staged")
+
+    sink = mysql(dsn, "numbers", mode=mode)
+    return Case(sink, lambda i: {"n": i}, seen, staged, ctx, many=5_000)
+
+
 def redis_stream(server: Server, name: str, ctx: SinkContext) -> Case:
     url = f"redis://127.0.0.1:{server.port}"
 
@@ -241,6 +258,12 @@ def postgres_running() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="module")
+def mysql_running() -> Iterator[MysqlServer]:
+    with mysql_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def redis_running() -> Iterator[Server]:
     with redis_server() as running:
         yield running
@@ -275,6 +298,8 @@ SERVERS = {
     "s3": "s3_running",
     "postgres": "postgres_running",
     "postgres upsert": "postgres_running",
+    "mysql": "mysql_running",
+    "mysql upsert": "mysql_running",
     "redis": "redis_running",
     "nats": "nats_running",
     "kafka": "kafka_running",
@@ -334,8 +359,9 @@ async def make_case(kind: str, tmp_path: Path, database: Any, ctx: SinkContext) 
             return redis_stream(database, f"test{zlib.crc32(str(tmp_path).encode())}", ctx)
         case _:
             name = f"test{zlib.crc32(str(tmp_path).encode())}"
-            mode = "upsert" if kind == "postgres upsert" else "append"
-            return postgres_table(database, name, ctx, mode)
+            mode = "upsert" if kind.endswith(" upsert") else "append"
+            table = mysql_table if kind.startswith("mysql") else postgres_table
+            return table(database, name, ctx, mode)
 
 
 def go_on(writer: Any) -> None:
@@ -538,7 +564,7 @@ async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(
     await zombie.close()
     ctx.runtime = Runtime(attempt=0)
     if not isinstance(
-        case.sink, (SqliteTable, PostgresTable, RedisStreams)
+        case.sink, (SqliteTable, PostgresTable, MysqlTable, RedisStreams)
     ):  # There the number is drawn when it opens.
         late = case.writer()
         go_on(late)

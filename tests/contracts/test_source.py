@@ -26,6 +26,7 @@ from aioflow.io.hybrid_source import hybrid
 from aioflow.io.json_files import jsonl
 from aioflow.io.kafka_topics import kafka
 from aioflow.io.memory import as_source
+from aioflow.io.mysql_tables import mysql
 from aioflow.io.nats_streams import nats
 from aioflow.io.postgres_change_source import postgres_changes
 from aioflow.io.pushing import push
@@ -34,6 +35,7 @@ from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import BaseSource, Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced
+from tests.io.mysql_server import MysqlServer, mysql_server
 from tests.io.postgres_server import PostgresServer, postgres_server
 from tests.io.servers import (
     Server,
@@ -146,6 +148,13 @@ def _kafka(directory: Path, cluster: Brokers | MockCluster) -> tuple[Source[Any]
     return kafka(cluster.bootstrap, name, until="latest"), [{"i": i} for i in range(COUNT)]
 
 
+def _mysql(directory: Path, server: MysqlServer) -> tuple[Source[Any], list[Any]]:
+    name = "".join(sign if sign.isalnum() else "_" for sign in directory.name.lower())[-40:]
+    dsn = server.create(name)
+    server.query(name, f"CREATE TABLE numbers AS SELECT seq AS i FROM seq_1_to_{COUNT}")
+    return mysql(dsn, "numbers", key="i"), [{"i": i} for i in range(1, COUNT + 1)]
+
+
 class _Rows(BaseSource[Any]):
     """The rows of changes alone: their places in the log are the server's."""
 
@@ -191,6 +200,7 @@ SERVERS: dict[
     str, tuple[Callable[[], Any], Callable[[Path, Any], tuple[Source[Any], list[Any]]]]
 ] = {
     "kafka": (kafka_cluster, _kafka),
+    "mysql": (mysql_server, _mysql),
     "nats": (nats_server, _nats),
     "postgres changes": (
         lambda: postgres_server(wal_level="logical", max_replication_slots="40"),

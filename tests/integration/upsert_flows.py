@@ -34,12 +34,12 @@ def key_of(n: int) -> int:
     return n % KEYS
 
 
-def counted(dsn: str, total: int, *, parallelism: int = 2) -> af.Flow:
+def counted(dsn: str, total: int, *, parallelism: int = 2, table: Any = af.io.postgres) -> af.Flow:
     """Counts of the numbers below `total` by key, in the table `counts`."""
     flow = af.Flow("upserted", parallelism=parallelism)
     source = flow.source(partial(numbers, total=total), uid="numbers")
     source.rebalance().key_by(key_of).count(uid="count").map(lambda pair: Count(*pair)).sink(
-        af.io.postgres(dsn, "counts", columns=["key", "n"], mode=kind_of), uid="table"
+        table(dsn, "counts", columns=["key", "n"], mode=kind_of), uid="table"
     )
     return flow
 
