@@ -756,4 +756,32 @@ SINK_MUTANTS: list[Mutant] = [
         "",
         ("tests/io/test_columns.py::test_the_loop_does_not_wait_for_arrow_to_be_loaded",),
     ),
+    Mutant(
+        "messages are in the buffer of a reader before their schemas are fetched",
+        "aioflow/io/readers.py",
+        "            await self._prepare(messages)\n",
+        "            pass\n",
+        ("tests/io/test_formats.py::test_several_schemas_are_read_side_by_side",),
+    ),
+    Mutant(
+        "bytes after the value of an Avro body are no error",
+        "aioflow/io/formats/avro_format.py",
+        "        if stream.tell() != len(body):\n",
+        "        if False:\n",
+        ("tests/io/test_formats.py::test_damaged_bodies_go_where_on_error_says",),
+    ),
+    Mutant(
+        "a message of Protobuf is read as one of another kind",
+        "aioflow/io/formats/protobuf_format.py",
+        "            if found != expected:\n",
+        "            if False:\n",
+        ("tests/io/test_formats.py::test_another_message_is_refused_by_name",),
+    ),
+    Mutant(
+        "readers that have waited for the request of another ask for the schema again",
+        "aioflow/io/formats/registry.py",
+        "        while (known := self._schemas.get(",
+        "        if (known := self._schemas.get(",
+        ("tests/io/test_formats.py::test_readers_share_a_request",),
+    ),
 ]

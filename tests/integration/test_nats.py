@@ -14,6 +14,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
+from aioflow.io.formats import avro
 from aioflow.io.nats_sink import PIECE_MESSAGES
 from aioflow.io.nats_streams import nats
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
@@ -26,6 +27,7 @@ from tests.io.driver import (
     take,
     write_all,
 )
+from tests.io.registry.servers import small_registry
 from tests.io.servers import Server, nats_server, published
 
 SECRET = "s3cret-word"
@@ -75,6 +77,18 @@ async def test_values_come_out_as_they_went_in(
     await next_batch(reader)
     assert all(time > 1_600_000_000_000 for time in reader.timestamps)
     await reader.close()
+
+
+async def test_bodies_of_a_registry_come_out_as_they_went_in(
+    server: Server, url: str, name: str, ctx: SinkContext
+) -> None:
+    records = [Number(1), Number(2**60)]
+    async with small_registry() as registry:
+        format = avro(Number, registry=af.io.SchemaRegistry(registry.url))
+        await published(server, name)
+        await write_all(nats(url, name, format=format), ctx, records)
+        assert await read_all(nats(url, name, format=format, until="latest"), ctx) == records
+        assert list(registry.subjects) == [f"{name}-value"]
 
 
 async def test_many_messages_come_in_order_and_it_is_known_how_many_wait(

@@ -15,6 +15,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
+from aioflow.io.formats import avro
 from aioflow.io.redis_streams import redis
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
 from tests.io.driver import (
@@ -27,6 +28,7 @@ from tests.io.driver import (
     take,
     write_all,
 )
+from tests.io.registry.servers import small_registry
 from tests.io.servers import Server, redis_server
 
 SECRET = "s3cret-word"
@@ -75,6 +77,18 @@ async def test_values_come_out_as_they_went_in(
 ) -> None:
     await write_all(redis(url, "s", type, **options), ctx, records)
     assert await read_all(redis(url, "s", type, until="latest", **options), ctx) == records
+
+
+async def test_bodies_of_a_registry_come_out_as_they_went_in(url: str, ctx: SinkContext) -> None:
+    records = [Number(1), Number(2**60)]
+    async with small_registry() as registry:
+        format = avro(Number, registry=af.io.SchemaRegistry(registry.url))
+        await write_all(redis(url, "s", field="f", format=format), ctx, records)
+        assert (
+            await read_all(redis(url, "s", field="f", format=format, until="latest"), ctx)
+            == records
+        )
+        assert list(registry.subjects) == ["s-value"]
 
 
 async def test_an_entry_has_the_time_of_its_id(server: Server, url: str, ctx: Context) -> None:
