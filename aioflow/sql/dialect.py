@@ -64,7 +64,7 @@ class StreamingSql(Dialect):
         # Both are ordinary names here: SESSION is a function, and `window` a column.
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             word: token for word, token in Tokenizer.KEYWORDS.items() if word != "SESSION"
-        }
+        } | {"BYTES": TokenType.VARBINARY}
 
     class Parser(Parser):
         # A unit is a word, which stands first; sqlglot has it last.

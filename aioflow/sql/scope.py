@@ -20,6 +20,7 @@ from sqlglot.errors import ParseError
 
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.expressions.nodes import Column, Expr
+from aioflow.sql.dialect import StreamingSql
 from aioflow.sql.errors import SqlError
 from aioflow.sql.types import (
     ANY,
@@ -257,7 +258,7 @@ def _declared(column: str, kind: Any) -> tuple[SqlType, bool]:
     if not isinstance(kind, str):
         return type_of_hint(kind)
     try:
-        return type_of_declaration(exp.DataType.build(kind)), True
+        return type_of_declaration(exp.DataType.build(kind, dialect=StreamingSql)), True
     except (ParseError, SqlError) as error:
         raise GraphError(f"schemas=: column {column!r} has no type of SQL: {kind!r}") from error
 

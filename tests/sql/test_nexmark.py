@@ -128,8 +128,9 @@ SQL = {
 }
 EXPECTED = {
     "q2": "SELECT auction, price FROM bid WHERE auction % 7 = 0",
-    "q23": """SELECT bidder, price, bid.extra, person.id, name, city, item, auction.date_time, seller,
-                category
+    "q23": """
+        SELECT bidder, price, bid.extra, person.id, name, city, item, auction.date_time, seller,
+               category
          FROM bid JOIN person ON person.id = bidder JOIN auction ON seller = bidder""",
 }
 FIELDS = (*Person._fields, *Auction._fields, *Bid._fields)

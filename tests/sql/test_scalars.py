@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import pickle
+import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlglot import exp
 
 from aioflow.expressions.rows import compile_row
 from aioflow.expressions.trees import walk
-from aioflow.sql.dialect import parse
+from aioflow.sql.dialect import StreamingSql, parse
 from aioflow.sql.errors import SqlError
+from aioflow.sql.functions import FUNCTIONS, PARTS
 from aioflow.sql.scalars import Functions, UserFunction, async_calls, compile_scalar
 from aioflow.sql.scope import Field, Named, Scope
-from aioflow.sql.types import ANY, DECIMAL, INTEGER, STRING, array_of, map_of, row_of
+from aioflow.sql.types import (
+    ANY,
+    DECIMAL,
+    INTEGER,
+    STRING,
+    array_of,
+    map_of,
+    row_of,
+    type_of_declaration,
+)
 from tests.sql.random_expressions import COLUMNS, Judge, check, every_form, rows_of
 
 SEEDS = range(1_000_000, 1_000_300)
@@ -35,7 +48,7 @@ async def later(x: Any) -> Any:
     return x
 
 
-FUNCTIONS = Functions(
+OWN = Functions(
     {
         "twice": UserFunction(lambda x: None if x is None else 2 * x, INTEGER),
         "orZero": UserFunction(lambda x: x or 0, INTEGER, nullable=False),
@@ -46,7 +59,7 @@ FUNCTIONS = Functions(
 
 def compiled(text: str) -> Any:
     (query,) = parse(f"SELECT {text} FROM x")
-    return compile_scalar(query.expressions[0], SCOPE, FUNCTIONS)
+    return compile_scalar(query.expressions[0], SCOPE, OWN)
 
 
 def value(text: str, **row: Any) -> Any:
@@ -182,7 +195,7 @@ def test_failed_cast_ends_the_row_and_names_the_value() -> None:
 
 def test_async_calls_are_found_innermost_first() -> None:
     (query,) = parse("SELECT later(later(i) + 1)")
-    assert [one.sql() for one in async_calls(query, FUNCTIONS)] == [
+    assert [one.sql() for one in async_calls(query, OWN)] == [
         "LATER(i)",
         "LATER(LATER(i) + 1)",
     ]
@@ -199,3 +212,15 @@ def test_expression_survives_pickle() -> None:
         again = pickle.loads(pickle.dumps(expression))
         row = {"f": 2.5, "s": "a,b", "i": -7}
         assert compile_row(again)(row) == compile_row(expression)(row)
+
+
+def test_page_of_functions_names_each_of_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sql-functions.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"[A-Z][A-Z0-9_]+", page))
+    by_syntax = {"STR_POSITION"}  # POSITION(a IN s).
+    assert not {*FUNCTIONS, *PARTS} - words - by_syntax
+    (types,) = re.findall(r"## Types\n(.*?)## Operators", page, re.DOTALL)
+    declared = {cell.strip() for line in types.splitlines() for cell in line.split("|")[3:4]}
+    names = {name for cell in declared for name in re.findall(r"\b[A-Z_]+\b", cell)}
+    for name in sorted(names - {"MAP", "ROW"}):
+        assert type_of_declaration(exp.DataType.build(name, dialect=StreamingSql)) is not None
