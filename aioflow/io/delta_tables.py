@@ -16,6 +16,7 @@ import copy
 import datetime
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -40,6 +41,7 @@ from aioflow.io.lakes import (
     LakeWriter,
     checked_deletes,
     checked_key,
+    files_after,
     latest_rows,
     properties_of,
 )
@@ -51,14 +53,16 @@ from aioflow.operators.source import BaseSource, Split
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
+    from aioflow.io.lakes import Prepared
     from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.sink import CommitId
     from aioflow.operators.source import SourceContext
 
 __all__ = ["DeltaTable", "delta"]
 
 TEXT_MAX = 32
 """Maximum length of a text in the statistics of a file."""
+
+_STAGED = re.compile(r"part-[0-9a-f]+\.parquet")
 
 BATCH_ROWS = 65_536
 """Number of rows of one read."""
@@ -279,16 +283,18 @@ class _Table:
             made.append([path, size, values, _statistics(part)])
         return made
 
-    def commit(self, commit_id: CommitId, files: Sequence[Any]) -> None:
+    def commit(self, prepared: Prepared) -> None:
         from deltalake import CommitProperties
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import Transaction
 
-        self._table = table = _load(self._config)
-        application = f"{commit_id.sink}/{commit_id.run}"
+        self._table, commit_id = _load(self._config), prepared[-1][0]
+        table, application = self._table, f"{commit_id.sink}/{commit_id.run}"
         committed = table.transaction_version(application)
-        if committed is not None and committed >= commit_id.checkpoint:
+        files = files_after(prepared, -1 if committed is None else committed)
+        if not files:
             return
+        self._check(files)
         properties = CommitProperties(
             custom_metadata=properties_of(commit_id),
             app_transactions=[Transaction(application, commit_id.checkpoint)],
@@ -306,6 +312,17 @@ class _Table:
             if "commit attempts" in str(error) or "Transaction failed" in str(error):
                 raise CommitConflict(str(error)) from error
             raise
+
+    def _check(self, files: Sequence[Any]) -> None:
+        """Raises RestoreError unless `files` lie in the table: others may have written them."""
+        for file in files:
+            path = file[0] if isinstance(file, list | tuple) and len(file) == 4 else None
+            if not isinstance(path, str) or _STAGED.fullmatch(path) is None:
+                raise RestoreError(
+                    f"{self._config!r}: the checkpoint has {path or file!r}, which is no data file "
+                    "of this table, and nothing was committed: restore with the sink that wrote "
+                    "it, or from a checkpoint that you trust"
+                )
 
     def _append(self, table: Any, files: Sequence[Any], properties: Any) -> None:
         from deltalake.transaction import AddAction

@@ -11,6 +11,8 @@ Removed and new files are one snapshot too. pyiceberg's own `upsert` makes sever
 from __future__ import annotations
 
 import copy
+import importlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,8 +38,9 @@ from aioflow.io.lakes import (
     LakeWriter,
     checked_deletes,
     checked_key,
+    committed_checkpoint,
+    files_after,
     latest_rows,
-    matches,
     properties_of,
 )
 from aioflow.io.memory import ONLY_SPLIT
@@ -48,8 +51,8 @@ from aioflow.operators.source import BaseSource, Split
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
+    from aioflow.io.lakes import Prepared
     from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.sink import CommitId
     from aioflow.operators.source import SourceContext
 
 __all__ = ["IcebergTable", "iceberg"]
@@ -58,6 +61,9 @@ CATALOG = "default"
 """Name of a catalog that is given by properties without a name. A catalog in a database keeps its
 tables under its name.
 """
+
+_IMPORTS = threading.Lock()
+"""Held while pyiceberg is loaded: its modules import each other, and threads would see halves."""
 
 COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 BOUNDS = ("lower_bounds", "upper_bounds")
@@ -188,7 +194,9 @@ class _Catalog:
 
     def load(self) -> Any:
         """Returns the table in its latest version."""
-        from pyiceberg.catalog import load_catalog
+        with _IMPORTS:
+            importlib.import_module("pyiceberg.io.pyarrow")
+            from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import (
             ForbiddenError,
             NoSuchNamespaceError,
@@ -285,20 +293,23 @@ class _Table(_Catalog):
 
         return list(_dataframe_to_data_files(table.metadata, rows.select(_names(table)), table.io))
 
-    def commit(self, commit_id: CommitId, files: Sequence[Any]) -> None:
+    def commit(self, prepared: Prepared) -> None:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
         from pyiceberg.table.snapshots import ancestors_of
 
-        table = self.load()
-        if any(
-            matches(snapshot.summary or {}, commit_id)
-            for snapshot in ancestors_of(table.current_snapshot(), table.metadata)
-        ):
+        table, commit_id = self.load(), prepared[-1][0]
+        history = ancestors_of(table.current_snapshot(), table.metadata)
+        files = files_after(
+            prepared,
+            committed_checkpoint([one.summary or {} for one in history], commit_id),
+        )
+        if not files:
             return
         # Of this copy in memory alone: a repetition has to look for the id again.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         transaction = table.transaction()
         update = transaction.update_snapshot(snapshot_properties=properties_of(commit_id))
+        self._check(files, table)
         added = [_data_file(file, table) for file in files]
         upsert = _Upsert(table, added, self._config.key) if self._config.mode == "upsert" else None
         made: Sequence[Any] = ()
@@ -324,6 +335,18 @@ class _Table(_Catalog):
         if upsert is not None:
             for file in upsert.replaced:
                 table.io.delete(file.file_path)
+
+    def _check(self, files: Sequence[Any], table: Any) -> None:
+        """Raises RestoreError unless `files` lie in the table: others may have written them."""
+        place = table.properties.get("write.data.path", table.location()).rstrip("/") + "/"
+        for file in files:
+            path = file.get("path") if isinstance(file, dict) else None
+            if not isinstance(path, str) or not path.startswith(place) or "/../" in path:
+                raise RestoreError(
+                    f"{self._config!r}: the checkpoint has {path or file!r}, which is no data file "
+                    "of this table, and nothing was committed: restore with the sink that wrote "
+                    "it, or from a checkpoint that you trust"
+                )
 
 
 class _Upsert:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from aioflow.core.aio import wait_all
@@ -45,10 +45,12 @@ __all__ = [
     "LakeTable",
     "LakeVersions",
     "LakeWriter",
+    "Prepared",
     "checked_deletes",
     "checked_key",
+    "committed_checkpoint",
+    "files_after",
     "latest_rows",
-    "matches",
     "properties_of",
 ]
 
@@ -83,6 +85,10 @@ class CommitConflict(Exception):
     """A commit that another writer's commit prevented. It is repeated on the new version."""
 
 
+Prepared = Sequence[tuple["CommitId", Sequence[Any]]]
+"""What a `GlobalCommitter` commits: data files by checkpoint, of one run."""
+
+
 def properties_of(commit_id: CommitId) -> dict[str, str]:
     """Returns the properties by which a commit is recognised."""
     return {
@@ -92,13 +98,23 @@ def properties_of(commit_id: CommitId) -> dict[str, str]:
     }
 
 
-def matches(properties: Mapping[str, Any], commit_id: CommitId) -> bool:
-    """Returns whether a commit with `properties` includes the data of `commit_id`."""
-    return (
-        properties.get(SINK) == commit_id.sink
-        and properties.get(RUN) == commit_id.run
-        and int(properties.get(CHECKPOINT, -1)) >= commit_id.checkpoint
+def committed_checkpoint(commits: Iterable[Mapping[str, Any]], commit_id: CommitId) -> int:
+    """Returns the last checkpoint of this run that `commits` include by their properties, or -1."""
+    return max(
+        (
+            int(properties[CHECKPOINT])
+            for properties in commits
+            if properties.get(SINK) == commit_id.sink and properties.get(RUN) == commit_id.run
+        ),
+        default=-1,
     )
+
+
+def files_after(prepared: Prepared, checkpoint: int) -> list[Any]:
+    """Returns the data files of the checkpoints after `checkpoint`, in order."""
+    return [
+        file for commit_id, files in prepared if commit_id.checkpoint > checkpoint for file in files
+    ]
 
 
 class LakeTable(Protocol):
@@ -118,10 +134,11 @@ class LakeTable(Protocol):
         Returns plain data that names the files.
         """
 
-    def commit(self, commit_id: CommitId, files: Sequence[Any]) -> None:
-        """Adds the files to the latest version in one commit, unless `commit_id` was committed.
+    def commit(self, prepared: Prepared) -> None:
+        """Adds the files to the latest version in one commit, under the id of the last checkpoint.
 
-        Raises CommitConflict if another commit came between.
+        Leaves out checkpoints that were committed before. Raises CommitConflict if another commit
+        came between.
         """
 
     def close(self) -> None:
@@ -196,6 +213,9 @@ class LakeWriter(BaseWriter[Any]):
 
     async def open(self) -> None:
         self._schema = await self._calls.first(self._table.open, self._place)
+        # The first table loads the modules that pyarrow needs, for a second at worst.
+        first: list[Sequence[Any]] = [[{"a": 0}]]
+        await self._calls.run(arrow_tables, first)
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if values:
@@ -265,23 +285,24 @@ class LakeCommitter(GlobalCommitter):
         self._table = table
         self._place = place
 
-    async def commit(self, commit_id: CommitId, committables: Sequence[Any]) -> None:
+    async def commit(self, prepared: Prepared) -> None:
+        checkpoint = prepared[-1][0].checkpoint
         for conflicts in range(CONFLICTS_MAX):
             try:
-                await self._calls.run(self._table.commit, commit_id, committables)
+                await self._calls.run(self._table.commit, prepared)
                 return
             except CommitConflict as conflict:
                 error = conflict
                 logger.info(
                     "%s: another commit came first, checkpoint %d is tried again: %s",
                     self._place,
-                    commit_id.checkpoint,
+                    checkpoint,
                     conflict,
                 )
                 await asyncio.sleep(min(0.01 * 2**conflicts, 1.0) * self._ctx.host.rng.random())
         raise ConnectionError(
             f"{self._place}: {CONFLICTS_MAX} commits of others came before that of checkpoint "
-            f"{commit_id.checkpoint}"
+            f"{checkpoint}"
         ) from error
 
     async def close(self) -> None:

@@ -14,7 +14,8 @@ Barriers do not overtake committables, also not those of an unaligned checkpoint
 them would be committed one checkpoint later.
 
 Checkpoints that complete while a commit is under way are committed together. So a commit that
-takes longer than a checkpoint delays the data, and does not pile up.
+takes longer than a checkpoint delays the data, and does not pile up. Each keeps its id: after a
+restore, the first of them may be committed already, and the others not.
 """
 
 from __future__ import annotations
@@ -122,19 +123,19 @@ class _Gatherer(BaseWriter[Any]):
 
 
 class _CommittingOnce(BaseCommitter):
-    """Calls the global committer once for all checkpoints of a run."""
+    """Calls the global committer, once for all checkpoints of a run."""
 
     def __init__(self, sink: str, committer: GlobalCommitter) -> None:
         self._sink = sink
         self._committer = committer
 
     async def commit(self, committables: Sequence[Any]) -> None:
-        runs: dict[str, tuple[int, list[Any]]] = {}
+        runs: dict[str, list[tuple[CommitId, list[Any]]]] = {}
         for run, checkpoint_id, gathered in committables:
-            latest, before = runs.get(run, (FINAL_COMMIT, []))
-            runs[run] = max(latest, checkpoint_id), before + gathered
-        for run, (latest, gathered) in runs.items():
-            await self._committer.commit(CommitId(self._sink, run, latest), gathered)
+            commit_id = CommitId(self._sink, run, checkpoint_id)
+            runs.setdefault(run, []).append((commit_id, gathered))
+        for prepared in runs.values():
+            await self._committer.commit(prepared)
 
     async def abort(self, committables: Sequence[Any]) -> None:
         """Does nothing: the store's own tools remove what was never committed."""

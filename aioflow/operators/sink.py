@@ -218,27 +218,27 @@ def as_committer(committer: Committer | None) -> BaseCommitter | None:
 
 
 class CommitId(NamedTuple):
-    """The identity of one commit of a `GlobalCommitter`. A repetition has the same one."""
+    """The identity of what was prepared for one checkpoint. A repetition has the same one."""
 
     sink: str
     """The flow and the uid of the operator, equal in all runs."""
     run: str
     """The id of the run that prepared the data. Checkpoints are numbered within it."""
     checkpoint: int
-    """The latest checkpoint whose data is committed; 0 at the end of a run without checkpoints."""
+    """The number of the checkpoint; 0 at the end of a run without checkpoints."""
 
 
 class GlobalCommitter(Protocol):
     """The interface of an object that commits for all writers of a sink, in one go.
 
     A run has one at a time. But a process that is taken for dead may still commit, beside the one
-    that replaced it. So a store compares the id and commits in one step.
+    that replaced it. So a store compares the ids and commits in one step.
     """
 
-    async def commit(self, commit_id: CommitId, committables: Sequence[Any]) -> None:
-        """Makes visible what all writers prepared, in the order of the checkpoints.
+    async def commit(self, prepared: Sequence[tuple[CommitId, Sequence[Any]]]) -> None:
+        """Makes visible what all writers prepared for some checkpoints of one run, oldest first.
 
-        Does nothing if this checkpoint of the run, or a later one, was committed before.
+        Leaves out each checkpoint that was committed before, by itself or with others.
         """
 
     async def close(self) -> None:

@@ -47,10 +47,17 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_GLOBAL}test_checkpoints_that_complete_during_a_commit_are_committed_together",),
     ),
     Mutant(
+        "checkpoints that are committed together are known again by the last one only",
+        "aioflow/io/lakes.py",
+        "        file for commit_id, files in prepared if commit_id.checkpoint > checkpoint ",
+        "        file for _, files in prepared if prepared[-1][0].checkpoint > checkpoint ",
+        (f"{_LAKES}test_checkpoints_are_known_again_one_by_one",),
+    ),
+    Mutant(
         "a commit to Iceberg does not look for its id",
         "aioflow/io/iceberg_tables.py",
-        "            matches(snapshot.summary or {}, commit_id)\n",
-        "            False\n",
+        "            committed_checkpoint([one.summary or {} for one in history], commit_id),\n",
+        "            -1,\n",
         (
             f"{_LAKES}test_a_repeated_commit_changes_nothing",
             f"{_LAKES}test_a_failure_behind_the_commit_does_not_repeat_the_rows",
@@ -66,8 +73,8 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a commit to Delta does not look for its id",
         "aioflow/io/delta_tables.py",
-        "        if committed is not None and committed >= commit_id.checkpoint:\n",
-        "        if False:\n",
+        "        files = files_after(prepared, -1 if committed is None else committed)\n",
+        "        files = files_after(prepared, -1)\n",
         (
             f"{_LAKES}test_a_repeated_commit_changes_nothing",
             f"{_LAKES}test_a_failure_behind_the_commit_does_not_repeat_the_rows",

@@ -43,19 +43,19 @@ async def grown(table: Lake, job: af.Job) -> None:
     await eventually(lambda: job.status.is_terminal or len(table.commits()) > before)
 
 
-async def test_killed_workers_leave_each_row_once(table: Lake) -> None:
+async def test_killed_workers_leave_each_row_once(table: Lake, tmp_path: Path) -> None:
     async with counted(table, TOTAL).run(
         workers=2,
-        checkpoints="memory://lakes",
+        checkpoints=tmp_path / "store",
         every="200ms",
         restart=af.fixed_delay(100, "10ms"),
     ) as job:
         for kill in range(KILLS):
             await grown(table, job)
+            await eventually(lambda: job.status.is_terminal or len(open_workers(job)) == 2)
             if job.status.is_terminal:
                 break
             os.kill(open_workers(job)[kill % 2].pid, signal.SIGKILL)
-            await eventually(lambda: job.metrics is not None and len(open_workers(job)) == 2)
         result = await job.wait()
     assert result.restarts >= 1
     assert mistakes(table, TOTAL) == []
@@ -99,10 +99,10 @@ async def test_killed_programs_leave_each_row_once(
     assert mistakes(table, TOTAL) == []
 
 
-async def test_a_table_is_filled_over_a_rescaling(table: Lake) -> None:
+async def test_a_table_is_filled_over_a_rescaling(table: Lake, tmp_path: Path) -> None:
     """And the last row of each key is kept by an upsert."""
     flow = counted(table, TOTAL, mode="upsert", key="key")
-    async with flow.run(workers=2, checkpoints="memory://rescaled", every="500ms") as job:
+    async with flow.run(workers=2, checkpoints=tmp_path / "store", every="500ms") as job:
         await grown(table, job)
         await job.rescale(workers=1)
         result = await job.wait()

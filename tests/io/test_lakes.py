@@ -66,7 +66,7 @@ async def commit(
 ) -> None:
     committer = sink.global_committer(ctx)
     try:
-        await committer.commit(CommitId("flow/orders", run, checkpoint), files)
+        await committer.commit([(CommitId("flow/orders", run, checkpoint), files)])
     finally:
         await committer.close()
 
@@ -112,6 +112,21 @@ async def test_a_repeated_commit_changes_nothing(table: Lake, ctx: SinkContext) 
     assert [checkpoint for _, _, checkpoint in table.commits()] == [1, 2, 1]
 
 
+async def test_checkpoints_are_known_again_one_by_one(table: Lake, ctx: SinkContext) -> None:
+    """A restore has two in its state: one was committed before the crash, and the other not."""
+    table.create(ORDERS)
+    sink = table.connector()
+    first, second = [await prepared(sink, ctx, order(i)) for i in (1, 2)]
+    await commit(sink, ctx, first, 1)
+    both = [(CommitId("flow/orders", "run", i), files) for i, files in ((1, first), (2, second))]
+    committer = sink.global_committer(ctx)
+    for _ in range(2):
+        await committer.commit(both)
+    await committer.close()
+    assert by_id(table.rows()) == [order(1), order(2)]
+    assert [checkpoint for *_, checkpoint in table.commits()] == [1, 2]
+
+
 async def test_a_failure_behind_the_commit_does_not_repeat_the_rows(
     table: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,8 +134,8 @@ async def test_a_failure_behind_the_commit_does_not_repeat_the_rows(
     table.create(ORDERS)
     commit, failures = LakeCommitter.commit, ["commit"]
 
-    async def failing(self: Any, commit_id: CommitId, committables: Any) -> None:
-        await commit(self, commit_id, committables)
+    async def failing(self: Any, prepared: Any) -> None:
+        await commit(self, prepared)
         if failures:
             raise StateError(failures.pop())
 
@@ -205,6 +220,20 @@ async def test_a_commit_of_others_that_comes_between_is_tried_again(
     assert [row["id"] for row in by_id(table.rows())] == [1, 2, 3]
 
 
+async def test_files_outside_of_the_table_are_refused(table: Lake, ctx: SinkContext) -> None:
+    """A checkpoint may have been forged, or may be that of another sink."""
+    table.create(ORDERS)
+    sink = table.connector(mode="upsert", key="id")
+    (file,) = await prepared(sink, ctx, order(1))
+    for path in ("/etc/passwd", "../part-0.parquet", 7):
+        forged = {**file, "path": path} if isinstance(file, dict) else [path, *file[1:]]
+        with pytest.raises(RestoreError, match="which is no data file of this table"):
+            await commit(sink, ctx, [forged])
+    with pytest.raises(RestoreError, match="which is no data file of this table"):
+        await commit(sink, ctx, ["another"])
+    assert table.rows() == []
+
+
 async def test_endless_conflicts_end_with_an_error(
     table: Lake, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +248,7 @@ async def test_endless_conflicts_end_with_an_error(
 
     monkeypatch.setattr(committer._table, "commit", conflict)
     with pytest.raises(ConnectionError, match="3 commits of others came before"):
-        await committer.commit(CommitId("flow/orders", "run", 1), files)
+        await committer.commit([(CommitId("flow/orders", "run", 1), files)])
     await committer.close()
 
 

@@ -26,7 +26,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.commits: list[tuple[CommitId, Rows]] = []
-        self.asked: list[tuple[CommitId, Rows]] = []
+        self.asked: list[Any] = []
         self.errors: list[Exception] = []
         self.gate: asyncio.Event | None = None
         self.seen: Rows = []
@@ -83,17 +83,23 @@ class ShelfCommitter:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
 
-    async def commit(self, commit_id: CommitId, committables: Sequence[Rows]) -> None:
-        shelf, rows = self._shelf, [row for one in committables for row in one]
-        shelf.asked.append((commit_id, rows))
+    async def commit(self, prepared: Sequence[tuple[CommitId, Sequence[Rows]]]) -> None:
+        shelf = self._shelf
+        shelf.asked.append(prepared)
         if shelf.gate is not None:
             await shelf.gate.wait()
         if shelf.errors:
             raise shelf.errors.pop(0)
-        if not any(
-            one.run == commit_id.run and one.checkpoint >= commit_id.checkpoint
-            for one, _ in shelf.commits
-        ):
+        commit_id, known = prepared[-1][0], [one for one, _ in shelf.commits]
+        last = max((one.checkpoint for one in known if one.run == commit_id.run), default=-1)
+        rows = [
+            row
+            for id_, all_of in prepared
+            if id_.checkpoint > last
+            for one in all_of
+            for row in one
+        ]
+        if rows:
             shelf.commits.append((commit_id, rows))
 
     async def close(self) -> None:
@@ -244,7 +250,7 @@ async def test_a_commit_is_repeated_under_the_same_id(
     later = SinkContext(ctx.host, operator_state=state, job_id="another")
     again = await opened(name, later)
     assert len(shelf.asked) == 3
-    assert len({(commit, tuple(rows)) for commit, rows in shelf.asked}) == 1
+    assert shelf.asked == [shelf.asked[0]] * 3
     assert len(shelf.commits) == 1
     await again.close()
     await operator.close()
