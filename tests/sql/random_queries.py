@@ -181,7 +181,8 @@ class QueryWriter:
         kinds: list[Callable[[], Text]] = [
             self.select, self.select, self.grouped, self.grouped, self.grouped, self.interval,
             self.window_join, self.regular, self.union, self.nested, self.top, self.distinct,
-            self.around,
+            self.around, self.star, self.windows_of_union, self.windows_of_windows, self.most,
+            self.three,
         ]  # fmt: skip
         return self.draw.choice(kinds)()
 
@@ -325,6 +326,71 @@ class QueryWriter:
                 f"{', '.join(names)}{key} ORDER BY {by}) AS r FROM {source}) AS q WHERE r <= {most}"
             )
         return Text(*made)
+
+    def star(self) -> Text:
+        where, table = self.where(), self.table()
+        return Text(
+            f"SELECT * FROM {table} {where.ours}",
+            f"SELECT * FROM {table} {where.duck}",
+        )
+
+    def windows_of_union(self) -> Text:
+        kind = self.draw.choice(["TUMBLE", "HOP", "CUMULATE"])
+        value, call = self.expression("I"), self.draw.choice(["SUM(v)", "MIN(v)", "COUNT(v)"])
+        ours, duck = (text.format(t="q") for text in _WINDOWS[kind])
+        made = []
+        for item, source, bounds in (
+            (value.ours, ours, "window_start, window_end"),
+            (value.duck, f"({duck})", "ws, we"),
+        ):
+            made.append(
+                f"WITH q AS (SELECT {item} AS v, s, ts FROM x UNION ALL SELECT n AS v, u AS s, ts "
+                f"FROM y ) SELECT s, {call} AS c, COUNT(*) AS m FROM {source} GROUP BY s, {bounds}"
+            )
+        return Text(*made)
+
+    def windows_of_windows(self) -> Text:
+        call = self.draw.choice(["SUM(c)", "MAX(c)", "AVG(c)", "COUNT(c)"])
+        key = self.draw.choice(["i", "b", "s"])
+        inner, outer = _WINDOWS["TUMBLE"]
+        ours = inner.format(t="x").replace("'5' SECOND", "'1' SECOND")
+        duck = outer.format(t="x").replace("5000", "1000")
+        outside = inner.format(t="w").replace("(ts)", "(wt)")
+        beyond = outer.format(t="w").replace("(ts)", "(wt)")
+        return Text(
+            f"WITH w AS (SELECT {key}, SUM(n) AS c, window_time AS wt FROM {ours} GROUP BY {key}, "
+            f"window_start, window_end, window_time) SELECT {key}, {call} AS c, window_end AS e "
+            f"FROM {outside} GROUP BY {key}, window_start, window_end",
+            f"WITH w AS (SELECT {key}, SUM(n) AS c, make_timestamp_ms(we - 1) AS wt FROM ({duck}) "
+            f"GROUP BY {key}, ws, we) SELECT {key}, {call} AS c, make_timestamp_ms(we) AS e FROM "
+            f"({beyond}) GROUP BY {key}, ws, we",
+        )
+
+    def most(self) -> Text:
+        """The keys with the greatest count of each window, as in Nexmark's q5."""
+        kind = self.draw.choice(["TUMBLE", "HOP"])
+        made = []
+        for place in (0, 1):
+            source = _WINDOWS[kind][place].format(t="x")
+            source = f"({source})" if place else source
+            start, end = ("window_start", "window_end") if place == 0 else ("ws", "we")
+            counted = (
+                f"SELECT i, COUNT(*) AS m, {start} AS starts, {end} AS ends FROM {source} "
+                f"GROUP BY i, {start}, {end}"
+            )
+            made.append(
+                f"WITH q AS ({counted}) SELECT a.i, a.m FROM q AS a JOIN (SELECT MAX(c.m) AS most, "
+                f"c.starts, c.ends FROM q AS c GROUP BY c.starts, c.ends) AS d ON a.starts = "
+                f"d.starts AND a.ends = d.ends AND a.m >= d.most"
+            )
+        return Text(*made)
+
+    def three(self) -> Text:
+        return self._same(
+            f"SELECT {self._pair_items()}, z.id AS last FROM x JOIN y ON x.i = y.i JOIN x AS z "
+            f"ON z.n = y.n AND {self.draw.choice(['z.b', 'z.i = x.i', 'z.s = x.s', 'TRUE'])} "
+            f"WHERE {self.draw.choice(_PAIRS)}"
+        )
 
     def distinct(self) -> Text:
         made = []
