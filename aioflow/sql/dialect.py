@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlglot import exp
+from sqlglot import exp, parser, tokens
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
-from sqlglot.parser import Parser
 from sqlglot.tokenizer_core import TokenType
-from sqlglot.tokens import Tokenizer
 
 from aioflow.sql.errors import SqlError
 
@@ -59,17 +57,17 @@ class WindowTable(exp.Expression):
 class StreamingSql(Dialect):
     """The dialect of `flow.sql`."""
 
-    class Tokenizer(Tokenizer):
+    class Tokenizer(tokens.Tokenizer):
         IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
         # Both are ordinary names here: SESSION is a function, and `window` a column.
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
-            word: token for word, token in Tokenizer.KEYWORDS.items() if word != "SESSION"
+            word: token for word, token in tokens.Tokenizer.KEYWORDS.items() if word != "SESSION"
         } | {"BYTES": TokenType.VARBINARY}
 
-    class Parser(Parser):
+    class Parser(parser.Parser):
         # A unit is a word, which stands first; sqlglot has it last.
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
-            **Parser.FUNCTION_PARSERS,
+            **parser.Parser.FUNCTION_PARSERS,
             "TIMESTAMPADD": lambda self: self._parse_with_unit("TIMESTAMPADD"),
             "TIMESTAMPDIFF": lambda self: self._parse_with_unit("TIMESTAMPDIFF"),
         }
