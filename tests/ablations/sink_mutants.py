@@ -778,6 +778,13 @@ SINK_MUTANTS: list[Mutant] = [
         ("tests/io/test_formats.py::test_damaged_bodies_go_where_on_error_says",),
     ),
     Mutant(
+        "an array of items without bytes is read",
+        "aioflow/io/formats/avro_types.py",
+        '        if _takes_no_bytes(schema["items"]):\n',
+        "        if False:\n",
+        ("tests/io/test_formats.py::test_an_array_of_items_without_bytes_is_refused",),
+    ),
+    Mutant(
         "a message of Protobuf is read as one of another kind",
         "aioflow/io/formats/protobuf_format.py",
         "            if found != expected:\n",

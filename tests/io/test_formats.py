@@ -389,6 +389,30 @@ async def test_damaged_bodies_go_where_on_error_says(server: SmallRegistry, ctx:
     assert not [reason for reason in reasons if " object at 0x" in reason]
 
 
+async def test_a_body_that_nests_too_deep_is_refused(server: SmallRegistry, ctx: Context) -> None:
+    """fastavro's compiled reader would end the process."""
+    node = {
+        "type": "record",
+        "name": "Node",
+        "fields": [{"name": "next", "type": ["null", "Node"]}],
+    }
+    format = avro(node, registry=registry(server))
+    (good,) = await written(format, ctx, {"next": {"next": None}})
+    deep = good[:5] + b"\x02" * 100_000 + b"\0"
+    assert await read(format, ctx, [good, deep, good], "skip") == [{"next": {"next": None}}] * 2
+    assert await read(avro(node), ctx, [deep[5:]], "skip") == []
+
+
+@pytest.mark.parametrize("items", ["null", {"type": "record", "name": "E", "fields": []}])
+async def test_an_array_of_items_without_bytes_is_refused(
+    server: SmallRegistry, ctx: Context, items: Any
+) -> None:
+    """Ten bytes could say that it has any number of items."""
+    server.add("orders-value", {"type": "array", "items": items})
+    with pytest.raises(MalformedInput, match="an array has items that take no bytes"):
+        await read(avro(registry=registry(server)), ctx, [b"\0\0\0\0\1\x0a\0"])
+
+
 async def test_every_cut_and_flipped_byte_is_read_or_refused(
     server: SmallRegistry, ctx: Context
 ) -> None:

@@ -18,7 +18,7 @@ from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.arguments import T, checked_options
 from aioflow.io.conversion import one_or_more
-from aioflow.io.formats.avro_types import avro_schema_of, differing_field, renamed
+from aioflow.io.formats.avro_types import avro_schema_of, checked_written, differing_field, renamed
 from aioflow.io.formats.format import Decoder, Encoder, Format, PlainValues, maker_of
 from aioflow.io.formats.registered import (
     HEAD_BYTES,
@@ -236,6 +236,9 @@ def _body_reader(
     The values are resolved into the schema `wanted`, unless it is None.
     """
     read = _library().schemaless_reader
+    if checked_written(written):
+        # The compiled reader ends the process when a damaged body nests too deep.
+        from fastavro._read_py import schemaless_reader as read
 
     def read_body(body: bytes) -> Any:
         stream = BytesIO(body)

@@ -16,7 +16,7 @@ from msgspec import inspect as kinds
 from aioflow.core.errors import GraphError
 from aioflow.io.conversion import is_model, model_fields
 
-__all__ = ["avro_schema_of", "differing_field", "renamed"]
+__all__ = ["avro_schema_of", "checked_written", "differing_field", "renamed"]
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -272,3 +272,42 @@ def _kind(schema: Any) -> str:
     if isinstance(schema, list):
         return "union"
     return str(schema["type"] if isinstance(schema, dict) else schema)
+
+
+def checked_written(schema: Any) -> bool:
+    """Returns whether a parsed schema contains itself, so that its values may nest without limit.
+
+    Raises ValueError for an array whose items take no bytes: a few damaged bytes could then say
+    that it has any number of them.
+    """
+    return _nests(schema, frozenset())
+
+
+def _nests(schema: Any, outer: frozenset[str]) -> bool:
+    if isinstance(schema, str):
+        return schema in outer
+    if isinstance(schema, list):
+        nest = [_nests(one, outer) for one in schema]  # All of them, to find each array.
+        return any(nest)
+    kind = schema["type"]
+    if kind == "array":
+        if _takes_no_bytes(schema["items"]):
+            raise ValueError("an array has items that take no bytes")
+        return _nests(schema["items"], outer)
+    if kind == "map":
+        return _nests(schema["values"], outer)
+    if kind in ("record", "error"):
+        inner = outer | {schema["name"]}
+        nest = [_nests(field["type"], inner) for field in schema["fields"]]
+        return any(nest)
+    return isinstance(kind, (dict, list)) and _nests(kind, outer)
+
+
+def _takes_no_bytes(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        if schema["type"] == "fixed":
+            return bool(schema["size"] == 0)
+        if schema["type"] == "record":
+            return all(_takes_no_bytes(field["type"]) for field in schema["fields"])
+        return _takes_no_bytes(schema["type"])
+    return bool(schema == "null")
