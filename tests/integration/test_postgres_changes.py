@@ -500,6 +500,37 @@ async def test_a_slot_that_another_job_uses_or_was_dropped_is_named(
         await read_all(source, ctx, [Split("0", position)])
 
 
+async def test_a_server_without_logical_log_or_that_removed_it_is_named(ctx: Context) -> None:
+    with postgres_server() as server:
+        dsn = server.create("one")
+        server.query("one", "CREATE TABLE t (id INT PRIMARY KEY)")
+        source = postgres_changes(dsn, "t", slot="one", until="latest")
+        with pytest.raises(GraphError, match="has wal_level = replica, expected logical: set wal"):
+            await source.discover()
+        server.crash()
+        server.start(wal_level="logical", max_slot_wal_keep_size="1MB")
+        await read_all(source, ctx)
+        (begin,) = server.query(
+            "one", "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots"
+        )
+        for _ in range(4):
+            server.query("one", "INSERT INTO t SELECT coalesce(max(id), 0) + 1 FROM t")
+            server.query("one", "SELECT pg_switch_wal()")
+        server.query("one", "CHECKPOINT")
+        with pytest.raises(StateError, match=r"has removed the log that slot 'one' needs.*fresh"):
+            await read_all(source, ctx, [Split("0", ["log", int(begin), 0, 0, None])])
+        server.query("one", f"ALTER USER {USER} PASSWORD 'right'")
+        (server.directory / "data" / "pg_hba.conf").write_text("local all all scram-sha-256\n")
+        server.reload()
+        wrong = dsn.replace(USER, f"{USER}:wrong", 1)
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncpg.InvalidPasswordError) as refused:
+                await postgres_changes(wrong, "t", slot="one").discover()
+        assert any("refused the connection" in note for note in refused.value.__notes__)
+        right = postgres_changes(dsn.replace(USER, f"{USER}:right", 1), "t", slot="one")
+        await right.discover()  # The replication connection proves the password by SCRAM, too.
+
+
 async def test_the_flow_of_the_page_keeps_a_copy_in_another_schema(
     server: PostgresServer, schema: str, dsn: str
 ) -> None:
