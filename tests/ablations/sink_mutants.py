@@ -17,6 +17,7 @@ _RESTORED = (
 
 _STORES = "tests/integration/test_object_stores.py::"
 _UPSERTS = "tests/integration/test_upserts.py::"
+_CHANGES = "tests/integration/test_postgres_changes.py::"
 
 _REDIS, _NATS, _KAFKA = (
     f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka")
@@ -128,6 +129,45 @@ SINK_MUTANTS: list[Mutant] = [
         "DEADLOCK_TRIES = 5\n",
         "DEADLOCK_TRIES = 1\n",
         (f"{_UPSERTS}test_trials_that_lock_the_same_rows_in_another_order_are_repeated",),
+    ),
+    Mutant(
+        "the slot moves before a checkpoint is complete",
+        "aioflow/io/postgres_change_reader.py",
+        "            self._taken[checkpoint_id] = self.position(split_id)\n",
+        "            self._taken[checkpoint_id] = self.position(split_id)\n"
+        "            self._cover(self.position(split_id))\n",
+        (f"{_CHANGES}test_the_slot_moves_when_a_checkpoint_is_complete_also_while_nothing_comes",),
+    ),
+    Mutant(
+        "a transaction that was cut is read again from its beginning",
+        "aioflow/io/postgres_change_reader.py",
+        "            self._skip = self._count if told.final_lsn == self._cut else 0\n",
+        "            self._skip = 0\n",
+        (f"{_CHANGES}test_a_restart_anywhere_goes_on_behind_the_last_change",),
+    ),
+    Mutant(
+        "changes that a resumed snapshot contains come again",
+        "aioflow/io/snapshot_ranges.py",
+        "                return commit < as_of\n",
+        "                return False\n",
+        (f"{_CHANGES}test_a_restart_anywhere_goes_on_behind_the_last_change",),
+    ),
+    Mutant(
+        "a slot that has moved past the checkpoint is read",
+        "aioflow/io/postgres_catalog.py",
+        '    if lsn_number(found["confirmed_flush_lsn"]) > lsn:\n',
+        "    if False:\n",
+        (f"{_CHANGES}test_a_slot_that_another_job_uses_or_was_dropped_is_named",),
+    ),
+    Mutant(
+        "an upsert of MySQL replaces the row of another unique constraint",
+        "aioflow/io/mysql_tables.py",
+        "        self._one_key = all(set(names) == set(key) for names in unique.values())\n",
+        "        self._one_key = True\n",
+        (
+            "tests/integration/test_mysql.py::"
+            "test_a_deletion_needs_the_key_alone_and_keeps_its_place_in_the_order",
+        ),
     ),
     Mutant(
         "a change without a key is written",

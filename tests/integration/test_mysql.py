@@ -115,7 +115,7 @@ async def test_the_latest_row_of_a_key_wins_as_the_database_compares_keys(
     assert server.query(schema, "SELECT id FROM keys_alone ORDER BY id") == ["1", "2"]
 
 
-@pytest.mark.parametrize("more", ["", ", UNIQUE (n)"], ids=["one key", "two keys"])
+@pytest.mark.parametrize("more", ["", ", UNIQUE (n)"], ids=["one_key", "two_keys"])
 async def test_a_deletion_needs_the_key_alone_and_keeps_its_place_in_the_order(
     server: MysqlServer, schema: str, ctx: SinkContext, more: str
 ) -> None:

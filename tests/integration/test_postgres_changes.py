@@ -240,6 +240,8 @@ async def test_a_restart_anywhere_goes_on_behind_the_last_change(
     await take(reader, 2)
     await reader.close()
     rest = await read_all(source, ctx, [Split("0", position, split.payload)], 2)
+    told = [(one.position, one.kind, one.table, repr(one.key)) for one in first + rest]
+    assert len(set(told)) == len(told)
     tables: dict[str, dict[Any, Any]] = {"t": {}, "u": {}}
     for change in first + rest:
         rows = tables[change.table]
