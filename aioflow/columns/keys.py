@@ -7,6 +7,7 @@ and rows send a record to the same subtask.
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,15 @@ the channels alternate.
 """
 
 _TEXT = frozenset((str, bytes))
+_PARTS = frozenset((int, str, bytes, NoneType))
 _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
 """Stands for a list of entries that is not known."""
+
+
+def _is_plain(key: Any) -> bool:
+    """Whether `key` is a text, or a tuple whose parts have one spelling each."""
+    kind = type(key)
+    return kind in _TEXT or (kind is tuple and _PARTS.issuperset(map(type, key)))
 
 
 class KeyEncoder:
@@ -63,9 +71,10 @@ class KeyEncoder:
         return len(self.entries)
 
     def encode_plain(self, keys: Any) -> np.ndarray | None:
-        """Returns the codes of `keys` if all are ints or all are texts, otherwise None.
+        """Returns the codes of `keys` if all are ints, or all are texts and tuples, otherwise None.
 
-        Then keys that are equal also have the same type.
+        The parts of a tuple are ints, texts and None. So keys that are equal also have the same
+        type.
         """
         if isinstance(keys, NumberColumn):
             return (
@@ -78,7 +87,7 @@ class KeyEncoder:
         codes, new = self._look_up(keys)
         if len(new):
             found = list(map(keys.entries.__getitem__, new.tolist()))
-            if not _TEXT.issuperset(map(type, found)):
+            if not all(map(_is_plain, found)):
                 return None
             codes = self._learn(keys, new, found)
         return codes

@@ -256,6 +256,17 @@ def test_lists_of_entries_that_come_in_turns_are_looked_up_once_each(
     assert looked_up == ["a", "b", "b", "c", "d"]
 
 
+def test_keys_of_several_parts_are_plain_if_each_part_has_one_spelling() -> None:
+    codes = np.array([0, 1, 0, 2], np.int32)
+    column = CodedColumn(codes, [(1, "a"), (None, "b"), (2, None)])
+    found = KeyEncoder().encode_plain(column)
+    assert found is not None
+    assert found.tolist() == [0, 1, 0, 2]
+    for other in (1.0, True, ("deep",)):  # Equal to another key, 1, or not looked into.
+        entries: list[Any] = [(1, "a"), (other, "b"), (2, None)]
+        assert KeyEncoder().encode_plain(CodedColumn(codes, entries)) is None
+
+
 @given(
     st.lists(st.integers(0, 20), min_size=1),
     st.sampled_from([21, 10_000]),
