@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import json
 import math
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing
@@ -1036,7 +1037,7 @@ async def http_items(run: Run) -> Any:
     return run.source(af.io.http(address, "1h", items=lambda values: map(run.trip, values)))
 
 
-@place("io.sqlite.mode", "io.postgres.mode")
+@place("io.sqlite.mode", "io.postgres.mode", "io.mysql.mode")
 def table_mode(run: Run) -> None:
     path = run.folder / "rows.db"
 
@@ -1148,7 +1149,7 @@ def functions_of(method: Any) -> set[str]:
         parameter.name
         for form in forms
         for parameter in inspect.signature(form).parameters.values()
-        if any(word in str(parameter.annotation) for word in ("Callable", "Function", "Mode"))
+        if re.search(r"Callable|Function|\bMode\b", str(parameter.annotation))
         or parameter.name == "fn"
     }
 
@@ -1170,8 +1171,10 @@ def callables_of_the_api() -> set[str]:
             if name.startswith("_"):
                 continue
             found |= {f"{owner.__name__}.{name}.{one}" for one in functions_of(method)}
-    for name in af.io.__all__:
-        found |= {f"io.{name}.{one}" for one in functions_of(getattr(af.io, name))}
+    connectors = {name: getattr(af.io, name) for name in af.io.__all__}
+    for name, connector in connectors.items():
+        if not inspect.ismodule(connector):
+            found |= {f"io.{name}.{one}" for one in functions_of(connector)}
     others = (af.register_type, af.ReducingStateDescriptor, af.AggregatingStateDescriptor)
     for other in (*others, af.session, af.resource):
         found |= {f"{other.__name__}.{one}" for one in functions_of(other)}
