@@ -1,4 +1,4 @@
-"""Changes of the rows of a database's tables, as `postgres_changes` and `mysql_changes` read them.
+"""Changes of the rows of a database's tables, as `postgres_changes` reads them.
 
 A `Change` is what one statement did to one row, or to a whole table. An `Upsert` is the latest row
 of a key, or says that the row of a key is gone: sinks of tables write it with `mode="upsert"`.
