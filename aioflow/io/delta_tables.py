@@ -227,7 +227,7 @@ class _Table:
         if refused:
             raise GraphError(
                 f"{self._config!r}: the table has the property {refused[0]}, which this sink "
-                "cannot keep: write a table without it"
+                "does not support: remove it, or write to another table"
             )
         schema = _arrow_schema(table)
         missing = [name for name in self._config.key if name not in schema.names]

@@ -221,8 +221,8 @@ class _Catalog:
             ) from error
         except (UnauthorizedError, ForbiddenError, OAuthError) as error:
             raise GraphError(
-                f"{config!r}: the catalog {self._place} refuses: {error}; check the credentials "
-                "and the rights to this table"
+                f"{config!r}: the catalog {self._place} refused the request: {error}; check the "
+                "credentials and the rights to this table"
             ) from error
         except (ValueError, ImportError, NotImplementedError) as error:
             raise GraphError(

@@ -147,9 +147,17 @@ def compile_aggregate(node: exp.Expr, scope: Scope, functions: Functions) -> Agg
         given = [*given[0].expressions, *given[1:]]
     for one in given:
         if isinstance(one, exp.Order):
-            raise SqlError("ORDER BY inside an aggregate: sort the result by a function", one)
+            raise SqlError(
+                "ORDER BY inside an aggregate is not supported; sort the result in a function of "
+                "functions=",
+                one,
+            )
         if any(map(is_aggregate, one.walk())):
-            raise SqlError("an aggregate inside an aggregate: write a query around a query", one)
+            raise SqlError(
+                "an aggregate cannot stand inside an aggregate; compute the inner one in a "
+                "subquery",
+                one,
+            )
     if name == "COUNT" and len(given) > 1:
         scalars = [compile_scalar(one, scope, functions) for one in given]
         made = v.apply(_tuple, *(one.expression for one in scalars), name="tuple")
@@ -323,7 +331,7 @@ def _array(call: _Call) -> Aggregate:
 def _joined(call: _Call) -> Aggregate:
     separator = call.others[0] if call.others else exp.Literal.string(",")
     if not isinstance(separator, exp.Literal):
-        raise SqlError(f"the separator of {call.name} is a literal", call.node)
+        raise SqlError(f"the separator of {call.name} must be a literal", call.node)
     return _finished(call, partial(_texts, separator.name))
 
 

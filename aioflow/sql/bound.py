@@ -42,15 +42,16 @@ CLAUSES = {
     "limit": "LIMIT of a stream depends on the order of arrival; rank the rows of a window with "
     "ROW_NUMBER(), or stop reading",
     "offset": "OFFSET of a stream depends on the order of arrival",
-    "qualify": "QUALIFY is not known; put the ranking into a subquery and write WHERE rank <= n",
-    "windows": "WINDOW is not known; write OVER (...) in full",
-    "laterals": "LATERAL is not known; use flat_map() on the stream before the query",
-    "pivots": "PIVOT is not known; write one CASE for each column",
-    "match": "MATCH_RECOGNIZE is not known; use process() with a KeyedProcessFunction",
-    "connect": "CONNECT BY is not known",
-    "sample": "TABLESAMPLE is not known; use filter() on the stream",
-    "into": "SELECT INTO is not known; use .sink(...) on the stream of the query",
-    "locks": "FOR UPDATE is not known",
+    "qualify": "QUALIFY is not supported; put the ranking into a subquery and write WHERE rank "
+    "<= n",
+    "windows": "WINDOW is not supported; write OVER (...) in full",
+    "laterals": "LATERAL is not supported; use flat_map() on the stream before the query",
+    "pivots": "PIVOT is not supported; write one CASE for each column",
+    "match": "MATCH_RECOGNIZE is not supported; use process() with a KeyedProcessFunction",
+    "connect": "CONNECT BY is not supported; use process() with a KeyedProcessFunction",
+    "sample": "TABLESAMPLE is not supported; use filter() on the stream",
+    "into": "SELECT INTO is not supported; use .sink(...) on the stream of the query",
+    "locks": "FOR UPDATE is not supported; leave it out",
 }
 """Clauses that no stream has, with what to write instead."""
 

@@ -221,7 +221,7 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
     if not calls:
         return relation, None
     if len(calls) > 1 or relation.pending:
-        raise SqlError("GROUP BY has windows twice", calls[-1])
+        raise SqlError("GROUP BY has two windows; write one, or a query around a query", calls[-1])
     (call,) = calls
     kind = call.name.upper()
     names = {"TUMBLE": ("size", "offset"), "HOP": ("slide", "size", "offset")}
@@ -257,9 +257,7 @@ def _grouping_windows(
     if windows is not None and windows.size and windows.start in names:
         return windows
     if windows is not None:
-        raise SqlError(
-            f"the groups need the end of the window, {windows.end}, among their columns", place
-        )
+        raise SqlError(f"GROUP BY lacks the end of the window; add {windows.end}", place)
     what = (
         "SELECT DISTINCT" if node.args.get("distinct") else "GROUP BY" if group else "an aggregate"
     )

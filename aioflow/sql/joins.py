@@ -211,7 +211,11 @@ class Joins:
         keys, others = self._keys_of(left, right, split.equal)
         left, right = _not_null(left, keys), _not_null(right, others)
         if split.lower > split.upper:  # type: ignore[operator]
-            raise SqlError("no time can satisfy both bounds of this join", join)
+            raise SqlError(
+                "the lower bound of the time is above the upper one, so this join is empty; "
+                "correct the bounds",
+                join,
+            )
         joined = left.stream.key_by(_side_key(left, keys)).interval_join(
             right.stream.key_by(_side_key(right, others)), f"{split.lower}ms", f"{split.upper}ms"
         )
@@ -230,7 +234,9 @@ class Joins:
 
     def _lookup(self, left: Relation, right: Table, join: exp.Join, split: Condition) -> Relation:
         if join.side not in ("", "LEFT"):
-            raise SqlError(f"{join.side} JOIN of a bounded table is not known; write LEFT", join)
+            raise SqlError(
+                f"{join.side} JOIN of a bounded table is not supported; write LEFT", join
+            )
         if not split.equal:
             raise SqlError("a join with a table needs an equality between both sides", join)
         keys, others = self._keys_of(left, right, split.equal)
@@ -372,9 +378,9 @@ def _window_pairs(
 def _check(join: exp.Join) -> None:
     for what in (join.method, join.kind if join.kind in ("SEMI", "ANTI") else ""):
         if what:
-            raise SqlError(f"{what} JOIN is not known; write an inner or LEFT JOIN", join)
+            raise SqlError(f"{what} JOIN is not supported; write an inner or LEFT JOIN", join)
     if join.args.get("match_condition"):
-        raise SqlError("MATCH_CONDITION is not known", join)
+        raise SqlError("MATCH_CONDITION is not supported; write the condition in ON", join)
 
 
 def _read(node: exp.Expr) -> set[str]:

@@ -63,7 +63,9 @@ def sql(
         raise GraphError(f"sql() takes the text of a query, got {type(text).__name__}")
     unknown = set(schemas or ()) - set(tables)
     if unknown:
-        raise GraphError(f"schemas= names {', '.join(sorted(unknown))}, which is no table of sql()")
+        raise GraphError(
+            f"schemas= names {', '.join(sorted(unknown))}, expected tables that sql() got"
+        )
     try:
         found = {
             name: sources.relation(flow, name, what, (schemas or {}).get(name))
@@ -75,14 +77,14 @@ def sql(
         error.text = error.text or text
         raise
     except RecursionError:
-        raise SqlError("the query is nested too deeply; name parts of it in WITH") from None
+        raise SqlError("the query is nested too deeply; move parts of it into WITH") from None
 
 
 def _functions(given: Mapping[str, Callable[..., Any]]) -> Functions:
     own = {}
     for name, function in given.items():
         if not callable(function):
-            raise GraphError(f"functions=: {name!r} is no function: {function!r}")
+            raise GraphError(f"functions=: {name!r} is {function!r}, expected a function")
         hint = getattr(function, "__annotations__", {}).get("return", Any)
         if isinstance(hint, str):
             try:
@@ -122,22 +124,25 @@ class Planner:
     def run(self, statements: Sequence[exp.Expr]) -> sources.QueryStream:
         """Returns the stream of the last statement; those before it are views."""
         if not statements:
-            raise SqlError("sql() got no query")
+            raise SqlError("sql() got an empty text, expected a SELECT")
         *views, last = statements
         for view in views:
             kind = view.args.get("kind") if isinstance(view, exp.Create) else None
             if kind != "VIEW" or not isinstance(view.this, exp.Table):
-                raise SqlError("before the query only CREATE VIEW name AS SELECT can stand", view)
+                raise SqlError("only CREATE VIEW name AS SELECT may stand before the query", view)
             self.tables[view.this.name] = self.query(view.expression)
         if isinstance(last, exp.Insert):
-            raise SqlError("INSERT is not known; use .sink(...) on the stream of the query", last)
+            raise SqlError(
+                "INSERT is not supported; use .sink(...) on the stream of the query", last
+            )
         if not isinstance(last, exp.Query):
-            raise SqlError("sql() takes a SELECT", last)
+            raise SqlError("this statement cannot run as a stream; write a SELECT", last)
         relation = self.query(last)
         for field in relation.fields:
             if field.key in relation.clock:
                 raise SqlError(
-                    f"PROCTIME() ({field.name}) has no value; it is for windows and AS OF"
+                    f"{field.name} is PROCTIME(), which only windows and AS OF can use; leave it "
+                    "out of SELECT"
                 )
         return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
@@ -147,7 +152,7 @@ class Planner:
         with_ = node.args.get("with_")
         if with_ is not None:
             if with_.args.get("recursive"):
-                raise SqlError("WITH RECURSIVE is not known", with_)
+                raise SqlError("WITH RECURSIVE is not supported; use process() with state", with_)
             self.tables = dict(outer)
             for cte in with_.expressions:
                 self.tables[cte.alias] = _aliased(self.query(cte.this), cte.args.get("alias"))
@@ -162,7 +167,7 @@ class Planner:
         finally:
             self.tables = outer
         what = type(node).__name__.upper()
-        raise SqlError(f"{what} is not known; SELECT and UNION ALL can be planned", node)
+        raise SqlError(f"{what} is not supported; write SELECT or UNION ALL", node)
 
     def _union(self, node: exp.Union) -> Relation:
         refuse_clauses(node)
@@ -210,11 +215,14 @@ class Planner:
         distinct = node.args.get("distinct")
         if distinct is not None:
             if distinct.args.get("on"):
-                raise SqlError("DISTINCT ON is not known; rank with ROW_NUMBER() = 1", distinct)
+                raise SqlError("DISTINCT ON is not supported; rank with ROW_NUMBER() = 1", distinct)
             if group is None and not any(map(aggregates_in, (one for _, one in items))):
                 group = [one for _, one in items]
             else:
-                raise SqlError("SELECT DISTINCT of a GROUP BY: put one into a subquery", distinct)
+                raise SqlError(
+                    "SELECT DISTINCT cannot stand with GROUP BY; put the GROUP BY into a subquery",
+                    distinct,
+                )
         if relation.pending and mention(source.conditions, WINDOW_FIELDS):
             relation = applied(relation)
         relation = self._where(relation, source.conditions)
@@ -236,7 +244,8 @@ class Planner:
         def bound(one: exp.Expr) -> exp.Expr:
             if isinstance(one, exp.Query):
                 raise SqlError(
-                    "a subquery can stand in FROM alone; join it, or name it in WITH and join that",
+                    "a subquery can only stand in FROM; join it, or name it in WITH and join the "
+                    "name",
                     one,
                 )
             if not isinstance(one, exp.Column) or isinstance(one.this, exp.Star):
@@ -262,7 +271,9 @@ class Planner:
             star = one if isinstance(one, exp.Star) else one.this
             if isinstance(star, exp.Star) and isinstance(one, exp.Star | exp.Column):
                 if any(star.args.get(part) for part in ("except_", "replace", "rename")):
-                    raise SqlError("* EXCEPT and * REPLACE are not known; list the columns", one)
+                    raise SqlError(
+                        "* EXCEPT and * REPLACE are not supported; list the columns", one
+                    )
                 of = source.named
                 if isinstance(one, exp.Column):
                     of = (source.scope.relation(one),)
@@ -292,7 +303,7 @@ class Planner:
             if group.args.get(name):
                 what = name.replace("_", " ").upper()
                 raise SqlError(
-                    f"{what} is not known; write one query for each and UNION ALL", group
+                    f"{what} is not supported; write one query for each and UNION ALL", group
                 )
         found = []
         for one in group.expressions:
@@ -304,7 +315,11 @@ class Planner:
             if isinstance(one, exp.Literal) and one.is_int:
                 place = int(one.name)
                 if not 1 <= place <= len(items):
-                    raise SqlError(f"GROUP BY {place}: there are {len(items)} columns", one)
+                    raise SqlError(
+                        f"GROUP BY {place} names a column by its position, expected 1 to "
+                        f"{len(items)}",
+                        one,
+                    )
                 found.append(items[place - 1][1])
             elif by_name and not any(relation.find(one.name) for relation in scope.relations):
                 found.append(by_name[0])  # The name of a column of this SELECT.
@@ -317,7 +332,10 @@ class Planner:
     def _from(self, node: exp.Select) -> From:
         first = node.args.get("from_")
         if first is None:
-            raise SqlError("a query of a stream needs FROM", node)
+            raise SqlError(
+                "the query has no FROM, which a query of a stream needs; write FROM and a table",
+                node,
+            )
         where = node.args.get("where")
         conditions = [] if where is None else list(conjuncts(where.this))
         entries = [first.this, *(join.this for join in node.args.get("joins") or ())]
@@ -392,7 +410,7 @@ class Planner:
 
     def _table(self, entry: exp.Table) -> Relation:
         if entry.args.get("db"):
-            raise SqlError("a table has one name here, the keyword of sql()", entry)
+            raise SqlError("a table has a name without dots here: the keyword of sql()", entry)
         found = self.tables.get(entry.name)
         if found is None:
             folded = [n for n in self.tables if n.casefold() == entry.name.casefold()]

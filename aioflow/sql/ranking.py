@@ -43,7 +43,7 @@ def ranked(
     name = next(name for name, one in items if one.find(exp.Window))
     if not isinstance(over, exp.Window) or not isinstance(over.this, exp.RowNumber):
         raise SqlError(
-            "OVER is known for one ROW_NUMBER() alone, whose rank a query around it limits; "
+            "OVER is only supported for one ROW_NUMBER() whose rank an outer query limits; "
             "for running aggregates use key_by(...).aggregate(...) on the stream",
             over,
         )
@@ -58,7 +58,7 @@ def ranked(
     partition = over.args.get("partition_by") or []
     order = over.args.get("order")
     if order is None:
-        raise SqlError("ROW_NUMBER() needs ORDER BY", over)
+        raise SqlError("ROW_NUMBER() needs ORDER BY; write OVER (... ORDER BY column)", over)
     names = {one.name for one in partition if isinstance(one, exp.Column)}
     windows = relation.windows
     ends = windows and (windows.end in names or (windows.size and windows.start in names))

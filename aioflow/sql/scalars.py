@@ -115,7 +115,7 @@ class _Compiler:
         if handler is not None:
             return folded(handler(self, node))
         if isinstance(node, exp.AggFunc | exp.Window | exp.Filter):
-            raise SqlError(f"an aggregate has no meaning here: {node.sql()}", node)
+            raise SqlError(f"an aggregate cannot stand here: {node.sql()}", node)
         if isinstance(node, exp.Func):
             return folded(self._call(node))
         raise SqlError(f"{node.sql()} is not supported{_instead(node)}", node)
@@ -208,7 +208,9 @@ class _Compiler:
         try:
             constant = compile_row(cast(text, kind, True, node).expression)({})
         except ValueError as error:
-            raise SqlError(f"{text.constant!r} is no {kind}", node) from error
+            raise SqlError(
+                f"{text.constant!r} cannot be read as {kind}; write a literal of that type", node
+            ) from error
         return literal(kind, constant)
 
     def _as(self, letter: str, given: Scalar, name: str, node: exp.Expr) -> Scalar:
@@ -326,7 +328,7 @@ class _Compiler:
 
     def membership(self, node: exp.In) -> Scalar:
         if not node.expressions:
-            raise SqlError("IN takes a list of values here, no query", node)
+            raise SqlError("IN takes a list of values, not a query; write a join", node)
         given = [self.compile(one) for one in (node.this, *node.expressions)]
         (x, *members), _, null = self._unified(given, node, convert=False)
         if not all(isinstance(one, Literal) for one in members):
@@ -423,7 +425,7 @@ class _Compiler:
             try:
                 return literal(INTERVAL, round(float(node.this.name) * UNITS_MS[unit]))
             except ValueError as error:
-                raise SqlError(f"{node.this.name!r} is no number of units", node) from error
+                raise SqlError(f"{node.this.name!r} is not a number of units", node) from error
         count = self._as("I", self.compile(node.this), "INTERVAL", node)
         return Scalar(INTERVAL, count.nullable, count.expression * UNITS_MS[unit])
 
@@ -507,7 +509,9 @@ class _Compiler:
     def _user(self, node: exp.Expr, user: UserFunction) -> Scalar:
         name = _names(node)[0]
         if user.is_async:
-            raise SqlError(f"{name} is async, and cannot be called in this place", node)
+            raise SqlError(
+                f"{name} is async and cannot be called here; call it in a subquery", node
+            )
         operation = Operation(
             name=name,
             function=user.function,

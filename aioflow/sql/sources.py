@@ -98,7 +98,8 @@ def _table(name: str, what: Any, schema: Schema | None) -> Table:
         )
     if schema is None:
         raise GraphError(
-            f"the columns of table {name!r} are not known; say schemas={{{name!r}: ...}}"
+            f"the columns of table {name!r} are not known; declare them with "
+            f"schemas={{{name!r}: ...}}"
         )
     made = _relation(None, schema, None)
     return Table(stream=None, fields=made.fields, reads=made.reads, rows=rows, times={})  # type: ignore[arg-type]

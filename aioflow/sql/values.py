@@ -410,7 +410,7 @@ def parse_time(text: str) -> int:
     """Returns the milliseconds of a text such as "2026-01-31 10:00:00.5+01:00"."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r:.60} is no time: write 2026-01-31 10:00:00.000")
+        raise ValueError(f"{text!r:.60} is not a time; write it as 2026-01-31 10:00:00.000")
     year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
     fraction, zone = found.groups()[6:]
     moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
@@ -560,7 +560,7 @@ def json_path(path: str) -> tuple[str | int, ...]:
     """Returns the steps of a path such as "$.a.b[0]". Raises ValueError."""
     parts = re.findall(r"\.(\w+)|\[(\d+)\]|\['([^']+)'\]", path)
     if re.fullmatch(r"(lax )?\$(\.\w+|\[\d+\]|\['[^']+'\])*", path) is None:
-        raise ValueError(f"{path!r} is no path: write '$.name' or '$.list[0].name'")
+        raise ValueError(f"{path!r} is not a path; write '$.name' or '$.list[0].name'")
     return tuple(name or quoted or int(index) for name, index, quoted in parts)
 
 

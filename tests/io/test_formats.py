@@ -531,8 +531,8 @@ async def test_the_next_registry_is_asked_when_one_is_away(
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("<html>hello</html>", "is no schema registry: '<html>"),
-        ("[]", "no JSON object"),
+        ("<html>hello</html>", "is not a schema registry, check the URL: '<html>"),
+        ("[]", "not a JSON object"),
         ('{"id": 1}', "an answer has no schema"),
     ],
 )
@@ -818,12 +818,12 @@ def test_each_broker_takes_formats() -> None:
         (lambda: avro({"type": "record"}), "expected a type, or a schema of Avro"),
         (lambda: avro(Plain, registry="http://h:1"), "expected af.io.SchemaRegistry"),
         (lambda: avro(Plain, subject="topics"), "subject is 'topics'.*did you mean 'topic'"),
-        (lambda: avro("string", aliases={"a": "b"}), "aliases are for a type"),
+        (lambda: avro("string", aliases={"a": "b"}), "aliases= needs a type"),
         (lambda: protobuf(), "expected a message class"),
-        (lambda: json_schema(Plain, registry=None), "take format='json'"),
+        (lambda: json_schema(Plain, registry=None), "give format='json'"),
         (lambda: af.io.SchemaRegistry("h:1"), "expected http://HOST/PATH or https"),
         (lambda: af.io.SchemaRegistry([]), "expected the URL of a registry"),
-        (lambda: af.io.SchemaRegistry("http://h", auth=("a",)), "auth is no pair"),
+        (lambda: af.io.SchemaRegistry("http://h", auth=("a",)), "expected auth="),
         (lambda: af.io.formats.avros, "did you mean af.io.formats.avro"),
     ],
 )

@@ -116,7 +116,7 @@ def test_sum_of_what_is_never_null_needs_no_count() -> None:
         ("SUM(s)", "SUM takes a number, not STRING"),
         ("AVG(b)", "AVG takes a number, not BOOLEAN"),
         ("BOOL_AND(i)", "takes BOOLEAN, not INTEGER"),
-        ("SUM(MAX(i))", "an aggregate inside an aggregate"),
+        ("SUM(MAX(i))", "an aggregate cannot stand inside an aggregate"),
         ("SUM(i) FILTER (WHERE i)", "FILTER takes a condition, not INTEGER"),
         ("APPROX_COUNT_DISTINCT(i)", "write COUNT(DISTINCT x)"),
         ("ARRAY_AGG(i ORDER BY n)", "ORDER BY inside an aggregate"),

@@ -90,7 +90,9 @@ def avro(
     if isinstance(type, (Mapping, list, str)):
         type, schema = None, _read(type, place)
         if former:
-            raise GraphError(f"{place}: aliases are for a type; a schema has aliases of its own")
+            raise GraphError(
+                f"{place}: aliases= needs a type; write the aliases of a schema in the schema"
+            )
     made = AvroFormat(
         None,
         schema,

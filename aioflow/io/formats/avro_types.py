@@ -122,7 +122,10 @@ class _Maker:
 
     def _with_default(self, record: str | None, field: _Field) -> dict[str, Any]:
         if NAME.fullmatch(field.name) is None:
-            raise GraphError(f"{record}.{field.name} is no name of an Avro field")
+            raise GraphError(
+                f"{record}.{field.name} cannot be the name of an Avro field, expected letters, "
+                "digits and _"
+            )
         schema = self.of(field.kind, f"{record}.{field.name}")
         made = {"name": field.name, "type": schema}
         default = field.default

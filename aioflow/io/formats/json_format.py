@@ -69,7 +69,7 @@ def json_schema(
     place = "json_schema(...)"
     registration = checked_registration(registry, subject, auto_register, place)
     if registration is None:
-        raise GraphError(f"{place}: without a registry, take format='json'")
+        raise GraphError(f"{place}: expected registry=; without a registry, give format='json'")
     if isinstance(type, Mapping):
         return JsonSchemaFormat(None, dict(type), registration)
     made = JsonSchemaFormat(None, None, registration)

@@ -339,7 +339,7 @@ class RegistryClient:
                 return None
             shown = redacted(content[:80].decode(errors="replace"))
             raise GraphError(
-                f"{self!r}: what answers at {url} is no schema registry: {shown!r}"
+                f"{self!r}: the server at {url} is not a schema registry, check the URL: {shown!r}"
             ) from None
 
     def _refuse(self, status: int, answer: Any, what: str) -> None:
@@ -353,14 +353,15 @@ class RegistryClient:
             raise GraphError(f"{self!r}: {what} was refused ({status}): {_message(answer)}")
         if not isinstance(answer, dict):
             raise GraphError(
-                f"{self!r}: the answer to {what} is no JSON object: what answers is no schema "
-                "registry"
+                f"{self!r}: the answer to {what} is not a JSON object, so the server is not a "
+                "schema registry"
             )
 
     def _text_of(self, answer: Any) -> str:
         if not isinstance(text := answer.get("schema"), str):
             raise GraphError(
-                f"{self!r}: an answer has no schema: what answers is no schema registry"
+                f"{self!r}: an answer has no schema, so the server is not a schema registry: "
+                "check the URL"
             )
         return text
 
@@ -395,4 +396,4 @@ def _authorization(auth: Any, place: str) -> str:
         return f"Bearer {auth}"
     if isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(one, str) for one in auth):
         return "Basic " + base64.b64encode(":".join(auth).encode()).decode()
-    raise GraphError(f"{place}: auth is no pair of user and password, and no token")
+    raise GraphError(f"{place}: expected auth=(USER, PASSWORD) or a token")
