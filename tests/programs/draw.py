@@ -531,7 +531,13 @@ def draw(seed: int) -> Program:
             streams.append(side)
             if tag != "late" and rng.random() < 0.5:
                 break
-    steps = [varied(rng, step, steps) for rng in [Random(f"variation {seed}")] for step in steps]
+    variation = Random(f"variation {seed}")
+    changed = [varied(variation, step, steps) for step in steps]
+    try:
+        model.evaluate(replace(program, steps=tuple(changed)))
+        steps = changed
+    except model.Undetermined:
+        pass  # A variation left open what the model must know.
     read = {i for step in steps for i in step.inputs}
     leaves = [i for i, step in enumerate(steps) if i not in read]
     inner = [
