@@ -164,7 +164,7 @@ class AvroFormat(Format[T]):
             return self.schema
         try:
             return avro_schema_of(self.type, self.namespace, self.aliases)
-        except GraphError as error:
+        except (GraphError, TypeError) as error:
             raise GraphError(f"{place}: {error}") from None
 
     # Read.

@@ -80,8 +80,10 @@ class _Maker:
                 return {"type": "array", "items": self.of(info.item_type, f"{place}[]")}
             case kinds.DictType() if isinstance(info.key_type, kinds.StrType):
                 return {"type": "map", "values": self.of(info.value_type, f"{place}[]")}
-            case kinds.UnionType():
+            case kinds.UnionType() if sum(map(_is_record, info.types)) < 2:
                 return self._union([self.of(one, place) for one in info.types])
+            case kinds.StructType(array_like=True):
+                pass
             case kinds.DataclassType() | kinds.StructType() | kinds.TypedDictType():
                 return self._record(info.cls, [_field(one) for one in info.fields])
             case kinds.NamedTupleType() if not place:
@@ -160,6 +162,11 @@ class _Maker:
         if len(self._named) == known:
             return f"{self._namespace}.{name}" if self._namespace else name
         return {"type": "enum", "name": name, "symbols": values}
+
+
+def _is_record(info: kinds.Type) -> bool:
+    """Returns whether a type has fields. Only a tag tells several of these in a union apart."""
+    return isinstance(info, (kinds.DataclassType, kinds.StructType, kinds.TypedDictType))
 
 
 def _is_small(info: kinds.IntType) -> bool:

@@ -128,7 +128,12 @@ def maker_of(type: Any) -> Callable[[Any], Any] | None:
     if is_model(type):
         return model_maker(type.model_validate)
     msgspec.json.Decoder(type)  # Checks that the type is supported.
-    return renaming_maker(type) or partial(msgspec.convert, type=type)
+    return renaming_maker(type) or partial(msgspec.convert, type=type, dec_hook=_made_part)
+
+
+def _made_part(type: Any, value: Any) -> Any:
+    """Returns a Pydantic model inside a value of another type."""
+    return model_maker(type.model_validate)(value) if is_model(type) else value
 
 
 KEPT = (
