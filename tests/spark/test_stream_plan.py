@@ -77,6 +77,24 @@ def in_midstream(numbers: af.DataStream[Any]) -> None:
     numbers.assign_timestamps_and_watermarks(strategy).key_by(abs).count().sink(af.io.blackhole())
 
 
+class Lake:
+    commits_globally = True
+
+    def writer(self, ctx: Any) -> Any: ...
+
+    def committer(self) -> None: ...
+
+    def global_committer(self, ctx: Any) -> Any: ...
+
+
+def into_a_lake(numbers: af.DataStream[Any]) -> None:
+    numbers.sink(Lake(), name="lake")
+
+
+def counts_into_a_lake(numbers: af.DataStream[Any]) -> None:
+    numbers.key_by(abs).count().sink(Lake(), name="lake")
+
+
 def with_a_list(numbers: af.DataStream[Any]) -> None:
     numbers.union(numbers.flow.source([1, 2], name="list")).key_by(abs).count().sink(
         af.io.blackhole()
@@ -97,6 +115,8 @@ def with_a_list(numbers: af.DataStream[Any]) -> None:
             behind_the_key,
             "operator 'holder' stands behind 'counts' and holds something beyond a record",
         ),
+        (into_a_lake, "sink 'lake' has one committer for all writers, and .*: run the flow"),
+        (counts_into_a_lake, "sink 'lake' has one committer for all writers, and .*: run the flow"),
         (in_midstream, "operator '.*' stands before key_by and holds something"),
         (
             with_a_list,
