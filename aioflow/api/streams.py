@@ -614,9 +614,10 @@ class DataStream(Generic[T]):
         """Makes an `af.Upsert` of each change of a database's rows: the latest row of a key, or its
         deletion. The stream is keyed by the table and the key of the row.
 
-        It stands directly on the source. A sink of a table writes upserts with `mode="upsert"`. A
-        change of the key itself becomes a deletion and a row. The keys of a truncated table are not
-        known: `on_truncate` says whether this fails the job.
+        Call it directly on the source. A sink of a table writes upserts with `mode="upsert"`. A
+        change of the key itself becomes two upserts: a deletion of the old key, and the new row.
+        The keys of a truncated table are not known, so `on_truncate` says whether a truncate fails
+        the job.
         """
         if on_truncate not in ("fail", "ignore"):
             raise GraphError(

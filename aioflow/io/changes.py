@@ -1,7 +1,7 @@
 """Changes of the rows of a database's tables, as `postgres_changes` reads them.
 
-A `Change` is what one statement did to one row, or to a whole table. An `Upsert` is the latest row
-of a key, or says that the row of a key is gone: sinks of tables write it with `mode="upsert"`.
+A `Change` is the effect of one statement on one row, or on a whole table. An `Upsert` is the latest
+row of a key, or the deletion of that row. Sinks of tables write upserts with `mode="upsert"`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     table: str
     """The table, as `tables=` names it."""
     key: dict[str, Any]
-    """The key of the row before the change, by column; of a new row its key. Empty for a table
-    without a key, and for "truncate".
+    """The key of the row before the change, by column; for a new row, the key of that row. Empty
+    for a table without a key, and for "truncate".
     """
     before: T | None
     """The row before the change, if the server's log has all of it. Otherwise None."""
@@ -55,7 +55,7 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Upsert(msgspec.Struct, Generic[T], frozen=True):
-    """The latest row of a key, or the news that there is none any more."""
+    """The latest row of a key, or its deletion."""
 
     table: str
     """The table, as `tables=` names it."""

@@ -1,13 +1,12 @@
 """Writes and reads tables of Delta Lake, by delta-rs: `delta(path)`.
 
-A commit is one version. It carries a transaction (`txn`) whose application is the sink in one run,
-and whose version is the checkpoint. Delta keeps the last version of each application with the
-table, and refuses two commits of one application that do not know each other.
+A commit is one version. It carries a transaction (`txn`): the application is the sink in one run,
+and the version is the checkpoint. Delta keeps the last version of each application with the table.
+It refuses two concurrent commits of one application.
 
 Data files lie in the directory of the table, without directories for partitions: the log has the
-values. A sink with `mode="upsert"` stages its rows in such files too. They are merged, then
-deleted. So whatever a killed attempt leaves is a file that no version names, and `vacuum` removes
-it.
+values. A sink with `mode="upsert"` stages its rows in such files too, merges them, and deletes
+them. So a killed attempt leaves only files that no version names, and `vacuum` removes them.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ def delta(
     has them. The table must exist. Needs the extra `[delta]`.
 
     As a source it gives dicts, as batches of columns: the rows of `version`, by default of the
-    latest one, with `columns`, by default all. With `poll` it does not end: it looks that often for
-    new versions, and gives the rows that each added. A later version that deletes or replaces rows
-    is an error, or left out with `deletes="skip"`. One subtask reads.
+    latest one, with `columns`, by default all. With `poll` the source does not end: it looks at
+    this interval for new versions, and gives the rows that each added. A later version that deletes
+    or replaces rows is an error, or left out with `deletes="skip"`. One subtask reads.
 
     As a sink it accepts records with fields. Every subtask writes Parquet files, and one committer
     adds those of a checkpoint in one version: exactly once with checkpoints. Without checkpoints
@@ -369,9 +368,7 @@ def _stored(type_: Any) -> Any:
 
 
 def _partitions(rows: Any, names: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:
-    """Yields the rows of each partition, without its columns, and its values as the log has
-    them.
-    """
+    """Yields each partition: its values, as the log has them, and its rows without them."""
     import pyarrow as pa
 
     if not names:

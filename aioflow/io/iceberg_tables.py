@@ -1,11 +1,11 @@
 """Writes and reads tables of Iceberg, by pyiceberg: `iceberg(table, catalog=...)`.
 
-A commit is one snapshot. Its summary has the id of the commit, and a repetition looks for the id
-among the ancestors of the current snapshot. pyiceberg would repeat a commit after a conflict by
-itself, without that look, so its own retries are switched off.
+A commit is one snapshot. Its summary has the id of the commit, and a repeated commit looks for the
+id among the ancestors of the current snapshot. After a conflict, pyiceberg would repeat a commit
+without this look, so its own retries are off.
 
 An upsert rewrites the data files that have rows with the keys of the checkpoint (copy on write).
-Removed and new files are one snapshot too. pyiceberg's own `upsert` makes several.
+Removed and new files are in the same snapshot, while pyiceberg's own `upsert` makes several.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def iceberg(
     Needs the extra `[iceberg]`.
 
     As a source it gives dicts, as batches of columns: the rows of `snapshot`, by default of the
-    current one, with `columns`, by default all. With `poll` it does not end: it looks that often
-    for new snapshots, and gives the rows that each appended. A later snapshot that deletes or
-    replaces rows is an error, or left out with `deletes="skip"`. One subtask reads.
+    current one, with `columns`, by default all. With `poll` the source does not end: it looks at
+    this interval for new snapshots, and gives the rows that each appended. A later snapshot that
+    deletes or replaces rows is an error, or left out with `deletes="skip"`. One subtask reads.
 
     As a sink it accepts records with fields. Every subtask writes Parquet files into the partitions
     of the table, and one committer adds those of a checkpoint in one snapshot: exactly once with

@@ -1,14 +1,14 @@
 """The parts of a lake's sink and source that do not depend on its library.
 
-A sink writes data files as records come, and one committer adds those of a checkpoint to the table
-in one commit. The commit carries the id of the sink, the run and the checkpoint. A repetition finds
-the id in the table and does nothing. The library checks that no commit came between, so two
-committers cannot both succeed.
+A sink writes data files as records come, and one committer adds the files of a checkpoint to the
+table in one commit. The commit carries an id: the sink, the run and the checkpoint. A repeated
+commit finds the id in the table and does nothing. The library checks that no commit came between,
+so two committers cannot both succeed.
 
 A killed attempt leaves data files that no commit names. They are part of no version of the table.
 
-A source reads the files of one version of the table, one after the other. Endless, it goes on with
-the files that each later version added. Its position is `At`.
+A source reads the files of one version of the table, one after the other. With `poll`, it goes on
+with the files that each later version added. Its position is `At`.
 
 All calls of the libraries block, so they run in the executor.
 """
@@ -82,11 +82,11 @@ logger = logging.getLogger(__name__)
 
 
 class CommitConflict(Exception):
-    """A commit that another writer's commit prevented. It is repeated on the new version."""
+    """The error of a commit that another one prevented. The new version gets the commit again."""
 
 
 Prepared = Sequence[tuple["CommitId", Sequence[Any]]]
-"""What a `GlobalCommitter` commits: data files by checkpoint, of one run."""
+"""The argument of a `GlobalCommitter`: data files by checkpoint, of one run."""
 
 
 def properties_of(commit_id: CommitId) -> dict[str, str]:
@@ -121,8 +121,9 @@ class LakeTable(Protocol):
     """The interface of a table that a sink writes. All methods run in the executor."""
 
     def open(self) -> Any:
-        """Loads the latest version, and returns its Arrow schema. Raises GraphError if there is no
-        such table, or a table that cannot be written.
+        """Loads the latest version, and returns its Arrow schema.
+
+        Raises GraphError if the table does not exist or cannot be written.
         """
 
     def add_columns(self, fields: Sequence[Any]) -> Any:
@@ -224,7 +225,7 @@ class LakeWriter(BaseWriter[Any]):
             self.full = self._held_rows >= PAGE_ROWS
 
     async def flush(self) -> None:
-        """Converts the records, and writes a file once they are enough for one."""
+        """Converts the records, and writes a file when they fill one."""
         self.full = False
         held, self._held, self._held_rows = self._held, [], 0
         for rows in arrow_tables(held):
@@ -271,7 +272,7 @@ class LakeWriter(BaseWriter[Any]):
         return files
 
     async def close(self) -> None:
-        """Leaves the files that no commit will name: see the page of the connector."""
+        """Leaves files that no commit names; the page of the connector says how to remove them."""
         await self._calls.end()
         await self._calls.run(self._table.close)
 
@@ -301,8 +302,8 @@ class LakeCommitter(GlobalCommitter):
                 )
                 await asyncio.sleep(min(0.01 * 2**conflicts, 1.0) * self._ctx.host.rng.random())
         raise ConnectionError(
-            f"{self._place}: {CONFLICTS_MAX} commits of others came before that of checkpoint "
-            f"{checkpoint}"
+            f"{self._place}: {CONFLICTS_MAX} other commits came before that of checkpoint "
+            f"{checkpoint}: write to the table less often, or raise every="
         ) from error
 
     async def close(self) -> None:
@@ -401,7 +402,7 @@ def checked_key(mode: str, key: str | Sequence[str] | None, place: str) -> list[
 
 
 def checked_deletes(deletes: str, place: str) -> Deletes:
-    """Returns `deletes`. Raises GraphError if it is none of the two."""
+    """Returns `deletes`. Raises GraphError unless the value is "refuse" or "skip"."""
     if deletes not in ("refuse", "skip"):
         raise GraphError(f"{place}: deletes is {deletes!r}, expected 'refuse' or 'skip'")
     return deletes  # type: ignore[return-value]
@@ -447,7 +448,7 @@ class LakeReader(BaseReader[Any]):
     columnar = True
 
     def __init__(self, ctx: SourceContext, table: LakeVersions, poll_s: float | None) -> None:
-        """Makes a reader. It looks for a new version every `poll_s`; None: it reads one."""
+        """Makes a reader, which looks for new versions every `poll_s`, or reads one version."""
         from aioflow.columns.arrow import ArrowPages
 
         self._table = table

@@ -1,8 +1,8 @@
-"""Reads and writes tables of MySQL and MariaDB: `mysql(dsn, table)` reads a table to its end, and
-writes rows exactly once under checkpoints: appended, or as changes of the rows with their key.
+"""Reads and writes tables of MySQL and MariaDB. `mysql(dsn, table)` reads a table to its end. As a
+sink it appends rows, or changes the rows with their keys, exactly once under checkpoints.
 
 Needs the extra `aioflow[mysql]` (asyncmy). Each writer, committer and reader has one connection. A
-table must have transactions (InnoDB): without them a batch could be moved by halves.
+table must have transactions (InnoDB): without them a batch could be moved in part.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def mysql(
     them. With `query`, a SELECT that includes the key, it reads the rows of the query.
 
     As a sink it accepts dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by
-    index. They are written to `columns`, by default the fields of the first record; the table must
-    exist, with InnoDB. Delivery is exactly once with checkpoints, at least once without. Aware
+    index. They are written to `columns`, by default the fields of the first record. The table must
+    exist and use InnoDB. Delivery is exactly once with checkpoints, at least once without. Aware
     datetimes are stored in UTC, UUIDs as texts, dicts and lists as JSON. The sink keeps two small
     tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
 

@@ -1,11 +1,11 @@
 """Decodes the messages of PostgreSQL's output plugin `pgoutput`, protocol version 1.
 
-`decode(message)` returns what one message says. It keeps nothing: the columns of a relation are in
-a message of their own, before the first change of its rows. Bytes that are no message raise
-MalformedInput. See "Logical Replication Message Formats" in PostgreSQL's documentation.
+`decode(message)` returns the content of one message, and keeps no state: a separate message has the
+columns of a relation, before the first change of its rows. Malformed bytes raise MalformedInput.
+See "Logical Replication Message Formats" in PostgreSQL's documentation.
 
-Values are in text format. A cell is bytes, None for NULL, or `UNCHANGED` for a large value that the
-statement left as it was, and that the server did not write to its log again.
+Values are in text format. A cell is bytes, None for NULL, or `UNCHANGED`: a large value that the
+statement did not change, and that the server did not log again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What `postgres_changes` must know of a server, and what it refuses with the way out: tables,
-types, the publication and the replication slot.
+"""Loads and checks the things that `postgres_changes` needs of a server: tables, types, the
+publication and the replication slot.
 
-Everything here is checked before a row is read, so that a wrong setting is an error at the start of
-a job, and not a stream that stays empty.
+All checks come before the first row. So a wrong setting is an error at the start of a job, which
+says what to do, and not a stream that stays empty.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def quoted_name(table: str) -> str:
 
 
 async def check_server(connection: Any, config: ChangesConfig) -> None:
-    """Raises GraphError for what would keep the changes from coming. Makes the publication."""
+    """Makes the publication. Raises GraphError if a setting would keep changes from coming."""
     level = await connection.fetchval("SHOW wal_level")
     if level != "logical":
         raise GraphError(
@@ -230,7 +230,7 @@ async def load_tables(connection: Any, config: ChangesConfig) -> list[Table]:
 
 
 async def load_types(connection: Any, oids: Sequence[int], types: dict[int, PgType]) -> None:
-    """Adds the types `oids` to `types`, with those of their elements and below domains."""
+    """Adds the types `oids` to `types`, with the types of elements and under domains."""
     missing = {oid for oid in oids if oid and oid not in types and not known_type(oid)}
     while missing:
         rows = await connection.fetch(
@@ -317,7 +317,7 @@ def error_code(error: BaseException) -> str | None:
 
 
 def refusal(config: ChangesConfig, error: BaseException) -> BaseException | None:
-    """Returns an error that says what to do about an error of the server, if there is one."""
+    """Returns an error that says what to do about `error` of the server, or None."""
     code = error_code(error)
     if "WAL sender" in str(error) or (code == "42501" and "replication" in str(error).lower()):
         return GraphError(

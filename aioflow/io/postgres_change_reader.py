@@ -8,10 +8,9 @@ A position is None at the beginning, and otherwise a list:
     ["log", end, commit, count, ranges]              all transactions before `end` were read, and of
         the one that commits at `commit` the first `count` changes
 
-A transaction may be cut by a checkpoint: the server sends it again from its beginning, always with
-the same changes, and those that were counted are left out. The server sends a transaction when it
-has committed, and the socket is not read while the buffer is full, so memory is bounded however
-large it is.
+A checkpoint may fall within a transaction. After a restore the server sends this transaction again
+from its beginning, with the same changes, and the reader leaves out the counted ones. The reader
+stops reading the socket while its buffer is full, so memory is bounded for any transaction.
 
 Invariant: what the server is told to forget is covered by a complete checkpoint.
 """
@@ -297,7 +296,7 @@ class ChangeReader(StreamReader):
     async def _snapshot(
         self, replication: ReplicationConnection, tables: list[Table], backoff: Backoff
     ) -> None:
-        """Reads the rows of all tables that are left, in one transaction."""
+        """Reads the rows of all remaining tables, in one transaction."""
         slot, behind = self.config.slot, self._behind
         temporary = f"{slot[:55]}_resumed"
         ranges: list[list[Any]] = []
@@ -397,7 +396,7 @@ class ChangeReader(StreamReader):
         replication.send_status(self._written, self._durable, wall_ms, reply=reply)
 
     async def _report(self, replication: ReplicationConnection, *, ask: bool) -> None:
-        """Tells the server how far this reader is, also while the buffer is full."""
+        """Reports the position of this reader to the server, even while the buffer is full."""
         every_s = UNTIL_EVERY_S if ask else STATUS_EVERY_S
         while True:
             self.send_status(replication, reply=ask)
@@ -441,8 +440,8 @@ class ChangeReader(StreamReader):
 
 
 def _is_comparable(table: Table) -> bool:
-    """Returns whether Python orders the keys of `table` as the server does, and each change names
-    the key.
+    """Returns whether Python orders the keys of `table` as the server does, and whether each change
+    names the key.
     """
     types = {column.name: column.type_oid for column in table.columns}
     return (

@@ -1,10 +1,10 @@
-"""Reads the changes of tables of PostgreSQL: `postgres_changes(dsn, tables)` gives the rows that
-there are, and from then on each change, by logical replication.
+"""Reads the changes of tables of PostgreSQL: `postgres_changes(dsn, tables)` gives the existing
+rows, and then each change, by logical replication.
 
-The server keeps a replication slot: the place in its log up to which a job has come. The rows at
-the beginning are those of the slot's own snapshot, so between them and the first change there is no
-gap, and nothing comes twice. A checkpoint has the place; the slot moves when a checkpoint is
-complete, and the server then removes older files of its log.
+The server keeps a replication slot: the place in its log up to which a job has read. The first rows
+come from the slot's own snapshot. So between them and the first change nothing is missing and
+nothing comes twice. A checkpoint has the place. When the checkpoint is complete, the slot moves,
+and the server removes older files of its log.
 
 Needs the extra `aioflow[postgres]` (asyncpg), which opens the connections. `postgres_replication`
 speaks the replication protocol, `pgoutput` reads its messages, `postgres_catalog` looks at the
@@ -65,9 +65,9 @@ def postgres_changes(
 
     `slot` is the replication slot that holds the log for this flow: each flow needs one of its own.
     The source makes it, and `publication`, by default of the same name, if there is none. Both stay
-    when the job ends, since a later run goes on there, and the server keeps its log as long:
-    `af.io.drop_postgres_slot` drops them. A run that starts without a checkpoint makes the slot
-    again. With `snapshot=False` it goes on where the slot stands.
+    when the job ends, so a later run goes on there. Until `af.io.drop_postgres_slot` drops the
+    slot, the server keeps its log. A run that starts without a checkpoint makes the slot again.
+    With `snapshot=False` it goes on where the slot stands.
 
     Delivery is exactly once with checkpoints; the slot moves when a checkpoint is complete. With
     `until="latest"` the source ends at the place where the log ends when the job begins. `backoff`

@@ -2,20 +2,20 @@
 
     writer, N subtasks --committables--> committer, 1 subtask
 
-A writer prepares at the barrier, and sends its committables ahead of the barrier. So everything
-that belongs to checkpoint n is with the committer when the barriers of n have come. From there the
-committer is a sink of committables: n has them in its state, and its completion commits them. A
-writer without records sends nothing, and a checkpoint without committables is not committed.
+A writer prepares at the barrier, and sends its committables ahead of the barrier. So the
+committer has all committables of checkpoint n when the barriers of n have come. The committer is a
+sink of committables: its state in n holds them, and the completion of n commits them. A writer
+without records sends nothing, and a checkpoint without committables is not committed.
 
 At the end of the input, and when the job is stopped, a writer sends the rest as its last records.
-The last checkpoint then commits them, or the end of the committer's input without checkpoints.
+The last checkpoint commits them; without checkpoints, the end of the committer's input does.
 
-Barriers do not overtake committables, also not those of an unaligned checkpoint. Otherwise each of
-them would be committed one checkpoint later.
+Barriers never overtake committables, in unaligned checkpoints either. Otherwise each checkpoint
+would be committed with the next one.
 
-Checkpoints that complete while a commit is under way are committed together. So a commit that
-takes longer than a checkpoint delays the data, and does not pile up. Each keeps its id: after a
-restore, the first of them may be committed already, and the others not.
+Checkpoints that complete during a commit are committed together by the next call. So a commit that
+takes longer than a checkpoint delays data, but commits do not pile up. Each checkpoint keeps its
+id: after a restore, the first may be committed already, and the others not.
 """
 
 from __future__ import annotations

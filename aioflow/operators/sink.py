@@ -218,7 +218,7 @@ def as_committer(committer: Committer | None) -> BaseCommitter | None:
 
 
 class CommitId(NamedTuple):
-    """The identity of what was prepared for one checkpoint. A repetition has the same one."""
+    """The identity of one checkpoint's commit. A repeated commit has the same id."""
 
     sink: str
     """The flow and the uid of the operator, equal in all runs."""
@@ -229,16 +229,16 @@ class CommitId(NamedTuple):
 
 
 class GlobalCommitter(Protocol):
-    """The interface of an object that commits for all writers of a sink, in one go.
+    """The interface of an object that commits for all writers of a sink, in one call.
 
-    A run has one at a time. But a process that is taken for dead may still commit, beside the one
-    that replaced it. So a store compares the ids and commits in one step.
+    A run has one such object at a time. But a process that is taken for dead may still commit
+    beside its replacement. So a store compares the ids and commits in one step.
     """
 
     async def commit(self, prepared: Sequence[tuple[CommitId, Sequence[Any]]]) -> None:
         """Makes visible what all writers prepared for some checkpoints of one run, oldest first.
 
-        Leaves out each checkpoint that was committed before, by itself or with others.
+        Leaves out each checkpoint that was committed before, alone or with others.
         """
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Compiles aggregates of SQL to aggregates of the engine.
 
-COUNT, SUM, AVG, MIN and MAX are those of the engine, which run on columns. NULLs are left out by
-`where=`. SUM counts its values too if there may be none, since SUM of nothing is NULL.
+COUNT, SUM, AVG, MIN and MAX are aggregates of the engine, which run on columns. `where=` leaves out
+NULLs. SUM of nothing is NULL, so SUM also counts its values unless there is always one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
 
 
 class Moments(Distinct):
-    """Computes [number, mean, sum of squared distances to it] of numbers, after Welford."""
+    """Computes [number, mean, sum of squared distances to the mean] of numbers, after Welford."""
 
     def create_accumulator(self) -> Any:
         return [0, 0.0, 0.0]
@@ -123,7 +123,7 @@ def _texts(separator: str, texts: list[str]) -> str:
 
 
 def is_aggregate(node: exp.Expr) -> bool:
-    """Returns whether `node` is a call of an aggregate, with its FILTER if it has one."""
+    """Returns whether `node` is a call of an aggregate, with or without FILTER."""
     return isinstance(node.this if isinstance(node, exp.Filter) else node, exp.AggFunc) or (
         isinstance(node, exp.Anonymous) and node.name.upper() in _ANONYMOUS
     )
@@ -185,7 +185,7 @@ def _tuple(*values: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An aggregate under way: its argument, its FILTER, and the arguments that follow."""
+    """A call of an aggregate while it is compiled: argument, FILTER, and further arguments."""
 
     name: str
     of: Scalar
@@ -260,7 +260,7 @@ def _mean_of(values: list[Any]) -> Any:
 
 
 def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
-    """Returns the maker of an aggregate that skips None and gives None for nothing."""
+    """Returns the maker of an aggregate that skips None, and gives None without a value."""
 
     def make(call: _Call) -> Aggregate:
         part = aggregate(call.of.expression, where=call.where)
@@ -270,7 +270,7 @@ def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
 
 
 def _present(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
-    """Returns the maker of an aggregate that has to be told to skip None."""
+    """Returns the maker of an aggregate that skips None only by a condition."""
 
     def make(call: _Call) -> Aggregate:
         part = aggregate(call.of.expression, where=call.present)
@@ -300,7 +300,7 @@ def _spread(sample: bool, root: bool) -> Callable[[_Call], Aggregate]:
 
 
 def _finished(call: _Call, finish: Callable[[list[Any]], Any], name: str = "") -> Aggregate:
-    """Returns the aggregate that applies `finish` to the list of values; None to none."""
+    """Returns the aggregate that applies `finish` to the list of values; None without values."""
     function = partial(_unless_empty, finish)
     name = name or call.name.lower()
     return _one(

@@ -113,7 +113,7 @@ def conjuncts(node: exp.Expr) -> Iterable[exp.Expr]:
 
 
 def aggregates_in(node: exp.Expr) -> list[exp.Expr]:
-    """Returns the aggregates in `node`, those within an OVER left out."""
+    """Returns the aggregates in `node`, except those within an OVER."""
     if isinstance(node, exp.Window):
         return []
     if is_aggregate(node):
@@ -135,7 +135,7 @@ def is_clock(node: exp.Expr) -> bool:
 
 
 def replaced(node: exp.Expr, trees: Sequence[tuple[exp.Expr, str]]) -> exp.Expr:
-    """Returns `node` with columns in the place of the group's expressions and of aggregates."""
+    """Returns `node` with columns instead of aggregates and of the expressions of the group."""
 
     def place(one: exp.Expr) -> exp.Expr:
         for tree, key in trees:

@@ -56,7 +56,7 @@ def literal(kind: SqlType, value: Any) -> Scalar:
 
 
 def common_type(kinds: Sequence[SqlType]) -> SqlType | None:
-    """Returns the type as which values of all `kinds` can be read, None if there is none."""
+    """Returns the type to which values of all `kinds` convert, or None."""
     found: SqlType | None = NULL
     for kind in kinds:
         found = found and unify(found, kind)
@@ -64,7 +64,7 @@ def common_type(kinds: Sequence[SqlType]) -> SqlType | None:
 
 
 def widened(given: Scalar, kind: SqlType) -> Expr[Any]:
-    """Returns the number as one of the type `kind`, which is at least as wide."""
+    """Returns the number converted to `kind`, a type that is at least as wide."""
     if given.type == kind or given.type in (NULL, ANY) or kind not in (FLOAT, DECIMAL):
         return given.expression
     if given.constant is not None:

@@ -66,11 +66,11 @@ LETTERS: dict[str, tuple[SqlType, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A function: `parameters` are letters of `LETTERS`, those after "?" optional; "*" repeats
-    the last one.
+    """A function. `parameters` are letters of `LETTERS`: those after "?" are optional, and "*"
+    repeats the last one.
 
-    `type` is that of the result; None means the common type of the arguments N and A. `nullable`
-    is None if the result is NULL for an argument that is NULL.
+    `type` is the type of the result; None means the common type of the arguments N and A.
+    `nullable` is None if an argument that is NULL makes the result NULL.
     """
 
     parameters: str
@@ -103,14 +103,14 @@ def _of(
 
 
 def _real(parameters: str, function: Callable[..., float]) -> Builtin:
-    """Returns a function of floats, which is NULL outside of its domain."""
+    """Returns a function of floats, which is NULL outside its domain."""
     name = function.__name__
     build = partial(v.apply, partial(v.real, function), name=name, gives_none=True)
     return Builtin(parameters, FLOAT, build, True)
 
 
 def _regular(function: Callable[..., Any]) -> Callable[..., Expr[Any]]:
-    """Returns a builder that checks a pattern which is a literal."""
+    """Returns a builder that checks a literal pattern."""
 
     def build(text: Expr[Any], pattern: Expr[Any], *rest: Expr[Any]) -> Expr[Any]:
         if isinstance(pattern, Literal) and pattern._value is not None:
@@ -164,7 +164,7 @@ def _joined(*parts: Expr[Any]) -> Expr[Any]:
 
 
 def _log(*given: Expr[Any]) -> Expr[Any]:
-    """Returns the logarithm: of one argument to base 10, as in PostgreSQL, of two to the first."""
+    """Returns the logarithm: of one argument to base 10, as in PostgreSQL; of two, to the first."""
     base, of = given if len(given) == 2 else (Literal(10.0), given[0])
     bases = {10.0: math.log10, 2.0: math.log2}
     known = bases.get(base._value) if isinstance(base, Literal) else None

@@ -43,7 +43,7 @@ def pending_windows(
     node: exp.Expr,
     partition: tuple[str, ...] = (),
 ) -> Relation:
-    """Returns the relation with windows that are still to be applied."""
+    """Returns the relation with windows that a later step applies."""
     by_clock = time.key in relation.clock
     if not by_clock and not relation.has_time(time.key):
         known = ", ".join(relation.times or ()) or "no column"
@@ -243,8 +243,9 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
 def _grouping_windows(
     relation: Relation, group: list[exp.Expr], node: exp.Select
 ) -> Windows | None:
-    """Returns the windows of the fields by which the relation is grouped; None stands for those
-    that are pending. Raises SqlError if no window bounds the groups.
+    """Returns the windows of the fields that group the relation; None means the pending windows.
+
+    Raises SqlError if no window bounds the groups.
     """
     distinct = node.args.get("distinct")
     place = node.args.get("group") or (node.expressions[0] if distinct else node)

@@ -1,7 +1,7 @@
 """Joins: of windows, within an interval of time, with a bounded table, and of whole streams.
 
-The conditions of ON, and of WHERE for inner joins, decide which join it is. A result is a pair of
-records, whose fields are read from its sides. A NULL never equals anything: such keys meet nothing.
+The conditions of ON, and of WHERE for inner joins, decide the kind of the join. A result is a pair
+of records, whose fields are read from both sides. NULL equals nothing, so NULL keys have no pairs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FRAME = "$start", "$end"
 
 @dataclass(slots=True)
 class Condition:
-    """The condition of one join, in parts."""
+    """The parts of the condition of one join."""
 
     equal: list[tuple[exp.Expr, exp.Expr]] = field(default_factory=list)
     """Pairs of expressions of the left and of the right that must be equal."""
@@ -70,7 +70,7 @@ class Joins:
         steps: Sequence[tuple[exp.Join, list[exp.Expr]]],
         where: list[exp.Expr],
     ) -> tuple[Relation, list[exp.Expr]]:
-        """Returns the relation of all joins, and the conditions of WHERE that are still open."""
+        """Returns the relation of all joins, and the conditions of WHERE that no join has used."""
         left = self._relations[0]
         inner = not any(join.side for join, _ in steps)
         for right, (join, on) in zip(self._relations[1:], steps, strict=True):
@@ -91,7 +91,7 @@ class Joins:
     def _pushed(
         self, relation: Relation, conditions: list[exp.Expr]
     ) -> tuple[Relation, list[exp.Expr]]:
-        """Filters a side by the conditions that read it alone."""
+        """Filters a side by the conditions that read only this side."""
         own = [one for one in conditions if _read(one) <= _keys(relation)]
         for one in own:
             relation = relation.filtered(self._compile(one, relation).expression)
@@ -358,7 +358,7 @@ def _time(node: Any, relation: Relation) -> int | None:
 def _window_pairs(
     left: Windows | None, right: Windows | None, split: Condition
 ) -> list[tuple[exp.Expr, exp.Expr]]:
-    """Returns the equalities that say that both sides are of one window; none if they do not."""
+    """Returns the equalities that put both sides into one window, or an empty list."""
     if left is None or right is None:
         return []
     ends = {(left.end, right.end), (left.start, right.start)}
@@ -396,7 +396,7 @@ def _keys(relation: Relation) -> set[str]:
 
 
 def key_of(scalars: Sequence[Scalar], composite: bool | None = None) -> Any:
-    """Returns the key of `key_by`. NULL can be a part of a key, and no key by itself."""
+    """Returns the key for `key_by`. NULL may be a part of a key, but not a whole key."""
     if not scalars:
         return af.lit(0)
     if composite is None:
@@ -419,7 +419,7 @@ def _side_key(relation: Relation, scalars: list[Scalar], composite: bool | None 
 
 
 def _not_null(relation: Relation, keys: Sequence[Scalar]) -> Relation:
-    """Filters out records with a NULL in their key, which meet nothing."""
+    """Filters out records with a NULL in their key, which have no pairs."""
     for key in keys:
         if key.nullable:
             relation = relation.filtered(~key.expression.is_null())
@@ -438,7 +438,7 @@ def _framed(relation: Relation, join: exp.Join) -> Relation:
 
 
 def _nullable(met: Relation, left: Relation, right: Relation, keeps: tuple[bool, bool]) -> Relation:
-    """Returns the relation with the fields that an outer join may leave out as nullable."""
+    """Returns the relation, with fields nullable that an outer join may leave out."""
     loose = (_keys(right) if keeps[0] else set()) | (_keys(left) if keeps[1] else set())
     return replace(
         met, fields=tuple(replace(f, nullable=f.nullable or f.key in loose) for f in met.fields)
@@ -455,7 +455,7 @@ def together(left: Relation, right: Relation) -> Mapping[str, int] | None:
 def require_ttl(
     ttl: Any, flow: Any, relations: Sequence[Relation], what: str, place: exp.Expr
 ) -> None:
-    """Raises SqlError if state would grow for ever: without a time to live, on endless input."""
+    """Raises SqlError if state would grow for ever, because endless input has no time to live."""
     if ttl is not None:
         return
     ids = [up.node_id for relation in relations for up in relation.stream.upstreams]
@@ -484,7 +484,7 @@ def _outer(
     lefts: list[Any],
     rights: list[Any],
 ) -> Iterator[Any]:
-    """Yields the pairs of a group, and the records that have none with None beside them."""
+    """Yields the pairs of a group. Records without a pair come with None."""
     met: set[int] = set()
     comparable = not composite or None not in key
     for left in lefts:

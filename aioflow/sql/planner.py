@@ -1,7 +1,7 @@
 """Plans a query: a tree of sqlglot becomes operators of a flow, and gives a stream.
 
-All results are appended: a row, once emitted, is never corrected. A query whose answer would have
-to be corrected is refused, at its place in the text, with the way to write it.
+All results are appended: a row, once emitted, is never corrected. A query whose rows would change
+is refused: the error shows the place in the text, and says what to write.
 
 A SELECT is planned in the order of its meaning: FROM and joins, WHERE, GROUP BY with its windows,
 HAVING, the list of columns. Before anything is compiled, each name is bound: it becomes the key of
@@ -147,7 +147,7 @@ class Planner:
         return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
     def query(self, node: exp.Expr, rank: tuple[str, int] | None = None) -> Relation:
-        """Returns the relation of a query. `rank` is the name of a ROW_NUMBER() and its limit."""
+        """Returns the relation of a query. `rank` has the name of a ROW_NUMBER() and its limit."""
         outer = self.tables
         with_ = node.args.get("with_")
         if with_ is not None:

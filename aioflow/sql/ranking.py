@@ -120,7 +120,7 @@ def _by_clock(relation: Relation, node: exp.Expr) -> bool:
 
 
 def _is_first(relation: Relation, order: exp.Order, limit: int) -> bool:
-    """Returns whether the first row of a key can be known before the end."""
+    """Returns whether the first row of a key is final before the end of the input."""
     (one, *more) = order.expressions
     if limit != 1 or more or one.args.get("desc"):
         return False
@@ -159,7 +159,7 @@ class _Descending:
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """The sort key of a row for ORDER BY: each part is a function, DESC, and NULLS FIRST."""
+    """The sort key of a row for ORDER BY. A part has a function, DESC and NULLS FIRST."""
 
     parts: tuple[tuple[Callable[[Row], Any], bool, bool], ...]
 

@@ -1,7 +1,7 @@
-"""A relation: a stream with the meaning of its records for a query.
+"""A relation: a stream, and how a query reads its records.
 
-Invariant: `reads` says how each field is read from a record of the stream; a field that is not in
-`reads` is the field of the record with its key. So a projection of plain columns costs nothing.
+Invariant: `reads` has an expression for each field that is not simply the field of the record with
+the same key. So a projection of plain columns costs nothing.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """A stream, its fields, and what is known of its time and windows."""
+    """A stream with its fields, its event time and its windows."""
 
     stream: DataStream[Any]
     fields: tuple[Field, ...]
@@ -102,7 +102,7 @@ class Relation:
     is_plain: bool = False
     """Whether records are dicts of just the fields."""
     times: Mapping[str, int] | None = None
-    """Fields that follow event time: the value is the time of the record plus so many ms.
+    """Fields that follow event time: the value is the time of the record plus these ms.
 
     None: not known, so any column may be the time.
     """
@@ -120,7 +120,7 @@ class Relation:
         return self.reads.get(key, Column(key))
 
     def has_time(self, key: str) -> bool:
-        """Returns whether the field may be compared with event time."""
+        """Returns whether the field may follow event time."""
         return self.times is None or key in self.times
 
     def filtered(self, condition: Expr[Any]) -> Relation:
@@ -159,7 +159,7 @@ class Relation:
 
 
 def substitute(expression: Expr[Any], reads: Mapping[Any, Expr[Any]]) -> Expr[Any]:
-    """Returns the expression with other expressions in the place of some columns."""
+    """Returns the expression with some columns replaced by other expressions."""
     if not reads:
         return expression
     if isinstance(expression, Column):
@@ -168,7 +168,7 @@ def substitute(expression: Expr[Any], reads: Mapping[Any, Expr[Any]]) -> Expr[An
 
 
 def under(expression: Expr[Any], side: str) -> Expr[Any]:
-    """Returns the expression for a record that is the field `side` of a pair."""
+    """Returns the expression for pairs, whose field `side` is the record."""
     if isinstance(expression, Column):
         return Nested(Column(side), expression._name)
     return _rebuilt(expression, lambda child: under(child, side))

@@ -1,8 +1,8 @@
 """Compiles scalar expressions of SQL to expressions of the engine, and checks their types.
 
-Each node becomes an operation of expressions where that has the meaning of SQL, else an `Apply` of
-a function of `sql.values`. So one compiled expression serves rows and columns. Decision 26 says
-what each operation means.
+A node becomes an operation of expressions if that operation means the same in SQL, otherwise an
+`Apply` of a function of `sql.values`. So one compiled expression serves rows and columns. Decision
+26 defines each operation.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Functions:
 def async_calls(node: exp.Expr, functions: Functions) -> list[exp.Expr]:
     """Returns the calls of async user functions in `node`, innermost first.
 
-    The planner computes them before, and puts a column in the place of each.
+    The planner computes the calls first, and replaces each by a column.
     """
     calls = [one for one in node.walk() if (found := functions.find(one)) and found.is_async]
     return sorted(calls, key=lambda call: -call.depth)
@@ -174,9 +174,9 @@ class _Compiler:
     def _unified(
         self, given: Sequence[Scalar], node: exp.Expr, convert: bool = True
     ) -> tuple[list[Expr[Any]], SqlType, bool]:
-        """Returns the operands as values of their common type, the type, and if any is NULL.
+        """Returns the operands as values of their common type, the type, and whether any is NULL.
 
-        Without `convert` numbers that Python compares exactly stay as they are.
+        Without `convert`, numbers that Python compares exactly are not converted.
         """
         texts = [isinstance(one.constant, str) and one.type == STRING for one in given]
         others = [one.type for one, text in zip(given, texts, strict=True) if not text]
@@ -204,7 +204,7 @@ class _Compiler:
         return expressions, kind, any(one.nullable for one in given)
 
     def _read(self, text: Scalar, kind: SqlType, node: exp.Expr) -> Scalar:
-        """Returns the value that a literal text means beside a value of the type `kind`."""
+        """Returns a literal text as a value of the type `kind`."""
         try:
             constant = compile_row(cast(text, kind, True, node).expression)({})
         except ValueError as error:
@@ -214,7 +214,7 @@ class _Compiler:
         return literal(kind, constant)
 
     def _as(self, letter: str, given: Scalar, name: str, node: exp.Expr) -> Scalar:
-        """Returns an argument of the function `name` as a value of the kind that `letter` means."""
+        """Returns an argument of the function `name`, converted to the kind that `letter` names."""
         kinds = LETTERS[letter]
         if letter not in "ACS" and given.type == STRING and given.constant is not None:
             given = self._read(given, kinds[0], node)
@@ -568,7 +568,7 @@ class _Compiler:
 
 
 def _divided(sign: str, x: Expr[Any], y: Expr[Any], kind: SqlType) -> Expr[Any]:
-    """Returns the quotient or the rest of a division, with a short cut for what is positive."""
+    """Returns the quotient or the rest of a division, with a short cut for positive operands."""
     function = v.remainder if sign == "%" else v.divide
     if kind != INTEGER:
         found = v.apply(function, x, y)

@@ -1,7 +1,7 @@
 """Names and types: the fields of a relation, how a query finds them, and the schemas of streams.
 
-A name is looked up exactly first, then without case if that is unique. A relation whose fields are
-not known is open: each name is a field of type ANY.
+A name must match exactly, or one name alone without case. A relation without known fields is open:
+each name is a field of type ANY.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Named:
     def find(self, name: str, quoted: bool = False) -> list[Field]:
         """Returns the fields that `name` may mean: one, none, or several that differ in case.
 
-        A name in quotes must be equal.
+        A quoted name must match exactly.
         """
         found = _alike(name, self.fields, lambda field: field.name)
         return [field for field in found if field.name == name] if quoted else found
@@ -141,7 +141,7 @@ class Scope:
 
 
 def _alike(name: str, things: Iterable[Any], name_of: Any) -> list[Any]:
-    """Returns the things of this name: those that are equal, otherwise those equal without case."""
+    """Returns the items with this name; if there are none, those equal without case."""
     things = list(things)
     folded = name.casefold()
     return [thing for thing in things if name_of(thing) == name] or [
@@ -188,8 +188,8 @@ class Schema:
 def schema_of(declared: Any) -> Schema | None:
     """Returns the schema that `declared` gives, or None if it gives none.
 
-    `declared` is a dataclass, a TypedDict, a NamedTuple, a `msgspec.Struct`, a model of Pydantic,
-    an Arrow schema, or a dict from names to Python types or to types of SQL such as "BIGINT".
+    `declared` is a dataclass, a TypedDict, a NamedTuple, a `msgspec.Struct`, a Pydantic model, an
+    Arrow schema, or a dict. Values of the dict are Python types, or SQL types such as "BIGINT".
     """
     if isinstance(declared, Mapping):
         pairs = {name: _declared(name, kind) for name, kind in declared.items()}

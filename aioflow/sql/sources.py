@@ -1,4 +1,4 @@
-"""Streams and tables as relations: what a flow knows of their columns and of their time."""
+"""Streams and tables as relations, with the columns and times that a flow knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["QueryStream", "Table", "relation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Relation):
-    """A bounded table, whose rows a join looks up."""
+    """A bounded table in which a join looks up rows."""
 
     rows: tuple[Any, ...] = ()
 

@@ -3,7 +3,7 @@
 A type says how a value stands in a row: INTEGER is int, FLOAT float, DECIMAL `decimal.Decimal`,
 STRING str, BYTES bytes, ARRAY list, MAP and ROW dict. TIMESTAMP and DATE are int milliseconds since
 the epoch in UTC (DATE: of midnight), INTERVAL is int milliseconds. NULL is None in every type.
-NULL is also the type of a bare NULL, and ANY that of a value of unknown type: both fit everywhere.
+A bare NULL has the type NULL, and a value of unknown type has ANY: both fit everywhere.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def row_of(**fields: SqlType) -> SqlType:
 
 
 def unify(a: SqlType, b: SqlType) -> SqlType | None:
-    """Returns the type that values of both types are read as, None if there is none.
+    """Returns the common type of both types, or None.
 
-    ANY beside another type gives ANY, so that nothing is promised that no one checked.
+    ANY and another type give ANY, because the values of ANY are not checked.
     """
     if a == b or b == NULL:
         return a

@@ -1,6 +1,6 @@
-"""Functions of plain values that SQL has and expressions do not: each is one `Operation`.
+"""Functions of plain values that SQL has and expressions lack. Each is one `Operation`.
 
-None of them is called with None. A value outside of the domain of a function gives None.
+No function is called with None. A value outside its domain gives None.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _operation(**traits: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def _finite(*numbers: Any) -> bool:
-    """Whether the arrays hold ints that are not at the edge, or finite floats."""
+    """Returns whether the arrays hold ints within safe bounds, or finite floats."""
     import numpy as np
 
     return all(
@@ -132,7 +132,7 @@ def _rounded(x: Any) -> Any:
 
 @_operation(gives_none=True, arrays=functools.partial(_divided, _remainders))
 def remainder(a: Any, b: Any) -> Any:
-    """Returns the rest of a truncating division: its sign is that of `a`."""
+    """Returns the rest of a truncating division, with the sign of `a`."""
     if b == 0:
         return None
     if type(a) is float or type(b) is float:
@@ -142,7 +142,7 @@ def remainder(a: Any, b: Any) -> Any:
 
 @_operation(gives_none=True, arrays=functools.partial(_divided, _quotients))
 def divide(a: Any, b: Any) -> Any:
-    """Returns the quotient: of two ints truncated towards zero, else exact."""
+    """Returns the quotient: truncated towards zero for two ints, else exact."""
     if b == 0:
         return None
     if type(a) is int and type(b) is int:
@@ -197,7 +197,7 @@ def _whole(function: Callable[[Any], int], x: Any) -> Any:
 
 
 def real(function: Callable[..., float], *given: Any) -> float | None:
-    """Returns `function` of numbers; None outside of its domain, infinite on overflow."""
+    """Returns `function` of numbers: None outside its domain, infinite on overflow."""
     try:
         return function(*given)
     except (ValueError, ZeroDivisionError):
@@ -312,14 +312,14 @@ def joined_with(separator: str | None, *texts: str | None) -> str | None:
 
 @_operation(gives_none=True)
 def split_index(text: str, separator: str, index: int) -> str | None:
-    """Returns the part with `index`, from 0; None if there is none, as in Flink."""
+    """Returns part `index`, counted from 0, or None, as in Flink."""
     parts = text.split(separator) if separator else [text]
     return parts[index] if 0 <= index < len(parts) else None
 
 
 @_operation()
 def split_part(text: str, separator: str, index: int) -> str:
-    """Returns the part with `index`, from 1 or back from -1; "" if there is none."""
+    """Returns part `index`, counted from 1, or from the end by -1; "" without such a part."""
     parts = text.split(separator) if separator else [text]
     index = index - 1 if index > 0 else len(parts) + index if index else -1
     return parts[index] if 0 <= index < len(parts) else ""
@@ -333,7 +333,7 @@ def digest(value: Any, algorithm: str) -> str:
 
 @_operation()
 def hash_code(value: Any) -> int:
-    """Returns an int of 63 bits that depends on nothing but the value."""
+    """Returns an int of 63 bits that depends only on the value."""
     data = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(data, "big") >> 1
 
@@ -484,7 +484,7 @@ def months_between(start: int, end: int) -> int:
 
 @_operation()
 def truncate_to(ms: int, unit: str) -> int:
-    """Returns the begin of the week, month, quarter or year."""
+    """Returns the beginning of the week, month, quarter or year."""
     date = _moment(ms // DAY_MS)
     match unit:
         case "WEEK":

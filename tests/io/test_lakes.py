@@ -247,7 +247,7 @@ async def test_endless_conflicts_end_with_an_error(
         raise CommitConflict("another")
 
     monkeypatch.setattr(committer._table, "commit", conflict)
-    with pytest.raises(ConnectionError, match="3 commits of others came before"):
+    with pytest.raises(ConnectionError, match="3 other commits came before"):
         await committer.commit([(CommitId("flow/orders", "run", 1), files)])
     await committer.close()
 

@@ -69,16 +69,17 @@ def avro(
 ) -> Format[Any]:
     """Returns the format of Avro bodies.
 
-    `type` is the type of the elements, from which a schema is made, or a schema, as JSON: then the
-    elements are dicts, or of the `type` of the connector. With a `registry`, bodies have the id of
-    their schema before them. A source reads each body with the schema of its id. Without type and
-    schema, it gives dicts, and a sink writes with the latest schema of its subject.
+    `type` is the type of the elements, from which a schema is made. It may also be a schema, as
+    JSON: then the elements are dicts, or of the `type` of the connector. With a `registry`, bodies
+    have the id of their schema before them. A source reads each body with the schema of its id.
+    Without type and schema, it gives dicts, and a sink writes with the latest schema of its
+    subject.
 
     `subject` says where a sink registers its schema: "topic" means `TOPIC-value` or `TOPIC-key`,
-    "record" the full name of the record, and "topic-record" both; or a function of both. With
-    `auto_register=False` the subject must have the schema. `namespace` is that of a schema that is
-    made from a type. `aliases` has former names of fields, such as `{"total": "amount"}`, or
-    `{"Line.total": ["amount"]}` for a record inside another.
+    "record" the full name of the record, and "topic-record" both. A function of both is allowed.
+    With `auto_register=False` the subject must have the schema. `namespace` is that of a schema
+    that is made from a type. `aliases` has former names of fields, such as `{"total": "amount"}`,
+    or `{"Line.total": ["amount"]}` for a record inside another.
     """
     _library()
     place = "avro(...)"

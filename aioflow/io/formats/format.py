@@ -1,9 +1,9 @@
 """Formats of message bodies: how a value becomes the body of a message, and a body a value.
 
 A connector of a broker takes `format="json"`, "text" or "bytes", or a `Format` of `af.io.formats`.
-A format is pure data. Its `decoder` and `encoder` work on one body at a time, and never wait. What
-they need of a schema registry is fetched before: `Decoder.prepare` is awaited when messages arrive,
-and `Encoder.head` before the first record goes to a destination.
+A format is pure data. Its `decoder` and `encoder` work on one body at a time, and never wait.
+Schemas are fetched earlier: `Decoder.prepare` is awaited when messages arrive, and `Encoder.head`
+before the first record goes to a destination.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def checked_format(format: str | Format[Any], type: Any, place: str) -> Format[A
 def maker_of(type: Any) -> Callable[[Any], Any] | None:
     """Returns a function that makes a value of `type` from dicts, lists and scalars.
 
-    Returns None if dicts stay dicts. Raises TypeError for a type that nothing is known about.
+    Returns None if dicts stay dicts. Raises TypeError for a type without known fields.
     """
     if type is None or type is dict or type is Any:
         return None

@@ -1,8 +1,8 @@
 """Protobuf: `protobuf(Message)`, with a schema registry or without one.
 
-A body of a registry has the id of its schema, and which message of the schema's file it is. The
-reader checks that this is the message that it was given. If the registry gives the text of a .proto
-file instead of a descriptor, the place of the message class in its own file is compared.
+With a registry, a body has the id of its schema, and the place of its message in the schema's file.
+The reader checks that the message is the given one. If the registry gives the text of a .proto file
+instead of a descriptor, the reader compares the place of the class in its own file.
 
 Without a message class, the registry's descriptors are enough to read and write: elements are
 dicts, or of the type of the connector. Needs the extra `aioflow[protobuf]`.
@@ -77,7 +77,7 @@ def protobuf(
     message of the latest schema of its subject. `registry`, `subject` and `auto_register` are as
     for `avro`; files that the schema imports are registered under their own names.
 
-    In dicts, a field that is not set and has presence is None, an enum value is its name, and a
+    In dicts, a field that has presence and is not set is None. An enum value is its name, and a
     Timestamp or Duration is a datetime or timedelta.
     """
     base = _library()

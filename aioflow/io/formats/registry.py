@@ -1,9 +1,9 @@
 """A client of schema registries: `SchemaRegistry(url)`, for the REST interface of Confluent's,
 which Karapace and Apicurio offer too.
 
-Schemas never change, so each is asked for once and kept by its id. A registry that is away, or that
-answers 429 or 5xx, is asked again until it answers, at growing intervals, and the log says so.
-Other refusals are errors that name the registry and the subject, and never its credentials.
+Schemas never change, so each is asked for once and kept by its id. If a registry is away, or
+answers 429 or 5xx, the client asks again at growing intervals until it answers, and logs this.
+Other refusals are errors that name the registry and the subject, but no credentials.
 """
 
 from __future__ import annotations
