@@ -161,9 +161,28 @@ class Attrs:
     name: str = "none"
 
 
+class Cat(msgspec.Struct, tag=True):
+    id: int
+
+
+class Dog(msgspec.Struct, tag=True):
+    id: int
+
+
+class Row(msgspec.Struct, array_like=True):
+    id: int
+
+
 class Model(pydantic.BaseModel):
     id: int
     name: str = "none"
+
+
+@dataclass
+class Holder:
+    one: Model
+    more: list[Model]
+    none: Model | None = None
 
 
 TYPES: list[Any] = [Struct, Tuple, Typed, Plain, Attrs, Model]
@@ -191,6 +210,17 @@ async def test_each_kind_of_type_is_read_and_written(
     format = make(type, registry=registry(server))
     values = [type(id=1, name="a"), type(id=2, name="none")]
     assert await read(format, ctx, await written(format, ctx, *values)) == values
+
+
+async def test_models_are_read_inside_other_types(ctx: Context) -> None:
+    value = Holder(Model(id=1), [Model(id=2)])
+    format = avro(Holder)
+    assert await read(format, ctx, await written(format, ctx, value)) == [value]
+    schema = avro_schema_of(Holder)
+    schema["fields"][0]["type"]["fields"][0]["type"] = "string"
+    (damaged,) = await written(avro(schema), ctx, {"one": {"id": "?", "name": "a"}, "more": []})
+    with pytest.raises(MalformedInput, match=r"unable to parse .* at `\$.id`"):
+        await read(avro(schema).of(Holder), ctx, [damaged])
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -233,6 +263,9 @@ def test_schemas_of_types() -> None:
         (datetime.timedelta, "timedelta has no Avro type|TimeDelta has no Avro type"),
         (list[complex], "has no Avro type"),
         (dict[int, str], "Dict has no Avro type"),
+        (Cat | Dog, "Union has no Avro type"),
+        (list[Cat | Dog | None], "Union has no Avro type"),
+        (Row, "Struct has no Avro type"),
     ],
 )
 def test_a_type_without_avro_type_is_refused(type: Any, place: str) -> None:
@@ -526,6 +559,11 @@ async def test_the_next_registry_is_asked_when_one_is_away(
     server.add("orders-value", record(id="int"))
     given = af.io.SchemaRegistry(["http://127.0.0.1:9", server.url + "/"], backoff="1ms")
     assert await read(avro(registry=given), ctx, [b"\0\0\0\0\1\x0a"]) == [{"id": 5}]
+    assert given.client._first == 1  # The next request begins with the one that answered.
+
+
+async def page(request: web.Request) -> web.Response:
+    return web.Response(status=404, text="<html>not found</html>")
 
 
 @pytest.mark.parametrize(
@@ -534,14 +572,38 @@ async def test_the_next_registry_is_asked_when_one_is_away(
         ("<html>hello</html>", "is not a schema registry, check the URL: '<html>"),
         ("[]", "not a JSON object"),
         ('{"id": 1}', "an answer has no schema"),
+        ('{"schema": "int", "references": [{"name": "a"}]}', "expected name, subject and version"),
+        (page, "is no schema registry: '<html>"),
     ],
 )
 async def test_another_server_is_no_registry(
-    server: SmallRegistry, ctx: Context, answer: str, reason: str
+    server: SmallRegistry, ctx: Context, answer: Any, reason: str
 ) -> None:
     server.faults = [answer]
     with pytest.raises(GraphError, match=reason):
         await read(avro(registry=registry(server)), ctx, [b"\0\0\0\0\1\x0a"])
+
+
+async def moved(request: web.Request) -> web.Response:
+    raise web.HTTPMovedPermanently("/elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "reason"),
+    [
+        ("/wrong", None, "/subjects/orders-value/versions is not there, .*give the URL"),
+        ("", page, "is no schema registry: '<html>"),
+        ("", moved, "redirects a POST to http://.*/elsewhere"),
+        ("", '{"schema": "int"}', "an answer has the id None"),
+        ("", '{"id": -1}', "an answer has the id -1"),
+    ],
+)
+async def test_a_sink_says_that_another_server_is_no_registry(
+    server: SmallRegistry, ctx: Context, path: str, answer: Any, reason: str
+) -> None:
+    server.faults = [] if answer is None else [answer]
+    with pytest.raises(GraphError, match=reason):
+        await written(avro(Line, registry=af.io.SchemaRegistry(server.url + path)), ctx)
 
 
 async def test_a_huge_answer_is_refused(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.formats.format import Decoder
-from aioflow.io.formats.registry import SchemaRegistry
+from aioflow.io.formats.registry import ID_MAX, SchemaRegistry
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -26,8 +26,6 @@ HEAD = struct.Struct(">BI")
 """The zero byte and the id of the schema."""
 
 HEAD_BYTES = HEAD.size
-
-ID_MAX = 2**31 - 1
 
 FORGET_S = 30.0
 """Time after which a schema that the registry did not have is asked for again."""

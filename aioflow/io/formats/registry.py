@@ -42,6 +42,8 @@ LATE_S = 3.0
 LATE_IDS = 8
 """Number of missing schemas that are waited for. More of them at once are no late ones."""
 
+ID_MAX = 2**31 - 1
+
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 
 SHOWN_CHARACTERS = 600
@@ -128,6 +130,8 @@ class RegistryClient:
         self._headers = headers
         self._timeout_s = timeout_s
         self._backoff = backoff
+        self._first = 0
+        """Place in the list of the URL that answered last: requests begin with that one."""
         self._schemas: dict[tuple[int, str], Schema] = {}
         self._asking: dict[Any, asyncio.Future[None]] = {}
         """Requests under way, by loop and schema."""
@@ -187,7 +191,7 @@ class RegistryClient:
         """Returns subject and version of a schema, for messages. Not all registries tell them."""
         import aiohttp
 
-        url = f"{self._urls[0]}/schemas/ids/{id_}/versions"
+        url = f"{self._urls[self._first]}/schemas/ids/{id_}/versions"
         try:
             status, content = await self._answer("GET", url, None)
             answer = self._decoded(status, url, content)
@@ -208,8 +212,7 @@ class RegistryClient:
         under_way: set[tuple[str, int]] = set()
 
         async def collect(answer: Any) -> None:
-            for one in answer.get("references") or ():
-                name, subject, version = one["name"], one["subject"], one["version"]
+            for name, subject, version in self._references_of(answer):
                 if (subject, version) in under_way:
                     continue
                 under_way.add((subject, version))
@@ -239,7 +242,7 @@ class RegistryClient:
             )
         where = f"subject {subject!r}, version {answer.get('version')}"
         references = await self._references(answer, kind, host)
-        return Schema(int(answer["id"]), self._text_of(answer), references, where)
+        return Schema(self._id_of(answer), self._text_of(answer), references, where)
 
     async def identify(
         self, subject: str, document: Document, host: Host, *, register: bool
@@ -250,10 +253,10 @@ class RegistryClient:
             await self.identify(name, other, host, register=register)
             # Only the answer to a look-up has the version.
             answer = await self._posted(f"/subjects/{_quoted(name)}", name, other, [], host)
-            references.append({"name": name, "subject": name, "version": answer["version"]})
+            references.append({"name": name, "subject": name, "version": answer.get("version")})
         path = f"/subjects/{_quoted(subject)}" + ("/versions" if register else "")
         answer = await self._posted(path, subject, document, references, host)
-        return int(answer["id"])
+        return self._id_of(answer)
 
     async def _posted(
         self,
@@ -269,6 +272,12 @@ class RegistryClient:
         if references:
             body["references"] = references
         status, answer = await self._ask(host, "POST", path, body)
+        if status == 404 and path.endswith("/versions"):
+            raise GraphError(
+                f"{self!r}: {path} is not there, {_message(answer)}: give the URL of the REST "
+                "interface of Confluent's registry, which for Apicurio's is "
+                "http://HOST:PORT/apis/ccompat/v7"
+            )
         if status == 404:
             raise GraphError(
                 f"{self!r}: subject {subject!r} does not have the schema of this sink: register "
@@ -305,12 +314,15 @@ class RegistryClient:
         import aiohttp
 
         backoff = Backoff(host.rng, self._backoff, MAX_BACKOFF_S)
+        first = self._first
         while True:
-            url = self._urls[backoff.tries % len(self._urls)] + path
+            place = (first + backoff.tries) % len(self._urls)
+            url = self._urls[place] + path
             try:
                 status, content = await self._answer(method, url, body)
                 if status == 429 or (status >= 500 and not (may_fail and status == 500)):
                     raise http_error(status, url, content)
+                self._first = place
                 return status, self._decoded(status, url, content)
             except (aiohttp.ClientError, OSError, TimeoutError, Broken) as error:
                 backoff.failed(self, error, f"repeating {method} {path}")
@@ -321,6 +333,11 @@ class RegistryClient:
         headers = self._headers if sent is None else {**self._headers, "Content-Type": MEDIA_TYPE}
         async with client_session(headers, self._timeout_s) as session:
             async with session.request(method, url, data=sent) as response:
+                if response.method != method:
+                    raise GraphError(
+                        f"{self!r}: {url} redirects a {method} to {redacted(str(response.url))}, "
+                        "which loses its content: give the URL of the registry itself"
+                    )
                 content = bytearray()
                 async for piece in response.content.iter_chunked(65_536):
                     content += piece
@@ -331,11 +348,17 @@ class RegistryClient:
                 return response.status, bytes(content)
 
     def _decoded(self, status: int, url: str, content: bytes) -> Any:
-        """Returns the content of an answer, or None for a refusal that is no JSON."""
+        """Returns the content of an answer, or None for a refusal that is no JSON.
+
+        A registry says in JSON what it does not have. Other servers have pages of their own.
+        """
         try:
-            return msgspec.json.decode(content)
+            answer = msgspec.json.decode(content)
+            if status != 404 or (isinstance(answer, dict) and "error_code" in answer):
+                return answer
+            raise msgspec.DecodeError
         except (msgspec.DecodeError, UnicodeDecodeError):
-            if not 200 <= status < 300:
+            if not 200 <= status < 300 and status != 404:
                 return None
             shown = redacted(content[:80].decode(errors="replace"))
             raise GraphError(
@@ -364,6 +387,26 @@ class RegistryClient:
                 "check the URL"
             )
         return text
+
+    def _id_of(self, answer: Any) -> int:
+        id_ = answer.get("id")
+        if not isinstance(id_, int) or not 0 <= id_ <= ID_MAX:
+            raise GraphError(
+                f"{self!r}: an answer has the id {id_!r}, expected a number of 31 bits: what "
+                "answers is no schema registry"
+            )
+        return id_
+
+    def _references_of(self, answer: Any) -> list[tuple[str, str, Any]]:
+        """Returns name, subject and version of each schema that the one in an answer refers to."""
+        given = answer.get("references") or []
+        try:
+            return [(one["name"], one["subject"], one["version"]) for one in given]
+        except (TypeError, KeyError):
+            raise GraphError(
+                f"{self!r}: an answer has the references {str(given)[:80]}, expected name, "
+                "subject and version of each: what answers is no schema registry"
+            ) from None
 
 
 def _quoted(subject: str) -> str:
