@@ -573,7 +573,7 @@ async def page(request: web.Request) -> web.Response:
         ("[]", "not a JSON object"),
         ('{"id": 1}', "an answer has no schema"),
         ('{"schema": "int", "references": [{"name": "a"}]}', "expected name, subject and version"),
-        (page, "is no schema registry: '<html>"),
+        (page, "check the URL: '<html>"),
     ],
 )
 async def test_another_server_is_no_registry(
@@ -592,7 +592,7 @@ async def moved(request: web.Request) -> web.Response:
     ("path", "answer", "reason"),
     [
         ("/wrong", None, "/subjects/orders-value/versions is not there, .*give the URL"),
-        ("", page, "is no schema registry: '<html>"),
+        ("", page, "check the URL: '<html>"),
         ("", moved, "redirects a POST to http://.*/elsewhere"),
         ("", '{"schema": "int"}', "an answer has the id None"),
         ("", '{"id": -1}', "an answer has the id -1"),

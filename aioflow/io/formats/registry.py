@@ -392,8 +392,8 @@ class RegistryClient:
         id_ = answer.get("id")
         if not isinstance(id_, int) or not 0 <= id_ <= ID_MAX:
             raise GraphError(
-                f"{self!r}: an answer has the id {id_!r}, expected a number of 31 bits: what "
-                "answers is no schema registry"
+                f"{self!r}: an answer has the id {id_!r}, expected a number of 31 bits, so the "
+                "server is not a schema registry: check the URL"
             )
         return id_
 
@@ -405,7 +405,7 @@ class RegistryClient:
         except (TypeError, KeyError):
             raise GraphError(
                 f"{self!r}: an answer has the references {str(given)[:80]}, expected name, "
-                "subject and version of each: what answers is no schema registry"
+                "subject and version of each, so the server is not a schema registry: check the URL"
             ) from None
 
 
