@@ -352,9 +352,9 @@ async def delete_savepoint(
                 for name in files_of(found.subtasks.values())
                 if name.startswith(f"{own}state/")
             ]
-            # Without its metadata it is no savepoint any more, even if the rest stays.
-            await objects.delete([METADATA])
+            # The metadata comes last, so that an interrupted deletion can be repeated.
             await objects.delete(names)
+            await objects.delete([METADATA])
         except OSError as error:
             raise CheckpointError(f"{found.location} could not be deleted: {error}") from error
     return found.location

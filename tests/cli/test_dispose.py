@@ -53,6 +53,26 @@ async def test_files_that_are_not_of_the_savepoint_stay(saved: tuple[Path, Path]
     assert [file.name for file in states.iterdir()] == ["notes.txt"]
 
 
+async def test_a_deletion_that_failed_can_be_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow = af.Flow("large")
+    events = flow.source(af.io.push())
+    events.key_by(len).reduce(max).sink(af.io.blackhole())
+    async with flow.run(checkpoints=tmp_path / "store") as job:
+        await job.input(events).put("x" * 100_000)
+        path = Path(await job.savepoint(tmp_path / "mine"))
+        await job.cancel()
+    (path / "state").rename(tmp_path / "moved")
+    (path / "state").symlink_to(tmp_path / "moved")
+    assert await asyncio.to_thread(main, ["savepoint", "dispose", str(path)]) == 1
+    assert "remove the link" in capsys.readouterr().err
+    (path / "state").unlink()
+    (tmp_path / "moved").rename(path / "state")
+    assert await asyncio.to_thread(main, ["savepoint", "dispose", str(path)]) == 0
+    assert not [file for file in path.rglob("*") if file.is_file()]
+
+
 @pytest.mark.parametrize("path", ["/", "//", "/tmp/..", "file:///", "s3://bucket", "s3://bucket/"])
 def test_the_root_of_a_store_is_refused_at_once(
     path: str, capsys: pytest.CaptureFixture[str]
