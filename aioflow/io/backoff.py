@@ -103,6 +103,6 @@ async def reached(
             if left_s <= 0 or not is_away(error):
                 raise
             why = redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
-            logger.warning("%r: %s; trying again for %.0f s", subject, why, left_s)
+            logger.warning("%s: %s; trying again for %.0f s", subject, why, left_s)
         await asyncio.sleep(delay_s if rng is None else delay_s * rng.uniform(0.5, 1.0))
         delay_s = min(2 * delay_s, longest_s)

@@ -77,6 +77,7 @@ async def test_sink_waits_for_a_server_that_starts_after_the_job(
     await writer.close()
     waits = [record for record in caplog.records if "trying again for" in record.message]
     assert [record.levelname for record in waits] == ["WARNING", "WARNING"]
+    assert not any(record.message.startswith('"') for record in waits)
 
 
 @pytest.mark.parametrize("name", SOURCES)
