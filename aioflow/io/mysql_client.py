@@ -47,7 +47,7 @@ def check_mysql_dsn(dsn: Any, place: str) -> None:
         )
     unknown = sorted({name for name, _ in parse_qsl(parts.query)} - OPTIONS)
     if unknown:
-        raise GraphError(f"{place}: the dsn has {unknown[0]!r}, expected unix_socket= or nothing")
+        raise GraphError(f"{place}: the dsn has {unknown[0]!r}, expected only unix_socket=")
 
 
 def error_number(error: BaseException) -> int:

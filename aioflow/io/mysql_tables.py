@@ -201,7 +201,7 @@ def adapted(value: Any, column: str) -> Any:
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value.astimezone(datetime.UTC).replace(tzinfo=None)
     if isinstance(value, float) and not (value - value == 0):
-        raise ValueError(f"column {column!r} got {value}, which MySQL cannot store")
+        raise ValueError(f"column {column!r} got {value}, which MySQL cannot store: use None")
     return value
 
 
@@ -220,7 +220,7 @@ async def table_columns(connection: MysqlConnection, config: MysqlTable[Any]) ->
     if not rows:
         raise GraphError(
             f"the database has no table {config.table!r}, or the user has no right to it: create "
-            "it before the job starts"
+            "it before the job starts, or grant the right"
         )
     return [row[0] for row in rows]
 

@@ -8,7 +8,7 @@ place in the query:
     FROM TABLE(SESSION(TABLE bids PARTITION BY bidder, DESCRIPTOR(ts), INTERVAL '5' MINUTES))
     FROM TABLE(HOP(DATA => TABLE bids, TIMECOL => DESCRIPTOR(ts), SLIDE => ..., SIZE => ...))
 
-Names may stand in `"` or in a backtick.
+Names may be quoted by `"` or by backticks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ DURATIONS = ("SIZE", "SLIDE", "STEP", "GAP", "OFFSET")
 class WindowTable(exp.Expression):
     """A call of a table function of windows in FROM.
 
-    `kind` is its name, `this` the table or query, `timecol` the column of event time, `partition`
-    the keys of a session. The other arguments are durations.
+    `kind` is its name, `this` the table or query, `timecol` the column of event time, and
+    `partition` the keys of a session. The other arguments are durations.
     """
 
     arg_types: ClassVar[dict[str, bool]] = {
@@ -162,7 +162,7 @@ def parse(text: str) -> list[exp.Expr]:
 
 
 def _unreadable(text: str, error: ParseError) -> SqlError:
-    """Returns the error of a text that is no SQL, with the place that sqlglot names."""
+    """Returns the error of a text that is not SQL, with the place that sqlglot names."""
     first = error.errors[0] if error.errors else {}
     description = str(first.get("description") or error).rstrip(". ")
     if description.startswith("Required keyword"):

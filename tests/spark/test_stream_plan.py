@@ -115,8 +115,11 @@ def with_a_list(numbers: af.DataStream[Any]) -> None:
             behind_the_key,
             "operator 'holder' stands behind 'counts' and holds something beyond a record",
         ),
-        (into_a_lake, "sink 'lake' has one committer for all writers, and .*: run the flow"),
-        (counts_into_a_lake, "sink 'lake' has one committer for all writers, and .*: run the flow"),
+        (into_a_lake, "sink 'lake' has one committer for all writers, which .*: run the flow"),
+        (
+            counts_into_a_lake,
+            "sink 'lake' has one committer for all writers, which .*: run the flow",
+        ),
         (in_midstream, "operator '.*' stands before key_by and holds something"),
         (
             with_a_list,

@@ -377,7 +377,7 @@ class RegistryClient:
         if not isinstance(answer, dict):
             raise GraphError(
                 f"{self!r}: the answer to {what} is not a JSON object, so the server is not a "
-                "schema registry"
+                "schema registry: check the URL"
             )
 
     def _text_of(self, answer: Any) -> str:

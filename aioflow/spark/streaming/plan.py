@@ -68,8 +68,8 @@ def plan_stream(graph: JobGraph) -> SparkPlan:
         for node in vertex.nodes:
             if node.traits.sink is not None and node.traits.sink.commits_globally:
                 raise GraphError(
-                    f"sink {node.name!r} has one committer for all writers, and a query of Spark "
-                    f"tells them of no checkpoint: {WAY_OUT}"
+                    f"sink {node.name!r} has one committer for all writers, which a query of "
+                    f"Spark cannot run: {WAY_OUT}"
                 )
     plan = plan_stages(with_ends_apart(graph, lambda node: node.sink or node.stays_here))
     for stage in plan.stages:
