@@ -405,9 +405,10 @@ def _statistics(rows: Any) -> str:
 
     least, most, nulls = {}, {}, {}
     for field in rows.schema:
-        column = rows.column(field.name)
+        column, types = rows.column(field.name), pa.types
+        if types.is_nested(field.type):
+            continue  # They are those of its fields. A number would make the table unreadable.
         nulls[field.name] = column.null_count
-        types = pa.types
         if not (
             types.is_integer(field.type)
             or types.is_string(field.type)

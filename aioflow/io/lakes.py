@@ -236,9 +236,15 @@ class LakeWriter(BaseWriter[Any]):
             await self._write()
 
     async def _fitted(self, rows: Any) -> Any:
+        import pyarrow as pa
+
+        if not rows.schema.names:
+            raise GraphError(f"{self._place}: records without any field cannot be written")
         unknown = [field for field in rows.schema if field.name not in self._schema.names]
+        if self._evolve:  # A column without a value has no type yet.
+            unknown = [field for field in unknown if not pa.types.is_null(field.type)]
         if unknown:
-            if not self._evolve:
+            if not self._evolve or not all(field.name for field in unknown):
                 named = ", ".join(f"{field.name!r} ({field.type})" for field in unknown)
                 raise GraphError(
                     f"{self._place} has no column {named}, expected some of "
@@ -340,8 +346,8 @@ def _cast(column: Any, field: Any, place: str) -> Any:
     if column.type == field.type:
         return column
     try:
-        if not _may_become(column.type, field.type):
-            raise pa.ArrowInvalid("the types are of different kinds")
+        if (difference := _difference(column.type, field.type)) is not None:
+            raise pa.ArrowInvalid(difference)
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise GraphError(
@@ -351,8 +357,11 @@ def _cast(column: Any, field: Any, place: str) -> Any:
         ) from error
 
 
-def _may_become(given: Any, wanted: Any) -> bool:
-    """Returns whether a safe cast keeps the meaning: it parses no text, and spells no number."""
+def _difference(given: Any, wanted: Any) -> str | None:
+    """Returns why a safe cast would not keep the meaning, or None.
+
+    It must parse no text, spell no number and leave out no field.
+    """
     import pyarrow as pa
 
     types = pa.types
@@ -366,10 +375,23 @@ def _may_become(given: Any, wanted: Any) -> bool:
         (types.is_list, types.is_large_list, types.is_fixed_size_list),
         (types.is_struct, types.is_map),
     )
-    return types.is_null(given) or any(
+    if types.is_null(given) or given == wanted:
+        return None
+    if not any(
         any(is_one(given) for is_one in kind) and any(is_one(wanted) for is_one in kind)
         for kind in kinds
-    )
+    ):
+        return "the types are of different kinds"
+    if types.is_struct(given) and types.is_struct(wanted):
+        known = {field.name: field.type for field in wanted}
+        for field in given:
+            if field.name not in known:
+                return f"the column has no field {field.name!r}"
+            if (difference := _difference(field.type, known[field.name])) is not None:
+                return f"field {field.name!r}: {difference}"
+    if types.is_nested(given) and hasattr(given, "value_type") and hasattr(wanted, "value_type"):
+        return _difference(given.value_type, wanted.value_type)
+    return None
 
 
 def latest_rows(rows: Any, key: Sequence[str]) -> Any:

@@ -333,6 +333,55 @@ async def test_new_columns_are_added_by_two_writers_at_once(table: Lake, ctx: Si
     assert len(table.commits()) == 2
 
 
+NESTED = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("at", pa.struct([("x", pa.int64()), ("y", pa.string())])),
+        ("many", pa.list_(pa.struct([("x", pa.int64())]))),
+        ("is_new", pa.bool_()),
+    ]
+)
+
+
+async def test_nested_columns_are_read_again(table: Lake, ctx: SinkContext) -> None:
+    table.create(NESTED)
+    sink = table.connector()
+    rows = [
+        {"id": 1, "at": {"x": 1, "y": "a"}, "many": [{"x": 1}], "is_new": True},
+        {"id": 2, "at": None, "many": [], "is_new": None},
+    ]
+    await commit(sink, ctx, await prepared(sink, ctx, *rows), 1)
+
+    read = await af.Flow("read").source(table.connector()).collect()
+    assert read == rows
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"at": {"x": 1, "z": 2}}, "the column has no field 'z'"),
+        ({"at": {"x": "1"}}, "field 'x': the types are of different kinds"),
+        ({"many": [{"x": 1, "z": 2}]}, "the column has no field 'z'"),
+        ({}, "records without any field"),
+    ],
+)
+async def test_fields_that_would_be_lost_are_refused(
+    row: dict[str, Any], says: str, table: Lake, ctx: SinkContext
+) -> None:
+    table.create(NESTED)
+    with pytest.raises(GraphError, match=says):
+        await prepared(table.connector(), ctx, row)
+
+
+async def test_a_new_column_without_a_value_is_not_added(table: Lake, ctx: SinkContext) -> None:
+    table.create(ORDERS)
+    sink = table.connector(evolve=True)
+    await commit(sink, ctx, await prepared(sink, ctx, order(0) | {"note": None}), 1)
+    assert table.rows() == [order(0)]
+    with pytest.raises(GraphError, match="has no column ''"):
+        await prepared(sink, ctx, order(1) | {"": 1})
+
+
 async def test_an_upsert_is_one_commit_in_which_the_latest_row_of_a_key_wins(
     table: Lake, ctx: SinkContext
 ) -> None:
