@@ -389,9 +389,9 @@ def _difference(given: Any, wanted: Any) -> str | None:
                 return f"the column has no field {field.name!r}"
             if (difference := _difference(field.type, known[field.name])) is not None:
                 return f"field {field.name!r}: {difference}"
-    if types.is_nested(given) and hasattr(given, "value_type") and hasattr(wanted, "value_type"):
-        return _difference(given.value_type, wanted.value_type)
-    return None
+    if not types.is_nested(given) or types.is_struct(given) or types.is_map(given):
+        return None
+    return _difference(given.value_type, wanted.value_type)
 
 
 def latest_rows(rows: Any, key: Sequence[str]) -> Any:
