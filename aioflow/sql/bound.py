@@ -18,7 +18,7 @@ from aioflow.sql.errors import SqlError
 from aioflow.sql.relation import END, START, TIME, Relation
 from aioflow.sql.scalars import Functions, Scalar, arguments_of, async_calls, compile_scalar
 from aioflow.sql.scope import Field, Scope
-from aioflow.sql.types import ANY
+from aioflow.sql.types import ANY, BOOLEAN, NULL
 
 __all__ = [
     "LEGACY",
@@ -134,15 +134,25 @@ def is_clock(node: exp.Expr) -> bool:
     return isinstance(node, exp.Anonymous) and node.name.upper() == "PROCTIME"
 
 
-def replaced(node: exp.Expr, trees: Sequence[tuple[exp.Expr, str]]) -> exp.Expr:
-    """Returns `node` with columns instead of aggregates and of the expressions of the group."""
+def replaced(
+    node: exp.Expr, trees: Sequence[tuple[exp.Expr, str]], legacy: exp.Expr | None
+) -> exp.Expr:
+    """Returns `node` with columns instead of aggregates and of the expressions of the group.
+
+    `legacy` is the call of GROUP BY that makes windows, if there is one.
+    """
 
     def place(one: exp.Expr) -> exp.Expr:
         for tree, key in trees:
             if one == tree:
                 return key_column(key, one)
         found = LEGACY.get(one.name.upper()) if isinstance(one, exp.Anonymous) else None
-        if found is not None and found[1]:
+        if found is not None and found[1] and legacy is not None:
+            if found[0] != legacy.name.upper() or one.expressions != legacy.expressions:
+                raise SqlError(
+                    f"{one.name} needs the arguments of the windows in GROUP BY: {legacy.sql()}",
+                    one,
+                )
             return key_column(found[1], one)
         return one
 
@@ -165,10 +175,12 @@ def rank_limit(entry: exp.Expr, conditions: Sequence[exp.Expr]) -> tuple[str, in
         if not isinstance(one, exp.LTE | exp.LT | exp.EQ) or not isinstance(one.this, exp.Column):
             continue
         limit = one.expression
-        if one.this.name in ranked and isinstance(limit, exp.Literal) and limit.is_int:
+        name = one.this.name
+        alike = [name] if name in ranked else [r for r in ranked if r.lower() == name.lower()]
+        if len(alike) == 1 and isinstance(limit, exp.Literal) and limit.is_int:
             n = int(limit.name) - isinstance(one, exp.LT)
             if n >= 1:
-                return one.this.name, n
+                return alike[0], n
     return None
 
 
@@ -194,6 +206,13 @@ class Compiler:
         return compile_scalar(
             node, Keys(relation.fields, relation.is_open, missing), self.functions
         )
+
+    def condition(self, node: exp.Expr, relation: Relation) -> Scalar:
+        """Returns the compiled condition. Raises SqlError for another type than BOOLEAN."""
+        made = self.compile(node, relation)
+        if made.type not in (BOOLEAN, ANY, NULL):
+            raise SqlError(f"a condition takes BOOLEAN, not {made.type}: write a comparison", node)
+        return made
 
     def awaited(self, relation: Relation, nodes: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
         """Computes the calls of async functions in `nodes`, each into a field of its own."""

@@ -13,6 +13,7 @@ Names may be quoted by `"` or by backticks.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 from sqlglot import exp, parser, tokens
@@ -165,6 +166,7 @@ def _unreadable(text: str, error: ParseError) -> SqlError:
     """Returns the error of a text that is not SQL, with the place that sqlglot names."""
     first = error.errors[0] if error.errors else {}
     description = str(first.get("description") or error).rstrip(". ")
+    description = re.sub(r"<Token .*?text: (.*?), line: .*>", r"\1", description)
     if description.startswith("Required keyword"):
         description = "something is missing here"
     elif description[1:2].islower():

@@ -9,6 +9,10 @@ from aioflow.core.errors import GraphError
 __all__ = ["SqlError"]
 
 
+def _has_place(node: Any) -> bool:
+    return any("start" in part.meta for part in node.walk())
+
+
 class SqlError(GraphError):
     """A query is wrong, or cannot run as a stream. The message shows the place in its text.
 
@@ -18,6 +22,8 @@ class SqlError(GraphError):
     # Any: a node of sqlglot, whose parts have their offsets in `meta`.
     def __init__(self, message: str, node: Any = None) -> None:
         super().__init__(message)
+        while node is not None and node.parent is not None and not _has_place(node):
+            node = node.parent
         self.message = message
         self.text = ""
         """The whole query. `flow.sql` sets it."""

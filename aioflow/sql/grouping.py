@@ -119,6 +119,14 @@ def applied(relation: Relation) -> Relation:
     )
 
 
+def sessions_differ(relation: Relation, keys: Iterable[str]) -> bool:
+    """Returns whether pending sessions are for other keys than `keys`, windows left out."""
+    pending = relation.pending
+    if pending is None or pending.kind != "SESSION":
+        return False
+    return set(pending.partition) != set(keys) - {START, END, TIME}
+
+
 def aggregate(
     compiler: Compiler,
     relation: Relation,
@@ -133,6 +141,8 @@ def aggregate(
     """
     relation, legacy = _legacy(relation, group)
     group = [one for one in group if one is not legacy]
+    if legacy is None and sessions_differ(relation, [one.name for one in group]):
+        relation = applied(relation)
     windows = None if legacy else _grouping_windows(relation, group, node)
     keys = [one for one in group if not (windows is None and is_key(one, (START, END, TIME)))]
     relation, nodes = compiler.awaited(relation, [*keys, *(one for _, one in items), *having])
@@ -204,8 +214,8 @@ def aggregate(
     )
     return (
         relation,
-        [(name, replaced(one, trees)) for name, one in items],
-        [replaced(one, trees) for one in having],
+        [(name, replaced(one, trees, legacy)) for name, one in items],
+        [replaced(one, trees, legacy) for one in having],
     )
 
 
@@ -226,7 +236,7 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
     kind = call.name.upper()
     names = {"TUMBLE": ("size", "offset"), "HOP": ("slide", "size", "offset")}
     names["SESSION"] = ("gap",)
-    time, *given = call.expressions
+    time, *given = call.expressions or [None]
     labels = names[kind]
     if not isinstance(time, exp.Column) or not 1 <= len(given) <= len(labels):
         raise SqlError(f"{kind} takes a time and {', '.join(labels)}", call)
@@ -251,6 +261,8 @@ def _grouping_windows(
     place = node.args.get("group") or (node.expressions[0] if distinct else node)
     names = {one.name for one in group if isinstance(one, exp.Column)}
     if relation.pending and names & {START, END}:
+        if relation.pending.kind == "CUMULATE" and END not in names:
+            raise SqlError("the groups of CUMULATE need window_end among their columns", place)
         return None
     windows = relation.windows
     if windows is not None and windows.end in names:

@@ -178,6 +178,12 @@ class Joins:
         keys, others = self._keys_of(left, right, pairs)
         assigner = one.regroup
         if assigner is None or assigner != other.regroup:
+            by_start = any(pair[0].name == one.start for pair in used)
+            if not by_start and (one.size is None or one.size != other.size):
+                raise SqlError(
+                    "windows of one end can begin at different times; join on window_start, too",
+                    ends[0][0],
+                )
             left, right = _framed(left, join), _framed(right, join)
             assigner = FieldWindows(*FRAME)
         times: Mapping[str, int] = {one.end: 1, other.end: 1}

@@ -177,6 +177,11 @@ class Planner:
                 "DISTINCT with a window if duplicates must go",
                 node.expression,
             )
+        if node.args.get("by_name"):
+            raise SqlError(
+                "UNION ALL BY NAME is not known; list the columns in the same order",
+                node.expression,
+            )
         left, right = self.query(node.left), self.query(node.right)
         if left.is_open or right.is_open:
             raise SqlError("UNION ALL needs to know the columns; declare them with schemas=", node)
@@ -462,7 +467,7 @@ class Planner:
         whole = bound[0]
         for one in bound[1:]:
             whole = exp.And(this=whole, expression=one)
-        return relation.filtered(self.compiler.compile(whole, relation).expression)
+        return relation.filtered(self.compiler.condition(whole, relation).expression)
 
     def _project(
         self,

@@ -20,6 +20,7 @@ from aioflow.core.states import ValueState, ValueStateDescriptor
 from aioflow.sql import joins
 from aioflow.sql.bound import Compiler, is_clock, key_column
 from aioflow.sql.errors import SqlError
+from aioflow.sql.grouping import applied, sessions_differ
 from aioflow.sql.relation import END, START, TIME, WINDOW_FIELDS, Relation
 from aioflow.sql.scope import Field
 from aioflow.sql.types import INTEGER
@@ -90,6 +91,9 @@ def _best_of_windows(
     rank: tuple[str, int],
 ) -> Relation:
     """Returns the first rows of each window and partition, with their rank."""
+    names = [one.name for one in over.args["partition_by"] if isinstance(one, exp.Column)]
+    if sessions_differ(relation, names):
+        relation = applied(relation)
     pending, windows = relation.pending, relation.windows
     rows = replace(relation.as_rows(), pending=None)
     bounds = {windows.start, windows.end} if windows else {START, END, TIME}
@@ -169,6 +173,8 @@ class SortKey:
             value = function(row)
             if value is None:
                 key.append(((0 if nulls_first else 2), None))
+            elif value != value:  # NaN is the greatest number.
+                key.append((0.5 if descending else 1.5, None))
             else:
                 key.append((1, _Descending(value) if descending else value))
         return key

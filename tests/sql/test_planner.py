@@ -5,6 +5,7 @@ queries that it refuses.
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypedDict
 
@@ -409,3 +410,115 @@ def test_tables_and_schemas_are_checked() -> None:
         flow.sql("SELECT 1 FROM t", t=flow.source([1]), schemas={"u": Typed})
     with pytest.raises(af.GraphError, match="no type of SQL"):
         flow.sql("SELECT 1 FROM t", t=flow.source([1]), schemas={"t": {"a": "NUMBRE"}})
+
+
+# Windows and groups that do not match.
+
+
+@pytest.mark.parametrize("kind", ["HOP", "CUMULATE"])
+@pytest.mark.parametrize("side", ["", "LEFT"])
+async def test_windows_that_overlap_are_joined_row_by_row(kind: str, side: str) -> None:
+    window = kind + "(TABLE {}, DESCRIPTOR(ts), INTERVAL '10' SECOND, INTERVAL '20' SECOND)"
+    query = (
+        f"SELECT b.ts, s.ts, b.window_start, b.window_end FROM {window.format('bids')} b "
+        f"{side} JOIN {window.format('sellers')} s ON b.item = s.item "
+        "AND b.window_start = s.window_start AND b.window_end = s.window_end"
+    )
+    pairs = {(1_000, 2_000), (4_000, 2_000)}
+    starts = [(-10_000, 10_000), (0, 20_000)] if kind == "HOP" else [(0, 10_000), (0, 20_000)]
+    found = {row for row in await rows_of(query) if row[1] is not None and row[0] < 5_000}
+    assert found == {(*pair, *bounds) for pair in pairs for bounds in starts}
+
+
+def test_windows_of_one_end_alone_are_not_joined_if_their_starts_differ() -> None:
+    query = (
+        f"SELECT b.ts FROM {WINDOW} b JOIN TUMBLE(sellers, ts, INTERVAL '5' SECOND) s "
+        "ON b.window_end = s.window_end"
+    )
+    with pytest.raises(af.SqlError, match="join on window_start, too"):
+        planned(query)
+
+
+async def test_a_session_is_that_of_its_partition_and_not_of_its_groups() -> None:
+    window = "SESSION(TABLE bids{}, DESCRIPTOR(ts), INTERVAL '5' SECOND)"
+    by_item = window.format(" PARTITION BY item")
+    whole = f"SELECT window_start, count(*) FROM {by_item} GROUP BY window_start, window_end"
+    assert await rows_of(whole) == [(1_000, 2), (12_000, 2), (21_000, 1), (5_000, 1)]
+    query = (
+        f"SELECT item, window_start, count(*) FROM {window.format('')} "
+        "GROUP BY item, window_start, window_end"
+    )
+    assert await rows_of(query) == [
+        ("cup", 1_000, 1),
+        ("tea", 1_000, 2),
+        ("tea", 21_000, 1),
+        (None, 12_000, 2),
+    ]
+    ranked = (
+        "SELECT ts FROM (SELECT ts, ROW_NUMBER() OVER (PARTITION BY window_start, window_end "
+        f"ORDER BY ts) AS place FROM {by_item}) WHERE PLACE <= 1"
+    )
+    assert await rows_of(ranked) == [(1_000,), (12_000,), (21_000,), (5_000,)]
+
+
+async def test_nan_is_the_greatest_number_of_a_ranking() -> None:
+    flow = af.Flow("nan")
+    rows = [{"price": price, "ts": 1_000} for price in (float("nan"), 5.0, 1.0)]
+    query = (
+        "SELECT price FROM (SELECT price, ROW_NUMBER() OVER (PARTITION BY window_start, "
+        "window_end ORDER BY price) AS place FROM TUMBLE(bids, ts, INTERVAL '1' SECOND)) "
+        "WHERE place <= 2"
+    )
+    stream = flow.sql(query, bids=flow.source(rows, watermarks=TIMES))
+    assert await stream.collect() == [{"price": 1.0}, {"price": 5.0}]
+
+
+@pytest.mark.parametrize(
+    ("query", "message", "place"),
+    [
+        ("SELECT item FROM bids WHERE price", "a condition takes BOOLEAN", "price"),
+        ("SELECT item FROM bids WHERE 'x'", "a condition takes BOOLEAN", None),
+        (
+            "SELECT TUMBLE_START(ts, INTERVAL '2' SECOND) FROM bids "
+            "GROUP BY TUMBLE(ts, INTERVAL '1' SECOND)",
+            "needs the arguments of the windows",
+            None,
+        ),
+        (
+            "SELECT HOP_END(ts, INTERVAL '1' SECOND) FROM bids "
+            "GROUP BY TUMBLE(ts, INTERVAL '1' SECOND)",
+            "needs the arguments of the windows",
+            None,
+        ),
+        ("SELECT count(*) FROM bids GROUP BY TUMBLE()", "TUMBLE takes a time", None),
+        (
+            "SELECT item FROM bids UNION ALL BY NAME SELECT user FROM bids",
+            "in the same order",
+            None,
+        ),
+        (
+            "SELECT count(*) FROM CUMULATE(bids, ts, INTERVAL '5' SECOND, INTERVAL '10' SECOND) "
+            "GROUP BY window_start",
+            "CUMULATE need window_end",
+            "window_start",
+        ),
+        ("SELECT CAST(item AS NOPE) FROM bids", "no type NOPE", "item"),
+        ("SELECT count(*) FROM TUMBLE() -- bids", r"but got \)$", None),
+    ],
+)
+def test_what_means_nothing_or_another_window_is_refused(
+    query: str, message: str, place: str | None
+) -> None:
+    with pytest.raises(af.SqlError) as caught:
+        planned(
+            query,
+            schemas={
+                "bids": {"item": str, "user": str, "price": int, "ts": "TIMESTAMP"},
+            },
+        )
+    error = caught.value
+    assert re.search(message, error.message)
+    assert error.line == 1
+    if place is not None:
+        assert error.span is not None
+        assert query[slice(*error.span)] == place

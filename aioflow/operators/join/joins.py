@@ -24,7 +24,14 @@ from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.process.context import OperatorProcessContext
 from aioflow.operators.results import ResumableOutput, UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.window.assigners import SessionWindows, SliceGrid, WindowAssigner
+from aioflow.operators.window.assigners import (
+    GlobalWindows,
+    SessionWindows,
+    SliceGrid,
+    SlidingWindows,
+    TumblingWindows,
+    WindowAssigner,
+)
 from aioflow.operators.window.operator import WindowOperator
 from aioflow.state.backend import INTERNAL_PREFIX, require_keyed
 
@@ -82,6 +89,10 @@ class CoGroupOperator(WindowOperator):
     ) -> None:
         if isinstance(assigner, SessionWindows) and callable(assigner.gap):
             assigner = SessionWindows(_UntaggedGap(assigner.gap), assigner.is_event_time)
+        elif not isinstance(
+            assigner, TumblingWindows | SlidingWindows | SessionWindows | GlobalWindows
+        ):
+            assigner = _Untagged(assigner)  # Its windows may depend on the element.
         super().__init__(
             assigner,
             process=self._join_elements,
@@ -214,6 +225,24 @@ class CoGroupOperator(WindowOperator):
                 yield
                 rest = ROWS_MAX
         state.clear_current_key()
+
+
+class _Untagged:
+    """An assigner for tagged elements, which gives the element itself to another assigner."""
+
+    def __init__(self, assigner: WindowAssigner) -> None:
+        self._assigner = assigner
+        self.is_event_time = assigner.is_event_time
+        self.is_merging = assigner.is_merging
+
+    def assign(self, value: tuple[int, Any], timestamp: int) -> Any:
+        return self._assigner.assign(value[1], timestamp)
+
+    def default_trigger(self) -> Trigger[Any]:
+        return self._assigner.default_trigger()
+
+    def __str__(self) -> str:
+        return str(self._assigner)
 
 
 class _UntaggedGap:
