@@ -419,7 +419,9 @@ class ChangeReader(StreamReader):
             finally:
                 await disconnect(connection)
         key = table.primary
-        if relation.identity == "i":
+        names = {name for name, _ in columns}
+        # A column of the primary key may have a new name.
+        if relation.identity == "i" or (relation.identity == "d" and not names.issuperset(key)):
             key = [column.name for column in relation.columns if column.in_identity]
         return self._row_reader(table, columns, key)
 

@@ -190,6 +190,32 @@ async def test_a_large_value_that_stays_is_named_or_taken_from_the_row_before(
         upserts_of(lacking)
 
 
+async def test_a_column_of_the_key_that_was_renamed_stays_in_the_key(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT); INSERT INTO t VALUES (1, 1)",
+    )
+    source = postgres_changes(dsn, "t", slot=schema)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        await take(reader, 1)
+        for sql in (
+            "ALTER TABLE t RENAME COLUMN id TO number",
+            "INSERT INTO t VALUES (2, 2)",
+            "DELETE FROM t WHERE number = 1",
+        ):
+            await asyncio.to_thread(server.query, schema, sql)
+        assert [plain(one) for one in await take(reader, 2)] == [
+            ("insert", "t", {"number": 2}, None, {"number": 2, "n": 2}),
+            ("delete", "t", {"number": 1}, None, None),
+        ]
+    finally:
+        await reader.close()
+
+
 async def test_rows_of_a_type_and_what_is_not_of_it(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
