@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -21,6 +22,11 @@ __all__ = ["Signals", "new_event_loop", "run"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+START_S = 30.0
+"""Time after a signal in which a job may still start. A start may wait for a server for ever."""
+
+logger = logging.getLogger(__name__)
+
 
 def run(flow: Flow, **options: Unpack[RunArguments]) -> JobResult:
     """Runs `flow` to its end in a new event loop, and returns the result. Options as for
@@ -29,9 +35,10 @@ def run(flow: Flow, **options: Unpack[RunArguments]) -> JobResult:
     The loop is uvloop if it is installed. The first Ctrl-C or SIGTERM stops the job gracefully: the
     sources end, and everything that they have emitted is processed. With checkpoints the job ends
     with a savepoint. The second signal cancels the job. A job that is still starting is stopped as
-    soon as it has started. No other function of this package handles signals. Until it returns,
-    Python's garbage collector is set as by `af.tune_gc`, unless the program has set it. Raises the
-    error of a failed job, and KeyboardInterrupt if the second signal has ended it.
+    soon as it has started, and is cancelled if this takes 30 s. No other function of this package
+    handles signals. Until it returns, Python's garbage collector is set as by `af.tune_gc`, unless
+    the program has set it. Raises the error of a failed job, and KeyboardInterrupt if the second
+    signal, or the first one during a long start, has ended it.
     """
     if not hasattr(flow, "run"):
         if asyncio.iscoroutine(flow):
@@ -70,8 +77,8 @@ class Signals:
     """Handles signals while entered: the first one stops the job, and the second one cancels it.
 
     A job that is still starting is stopped as soon as it has started: nothing of it is lost, and
-    workers end in order. `on_stop` is called once, at the first signal: stopping may take a while,
-    and the sender of the signal should see that it arrived.
+    workers end in order. After `START_S` it is cancelled. `on_stop` is called once, at the first
+    signal: stopping may take a while, and the sender of the signal should see that it arrived.
     """
 
     def __init__(self, on_stop: Callable[[], None] | None = None) -> None:
@@ -81,6 +88,9 @@ class Signals:
         self._starting = asyncio.current_task()
         self._ending: list[asyncio.Task[object]] = []
         self._installed: list[signal.Signals] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_late = False
+        """Whether a job was cancelled that had not started in time."""
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -95,16 +105,18 @@ class Signals:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         for number in self._installed:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     @contextmanager
     def forced(self) -> Iterator[None]:
-        """Raises KeyboardInterrupt if the second signal has cancelled the code inside the block."""
+        """Raises KeyboardInterrupt if signals have cancelled the code inside the block."""
         try:
             yield
         except (JobCanceled, asyncio.CancelledError):
-            if self._count > 1:
+            if self._count > 1 or self._is_late:
                 raise KeyboardInterrupt from None
             raise
 
@@ -134,6 +146,18 @@ class Signals:
         if self._job is not None and self._count <= 2:
             self._end(self._job.stop() if self._count == 1 else self._job.cancel())
         elif self._count == 2 and self._starting is not None:
+            self._starting.cancel()
+        elif self._count == 1:
+            logger.warning(
+                "the job has not started: it stops as soon as it has, and is cancelled after "
+                "%.0f s, or at once by a second signal",
+                START_S,
+            )
+            self._deadline = asyncio.get_running_loop().call_later(START_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._job is None and self._starting is not None:
+            self._is_late = True
             self._starting.cancel()
 
     def _end(self, ending: Coroutine[Any, Any, object]) -> None:

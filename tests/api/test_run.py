@@ -1247,6 +1247,28 @@ def test_a_second_signal_ends_a_job_that_does_not_come_to_start(
     assert caught.value.__suppress_context__, "one traceback, not two"
 
 
+def test_a_signal_ends_a_job_that_does_not_come_to_start_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aioflow.api.runner.new_event_loop", asyncio.new_event_loop)
+    monkeypatch.setattr("aioflow.api.runner.START_S", 0.01)
+
+    @af.resource
+    async def client() -> AsyncIterator[int]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.get_running_loop().create_future()
+        yield 1
+
+    def function(value: int, client: int = af.use(client)) -> int:
+        return value
+
+    flow = af.Flow("f")
+    flow.source([1]).map(function).sink(af.io.blackhole())
+    with pytest.raises(KeyboardInterrupt):
+        af.run(flow)
+    assert "the job has not started" in caplog.text
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 async def test_system_exit_of_user_code_names_the_operator(workers: int) -> None:
     def leaves(value: int) -> int:
