@@ -423,6 +423,12 @@ class ChangeReader(StreamReader):
         # A column of the primary key may have a new name.
         if relation.identity == "i" or (relation.identity == "d" and not names.issuperset(key)):
             key = [column.name for column in relation.columns if column.in_identity]
+        if table.primary and not (key and names.issuperset(key)):
+            raise StateError(
+                f"{self.config!r}: the primary key of table {table.name!r} was "
+                f"{', '.join(table.primary)}, and is no longer: start with restore=None, "
+                "fresh=True for a new snapshot"
+            )
         return self._row_reader(table, columns, key)
 
     def ranges(self, told: Sequence[Sequence[Any]]) -> SnapshotRanges:

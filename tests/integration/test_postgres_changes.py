@@ -216,6 +216,31 @@ async def test_a_column_of_the_key_that_was_renamed_stays_in_the_key(
         await reader.close()
 
 
+async def test_changes_whose_key_is_gone_are_refused(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    for table, change in {
+        "t": "RENAME COLUMN id TO number; ALTER TABLE t REPLICA IDENTITY FULL",
+        "u": "DROP COLUMN id",
+    }.items():
+        await asyncio.to_thread(
+            server.query, schema, f"CREATE TABLE {table} (id SERIAL PRIMARY KEY, n INT)"
+        )
+        source = postgres_changes(dsn, table, slot=f"{table}_of_lost_key")
+        reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+        try:
+            for sql in (
+                f"INSERT INTO {table} (n) VALUES (1)",
+                f"ALTER TABLE {table} {change}",
+                f"INSERT INTO {table} (n) VALUES (2)",
+            ):
+                await asyncio.to_thread(server.query, schema, sql)
+            with pytest.raises(af.StateError, match=f"the primary key of table '{table}' was id"):
+                await take(reader, 2)
+        finally:
+            await reader.close()
+
+
 async def test_rows_of_a_type_and_what_is_not_of_it(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
