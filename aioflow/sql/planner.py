@@ -18,7 +18,7 @@ from typing import Any
 from sqlglot import exp
 
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.expressions.nodes import Expr
+from aioflow.expressions.nodes import Column, Expr
 from aioflow.sql import joins, sources
 from aioflow.sql.bound import (
     Compiler,
@@ -31,6 +31,7 @@ from aioflow.sql.bound import (
     refuse_clauses,
     unused,
 )
+from aioflow.sql.casts import Scalar, widened
 from aioflow.sql.dialect import WindowTable, parse
 from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import aggregate, applied, pending_windows
@@ -45,7 +46,7 @@ from aioflow.sql.relation import (
 )
 from aioflow.sql.scalars import Functions, UserFunction
 from aioflow.sql.scope import Field, Named, Scope, type_of_hint
-from aioflow.sql.types import TIMESTAMP, unify
+from aioflow.sql.types import NUMERIC, TIMESTAMP, unify
 
 __all__ = ["sql"]
 
@@ -202,7 +203,8 @@ class Planner:
             fields.append(Field(a.name, kind, a.nullable or b.nullable, a.key))
         # By way of other names, so that columns in another order do not run into each other.
         keys = dict(zip([f.key for f in right.fields], [f.key for f in fields], strict=True))
-        left, right = left.as_rows(), right.renamed(keys).as_rows()
+        left = _widened(left, fields).as_rows()
+        right = _widened(right.renamed(keys), fields).as_rows()
         times = joins.together(left, right)
         windows = left.windows if left.windows == right.windows else None
         stream = left.stream.union(right.stream)
@@ -528,6 +530,16 @@ class Planner:
             windows=windows,
         )
         return result.as_rows() if computed else result
+
+
+def _widened(relation: Relation, fields: Sequence[Field]) -> Relation:
+    """Returns the relation with its numbers as those of the types of `fields`."""
+    reads = {
+        own.key: relation.read(widened(Scalar(own.type, own.nullable, Column(own.key)), field.type))
+        for own, field in zip(relation.fields, fields, strict=True)
+        if own.type in NUMERIC and own.type != field.type
+    }
+    return replace(relation, reads={**relation.reads, **reads}) if reads else relation
 
 
 def _aliased(relation: Relation, alias: exp.TableAlias | None) -> Relation:

@@ -473,6 +473,15 @@ async def test_nan_is_the_greatest_number_of_a_ranking() -> None:
     assert await stream.collect() == [{"price": 1.0}, {"price": 5.0}]
 
 
+async def test_a_union_of_numbers_has_the_wider_type() -> None:
+    query = (
+        "SELECT n + 0.5 AS n FROM (SELECT CAST(price AS DECIMAL(9, 2)) AS n FROM bids "
+        "UNION ALL SELECT price / 2.0 FROM bids) AS both WHERE n > 8"
+    )
+    schema = {"item": str, "user": str, "price": int, "ts": "TIMESTAMP"}
+    assert await planned(query, schemas={"bids": schema}).collect() == [{"n": 9.5}]
+
+
 @pytest.mark.parametrize(
     ("query", "message", "place"),
     [
