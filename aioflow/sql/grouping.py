@@ -106,6 +106,7 @@ def applied(relation: Relation) -> Relation:
         return replace(base, stream=relation.stream.select({**plain, **more}), windows=windows)
     rows = relation.stream.select(plain)
     if pending.kind == "SESSION":
+        joins.require_event_time(relation, "a window")
         by = [compile_row(af.col(key)) for key in pending.partition]
         stream = rows.key_by(partial(_parts, by)).window(assigner).process(_framed)
         times = {TIME: 0, END: 1}
@@ -173,6 +174,8 @@ def aggregate(
         assigner = relation.pending.assigner
     else:
         assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
+    if assigner.is_event_time:
+        joins.require_event_time(relation, "a window", node.args.get("group") or node)
     whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
     key = joins.key_of(scalars)
     # Subqueries that group alike share the operator.
@@ -274,6 +277,9 @@ def _grouping_windows(
     what = (
         "SELECT DISTINCT" if node.args.get("distinct") else "GROUP BY" if group else "an aggregate"
     )
+    if relation.pending:
+        add = "add" if group else "write GROUP BY"
+        raise SqlError(f"{what} lacks the window; {add} window_start, window_end", place)
     raise SqlError(
         f"{what} without a window gives results that change with each row; group by a window: "
         "FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), INTERVAL '1' MINUTE)) GROUP BY "

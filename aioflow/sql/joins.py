@@ -14,6 +14,7 @@ from typing import Any
 from sqlglot import exp
 
 import aioflow as af
+from aioflow.api.build import event_time_of
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_predicate, compile_row
 from aioflow.sql.errors import SqlError
@@ -23,7 +24,7 @@ from aioflow.sql.sources import Table
 from aioflow.sql.types import INTERVAL, unify
 from aioflow.sql.windows import FieldWindows
 
-__all__ = ["Joins", "key_of", "reads_of_key", "require_ttl", "together"]
+__all__ = ["Joins", "key_of", "reads_of_key", "require_event_time", "require_ttl", "together"]
 
 MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
     exp.LT: exp.GT,
@@ -171,6 +172,8 @@ class Joins:
     ) -> Relation:
         one, other = left.windows, right.windows
         assert one is not None and other is not None
+        for side in (left, right):
+            require_event_time(side, "a join of windows", join)
         ends = [pair for pair in used if pair[0].name == one.end] or used
         pairs = [pair for pair in split.equal if pair not in used] or ends[:1]
         if one.size != other.size or one.size is None:
@@ -222,6 +225,8 @@ class Joins:
                 "correct the bounds",
                 join,
             )
+        for side in (left, right):
+            require_event_time(side, "a join within an interval", join)
         joined = left.stream.key_by(_side_key(left, keys)).interval_join(
             right.stream.key_by(_side_key(right, others)), f"{split.lower}ms", f"{split.upper}ms"
         )
@@ -467,10 +472,23 @@ def require_ttl(
     ids = [up.node_id for relation in relations for up in relation.stream.upstreams]
     nodes = [flow.graph.nodes[one] for one in flow.graph.upstream_of(ids)]
     endless = [node.name for node in nodes if node.source and not node.source.bounded]
+    endless = list(dict.fromkeys(endless))
     if endless:
         raise SqlError(
-            f"{what} keeps its rows for ever, and {', '.join(endless)} does not end; say how long "
-            'rows are kept: sql(..., ttl="1h")',
+            f"{what} keeps its rows for ever, and {' and '.join(endless)} "
+            f"{'does' if len(endless) == 1 else 'do'} not end; say how long rows are kept: "
+            'sql(..., ttl="1h")',
+            place,
+        )
+
+
+def require_event_time(relation: Relation, what: str, place: exp.Expr | None = None) -> None:
+    """Raises SqlError if the rows have no event time, which `what` needs."""
+    if not event_time_of(relation.stream.flow.graph, relation.stream.upstreams):
+        raise SqlError(
+            f"{what} needs event time, but a source has no watermarks; write flow.source(..., "
+            "watermarks=af.WatermarkStrategy.bounded_out_of_orderness(...)), or for windows by "
+            "the clock SELECT *, PROCTIME() AS p in a subquery, and DESCRIPTOR(p)",
             place,
         )
 

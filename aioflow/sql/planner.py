@@ -73,12 +73,20 @@ def sql(
             for name, what in tables.items()
         }
         planner = Planner(flow, found, _functions(functions or {}), ttl)
-        return planner.run(parse(text))
+        stream = planner.run(parse(text))
     except SqlError as error:
         error.text = error.text or text
-        raise
+        # Without the frames of the planner: the message has the place in the query.
+        raise error.with_traceback(None) from None
     except RecursionError:
         raise SqlError("the query is nested too deeply; move parts of it into WITH") from None
+    unread = [name for name in tables if name not in planner.read]
+    if unread:
+        raise GraphError(
+            f"sql() got {', '.join(unread)}, which the query does not read; leave out what FROM "
+            "does not name"
+        )
+    return stream
 
 
 def _functions(given: Mapping[str, Callable[..., Any]]) -> Functions:
@@ -118,7 +126,11 @@ class Planner:
         self, flow: Any, tables: Mapping[str, Relation], functions: Functions, ttl: Any
     ) -> None:
         self.flow = flow
+        self.given = tables
         self.tables = dict(tables)
+        """The given tables, the views, and the names of WITH."""
+        self.read: set[str] = set()
+        """Names of the given tables that the query reads."""
         self.compiler = Compiler(functions)
         self.ttl = ttl
 
@@ -418,17 +430,20 @@ class Planner:
     def _table(self, entry: exp.Table) -> Relation:
         if entry.args.get("db"):
             raise SqlError("a table has a name without dots here: the keyword of sql()", entry)
-        found = self.tables.get(entry.name)
+        name = entry.name
+        found = self.tables.get(name)
         if found is None:
             folded = [n for n in self.tables if n.casefold() == entry.name.casefold()]
             if len(folded) != 1:
                 raise SqlError(
-                    f"no table {entry.name!r}{did_you_mean(entry.name, self.tables, '{}')}; there "
-                    f"are {', '.join(self.tables) or 'none'}; write sql(..., "
-                    f"{entry.name}=stream)",
+                    f"no table {name!r}; there are {', '.join(self.tables) or 'none'}"
+                    + (did_you_mean(name, self.tables, "{}") or f"; write sql(..., {name}=stream)"),
                     entry,
                 )
-            found = self.tables[folded[0]]
+            name = folded[0]
+            found = self.tables[name]
+        if found is self.given.get(name):
+            self.read.add(name)
         return found
 
     # Windows.

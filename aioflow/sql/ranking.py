@@ -112,6 +112,8 @@ def _best_of_windows(
         assert windows is not None, "one of both brings the windows"
         assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
         after, times = windows.after(windows.start, windows.end), {windows.end: 1}
+    if assigner.is_event_time:
+        joins.require_event_time(rows, "a window", over)
     grouped = rows.stream.key_by(joins.key_of(keys)).window(assigner)
     best = grouped.aggregate(Best(rank[1], SortKey(tuple(parts))))
     stream = best.flat_map(partial(_numbered, rank[0], pending is not None))

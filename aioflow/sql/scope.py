@@ -113,8 +113,8 @@ class Scope:
         names = [field.name for relation in relations for field in relation.fields]
         of = " or ".join(relation.alias for relation in relations) or "a query without FROM"
         raise SqlError(
-            f"no column {column.name!r} in {of}{did_you_mean(column.name, names, '{}')}; there "
-            f"are {', '.join(dict.fromkeys(names)) or 'none'}",
+            f"no column {column.name!r} in {of}; there are "
+            f"{', '.join(dict.fromkeys(names)) or 'none'}{did_you_mean(column.name, names, '{}')}",
             column,
         )
 
@@ -127,8 +127,8 @@ class Scope:
             return named
         aliases = [relation.alias for relation in self.relations]
         raise SqlError(
-            f"no table {column.table!r} in FROM{did_you_mean(column.table, aliases, '{}')}; there "
-            f"are {', '.join(aliases) or 'none'}",
+            f"no table {column.table!r} in FROM; there are {', '.join(aliases) or 'none'}"
+            f"{did_you_mean(column.table, aliases, '{}')}",
             column,
         )
 

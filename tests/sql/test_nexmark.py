@@ -6,6 +6,7 @@ They say what the published ones say, over the names of `benchmarks.nexmark.even
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +162,11 @@ class Nexmarks:
             "person": events.people(),
             "auction": events.auctions(),
         }
-        used = {key: one for key, one in streams.items() if key in SQL[name]}
+        used = {
+            key: one
+            for key, one in streams.items()
+            if re.search(rf"(FROM|JOIN|TABLE) {key}\b", SQL[name])
+        }
         kinds = {"bid": Bid, "person": Person, "auction": Auction}
         return flow.sql(
             SQL[name],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import traceback
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypedDict
 
@@ -337,15 +338,29 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
 @pytest.mark.parametrize(
     ("query", "message", "place"),
     [
-        ("SELECT prize FROM bids", "did you mean price", "prize"),
+        ("SELECT prize FROM bids", "there are item, user, price, ts; did you mean price?", "prize"),
         ("SELECT x.price FROM bids b", "no table 'x' in FROM", "x.price"),
-        ("SELECT * FROM bid", "no table 'bid'; did you mean bids", "bid"),
+        ("SELECT * FROM bid", "no table 'bid'; there are bids; did you mean bids?", "bid"),
         ("SELECT item FROM bids a JOIN sellers b USING (ts)", "'item' is ambiguous", "item"),
         ("SELECT item FROM bids WHERE", "not SQL: something is missing", "WHERE"),
         ("SELECT item FROM bids GROUP BY item", "without a window", "item"),
         ("SELECT count(*) FROM bids", "without a window", "count(*)"),
         ("SELECT DISTINCT item FROM bids", "SELECT DISTINCT without a window", "item"),
-        (f"SELECT item FROM {WINDOW} GROUP BY item", "without a window", "item"),
+        (
+            f"SELECT item FROM {WINDOW} GROUP BY item",
+            "GROUP BY lacks the window; add window_start, window_end",
+            "item",
+        ),
+        (
+            f"SELECT count(*) FROM {WINDOW}",
+            "an aggregate lacks the window; write GROUP BY window_start, window_end",
+            "count",
+        ),
+        (
+            f"SELECT DISTINCT item FROM {WINDOW}",
+            "SELECT DISTINCT lacks the window; add window_start, window_end",
+            "item",
+        ),
         (f"SELECT item, count(*) FROM {WINDOW} GROUP BY window_end", "item must stand in", "item"),
         ("SELECT item FROM bids ORDER BY price", "ORDER BY of a stream", "price"),
         ("SELECT item FROM bids LIMIT 3", "LIMIT of a stream", "3"),
@@ -398,6 +413,60 @@ def test_a_join_of_endless_streams_asks_for_a_time_to_live() -> None:
     with pytest.raises(af.SqlError, match=r'rows does not end.*ttl="1h"'):
         flow.sql(query, t=rows, schemas={"t": {"x": int}})
     flow.sql(query, t=rows, schemas={"t": {"x": int}}, ttl="1h")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"SELECT count(*) FROM {WINDOW} GROUP BY window_start, window_end",
+        "SELECT count(*) FROM bids GROUP BY TUMBLE(ts, INTERVAL '1' DAY)",
+        "SELECT 1 FROM bids a JOIN bids b ON a.item = b.item AND a.ts BETWEEN b.ts AND b.ts",
+        "SELECT item FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_end ORDER BY ts) AS n "
+        f"FROM {WINDOW}) WHERE n = 1",
+    ],
+)
+def test_windows_without_watermarks_are_refused_at_their_place(query: str) -> None:
+    flow = af.Flow("none")
+    with pytest.raises(af.SqlError, match=r"needs event time.*watermarks=.*PROCTIME") as caught:
+        flow.sql(query, bids=flow.source(BIDS))
+    assert caught.value.line == 1
+    assert "time=" not in str(caught.value)
+
+
+def test_sources_that_do_not_end_are_named_once() -> None:
+    flow = af.Flow("endless")
+    tables = {"t": flow.source(af.io.push(), name="in"), "u": flow.source(af.io.push(), name="in")}
+    tables["v"] = flow.source(af.io.push(), name="out")
+    schemas = {name: {"x": int} for name in tables}
+    query = "SELECT t.x FROM t JOIN u ON t.x = u.x"
+    two = {name: tables[name] for name in "tu"}
+    with pytest.raises(af.SqlError, match="for ever, and in does not end;"):
+        flow.sql(query, **two, schemas={name: schemas[name] for name in two})
+    query += " JOIN v ON v.x = t.x"
+    with pytest.raises(af.SqlError, match="in does not end;"):
+        flow.sql(query, **tables, schemas=schemas)
+    query = "SELECT t.x FROM t JOIN v ON t.x = v.x"
+    with pytest.raises(af.SqlError, match="for ever, and in and out do not end;"):
+        two = {name: tables[name] for name in "tv"}
+        flow.sql(query, **two, schemas={name: schemas[name] for name in two})
+
+
+def test_a_table_that_the_query_does_not_read_is_refused() -> None:
+    flow = af.Flow("unread")
+    bids, items = flow.source(BIDS), [{"item": "tea"}]
+    with pytest.raises(af.GraphError, match="got items, which the query does not read"):
+        flow.sql("SELECT price FROM bids", bids=bids, items=items)
+    with pytest.raises(af.GraphError, match="got bids, which"):
+        flow.sql("WITH bids AS (SELECT * FROM items) SELECT * FROM bids", bids=bids, items=items)
+    flow.sql("SELECT price FROM bids JOIN ITEMS USING (item)", bids=bids, items=items)
+
+
+def test_an_error_has_no_frames_of_the_planner() -> None:
+    with pytest.raises(af.SqlError) as caught:
+        planned("SELECT prize + 1 FROM bids")
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert not [one for one in frames if "sqlglot" in one.filename or one.name == "resolve"]
+    assert len([one for one in frames if "aioflow/sql" in one.filename]) == 1
 
 
 def test_tables_and_schemas_are_checked() -> None:
