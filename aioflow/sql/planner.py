@@ -45,7 +45,7 @@ from aioflow.sql.relation import (
     duration_ms,
 )
 from aioflow.sql.scalars import Functions, UserFunction
-from aioflow.sql.scope import Field, Named, Scope, type_of_hint
+from aioflow.sql.scope import Field, Merged, Named, Scope, type_of_hint
 from aioflow.sql.types import NUMERIC, TIMESTAMP, unify
 
 __all__ = ["sql"]
@@ -110,13 +110,9 @@ class From:
     """The relations of FROM under their names, as one relation."""
 
     relation: Relation
-    named: tuple[Named, ...]
+    scope: Scope
     conditions: tuple[exp.Expr, ...] = ()
     """Bound conditions of WHERE that no join has used."""
-
-    @property
-    def scope(self) -> Scope:
-        return Scope(self.named)
 
 
 class Planner:
@@ -279,7 +275,7 @@ class Planner:
                 for part in parts[own:]:
                     found = exp.Dot(this=found, expression=part.copy())
                 return found
-            return key_column(scope.resolve(one).key, one)
+            return _merged(scope.values(one), one)
 
         return node.copy().transform(bound, copy=False)
 
@@ -293,12 +289,18 @@ class Planner:
                     raise SqlError(
                         "* EXCEPT and * REPLACE are not supported; list the columns", one
                     )
-                of = source.named
+                of, merged = source.scope.relations, source.scope.merged
                 if isinstance(one, exp.Column):
-                    of = (source.scope.relation(one),)
+                    of, merged = (source.scope.relation(one),), ()
                 if any(relation.is_open for relation in of):
                     items.append(("*", star))
-                items += [(f.name, key_column(f.key, one)) for named in of for f in named.fields]
+                items += [(m.fields[0].name, _merged(m.values, one)) for m in merged]
+                items += [
+                    (field.name, key_column(field.key, one))
+                    for named in of
+                    for field in named.fields
+                    if not any(field in m.fields for m in merged)
+                ]
                 continue
             value = one.unalias()
             name = one.alias or (value.name if isinstance(value, exp.Column | exp.Dot) else "")
@@ -376,9 +378,10 @@ class Planner:
             found.append((alias, relation))
         named = tuple(Named(alias, self._visible(one), one.is_open) for alias, one in found)
         scope = Scope(named)
-        bound = [self._bind(one, scope) for one in conditions]
         relation = found[0][1]
-        if len(found) > 1:
+        if len(found) == 1:
+            bound = [self._bind(one, scope) for one in conditions]
+        else:
             for (alias, one), entry in zip(found, entries, strict=True):
                 if one.is_open and not isinstance(one, sources.Table):
                     raise SqlError(
@@ -388,25 +391,35 @@ class Planner:
             joined = joins.Joins(
                 [one for _, one in found], self.compiler.compile, self.ttl, self.flow
             )
-            relation, bound = joined.fold(
-                [(join, self._bind_on(join, named)) for join in node.args["joins"]], bound
-            )
-        return From(relation, named, tuple(bound))
+            steps = []
+            scope = Scope(named[:1])
+            for join, right in zip(node.args["joins"], named[1:], strict=True):
+                scope, on = self._bind_on(join, scope, right)
+                steps.append((join, on))
+            bound = [self._bind(one, scope) for one in conditions]
+            relation, bound = joined.fold(steps, bound)
+        return From(relation, scope, tuple(bound))
 
-    def _bind_on(self, join: exp.Join, named: Sequence[Named]) -> list[exp.Expr]:
-        """Returns the bound conditions of ON or USING."""
-        on, using = join.args.get("on"), join.args.get("using") or ()
-        assert join.parent is not None
-        place = next(i for i, one in enumerate(join.parent.args["joins"]) if one is join) + 1
-        scope = Scope(named[: place + 1])
+    def _bind_on(self, join: exp.Join, left: Scope, named: Named) -> tuple[Scope, list[exp.Expr]]:
+        """Returns the scope with the relation `named`, and the bound conditions of ON or USING."""
+        on, right = join.args.get("on"), Scope([named])
+        scope = Scope((*left.relations, named), left.merged)
         found = [] if on is None else [self._bind(one, scope) for one in conjuncts(on)]
-        for name in using:
-            sides = []
-            for part in (Scope(named[:place]), Scope([named[place]])):
-                column = exp.Column(this=name.copy())
-                sides.append(key_column(part.resolve(column).key, column))
-            found.append(exp.EQ(this=sides[0], expression=sides[1]))
-        return found
+        made = list(left.merged)
+        for name in join.args.get("using") or ():
+            column = exp.Column(this=name.copy())
+            values, other = left.values(column), right.resolve(column)
+            found.append(
+                exp.EQ(this=_merged(values, column), expression=key_column(other.key, column))
+            )
+            fields = next((one.fields for one in made if values[0] in one.fields), values)
+            made = [one for one in made if one.fields != fields]
+            if join.side == "RIGHT":
+                values = (other,)
+            elif join.side == "FULL":
+                values = (*values, other)
+            made.append(Merged((*fields, other), values))
+        return Scope(scope.relations, made), found
 
     @staticmethod
     def _visible(relation: Relation) -> tuple[Field, ...]:
@@ -555,6 +568,12 @@ def _widened(relation: Relation, fields: Sequence[Field]) -> Relation:
         if own.type in NUMERIC and own.type != field.type
     }
     return replace(relation, reads={**relation.reads, **reads}) if reads else relation
+
+
+def _merged(values: Sequence[Field], place: exp.Expr) -> exp.Expr:
+    """Returns the first of some fields that is not NULL, as a bound expression."""
+    first, *more = [key_column(field.key, place) for field in values]
+    return exp.Coalesce(this=first, expressions=more) if more else first
 
 
 def _aliased(relation: Relation, alias: exp.TableAlias | None) -> Relation:

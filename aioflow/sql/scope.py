@@ -40,7 +40,7 @@ from aioflow.sql.types import (
     type_of_declaration,
 )
 
-__all__ = ["Field", "Named", "Schema", "Scope", "schema_of", "type_of_hint"]
+__all__ = ["Field", "Merged", "Named", "Schema", "Scope", "schema_of", "type_of_hint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +79,51 @@ class Named:
         return [field for field in found if field.name == name] if quoted else found
 
 
-class Scope:
-    """The relations that the names of one SELECT refer to."""
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The column that USING makes of columns of both sides."""
 
-    def __init__(self, relations: Sequence[Named]) -> None:
+    fields: tuple[Field, ...]
+    """All of these columns."""
+    values: tuple[Field, ...]
+    """Those of which the first that is not NULL is the value."""
+
+
+class Scope:
+    """The relations that the names of one SELECT refer to, and the columns that USING merged."""
+
+    def __init__(self, relations: Sequence[Named], merged: Sequence[Merged] = ()) -> None:
         self.relations = tuple(relations)
+        self.merged = tuple(merged)
 
     def resolve(self, column: exp.Column) -> Field:
         """Returns the field that `column` names. Raises SqlError at the column."""
+        return self.values(column)[0]
+
+    def values(self, column: exp.Column) -> tuple[Field, ...]:
+        """Returns the fields of which the first that is not NULL is the value of `column`.
+
+        It is one field, except for a column that a FULL JOIN merged. Raises SqlError at the column.
+        """
         relations: Iterable[Named] = self.relations
         if column.table:
             relations = [self.relation(column)]
         quoted = bool(column.this.args.get("quoted"))
         found = [field for relation in relations for field in relation.find(column.name, quoted)]
         exact = [field for field in found if field.name == column.name]
+        for merged in () if column.table or not found else self.merged:
+            if all(field in merged.fields for field in exact or found):
+                return merged.values
         if len(exact or found) > 1:
             where = " and ".join(dict.fromkeys(self._owner(field) for field in exact or found))
             raise SqlError(
                 f"{column.name!r} is ambiguous: {where} have it; write alias.column", column
             )
         if found:
-            return (exact or found)[0]
+            return ((exact or found)[0],)
         is_open = [relation for relation in relations if relation.is_open]
         if len(is_open) == 1:
-            return Field(column.name, ANY, True, column.name)
+            return (Field(column.name, ANY, True, column.name),)
         if is_open:
             raise SqlError(
                 f"{column.name!r} may be a column of "

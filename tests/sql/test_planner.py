@@ -221,6 +221,38 @@ async def test_three_streams_are_joined_and_united() -> None:
     assert await rows_of(united) == [("cup", 7), ("eve", 2), ("joe", 30), ("tom", 12), (None, 9)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("", {("tea", 0)}),
+        ("LEFT", {("tea", 0), ("cup", 0), ("tea", 20_000), (None, 10_000)}),
+        ("RIGHT", {("tea", 0), ("cup", 30_000), (None, 10_000)}),
+        ("FULL", {("tea", 0), ("cup", 0), ("tea", 20_000), (None, 10_000), ("cup", 30_000)}),
+    ],
+)
+async def test_a_column_of_using_is_one_and_has_the_value_of_the_side_that_is_there(
+    kind: str, expected: set[Any]
+) -> None:
+    sellers = WINDOW.replace("bids", "sellers")
+    joined = f"""(SELECT * FROM {WINDOW}) bids {kind} JOIN (SELECT * FROM {sellers}) sellers
+                 USING (item, window_start, window_end)"""
+    assert set(await rows_of(f"SELECT item, window_start FROM {joined}")) == expected
+    (first, *_) = await planned(f"SELECT * FROM {joined}").collect()
+    assert [name for name in first if name.startswith(("item", "window_start"))] == [
+        "item", "window_start",
+    ]  # fmt: skip
+    both = await rows_of(f"SELECT bids.item, sellers.item FROM {joined} WHERE item = 'cup'")
+    sides = {"LEFT": [("cup", None)], "RIGHT": [(None, "cup")]}
+    assert both == sides.get(kind, [("cup", None), (None, "cup")] if kind == "FULL" else [])
+
+
+async def test_a_column_of_using_is_a_key_of_the_next_join() -> None:
+    query = "SELECT item, b.price FROM bids JOIN sellers USING (item) JOIN bids b USING (item)"
+    assert len(await rows_of(query)) == 10
+    with pytest.raises(af.SqlError, match="'ts' is ambiguous: bids and sellers and b"):
+        planned(query.replace("b.price", "ts"), columns=True)
+
+
 # Tables and functions.
 
 
