@@ -408,7 +408,9 @@ class ChangeReader(StreamReader):
 
     async def rows_of(self, relation: Relation) -> RowReader | None:
         """Returns the reader for the rows of `relation`; None if its table was not asked for."""
-        table = self._tables.get((relation.schema, relation.table))
+        # A table that was renamed stays the same table, as for the publication.
+        same = (table for table in self._tables.values() if table.oid == relation.oid)
+        table = next(same, None) or self._tables.get((relation.schema, relation.table))
         if table is None:
             return None
         columns = [(column.name, column.type_oid) for column in relation.columns]

@@ -216,6 +216,27 @@ async def test_a_column_of_the_key_that_was_renamed_stays_in_the_key(
         await reader.close()
 
 
+async def test_a_table_that_was_renamed_is_read_further(
+    server: PostgresServer, schema: str, dsn: str, ctx: Context
+) -> None:
+    await asyncio.to_thread(
+        server.query,
+        schema,
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT); INSERT INTO t VALUES (1, 1)",
+    )
+    source = postgres_changes(dsn, "t", slot=schema)
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        await take(reader, 1)
+        for sql in ("ALTER TABLE t RENAME TO u", "INSERT INTO u VALUES (2, 2)"):
+            await asyncio.to_thread(server.query, schema, sql)
+        assert [plain(one) for one in await take(reader, 1)] == [
+            ("insert", "t", {"id": 2}, None, {"id": 2, "n": 2}),
+        ]
+    finally:
+        await reader.close()
+
+
 async def test_changes_whose_key_is_gone_are_refused(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
