@@ -46,10 +46,15 @@ def pending_windows(
     """Returns the relation with windows that a later step applies."""
     by_clock = time.key in relation.clock
     if not by_clock and not relation.has_time(time.key):
-        known = ", ".join(relation.times or ()) or "no column"
+        known = ", ".join(relation.times or ())
         raise SqlError(
-            f"{time.name} is not the event time of the stream, which is {known}: watermarks= "
-            "of the source says what event time is",
+            f"{time.name} is not the event time of the stream, which "
+            + (
+                f"is {known}: watermarks= of the source says what event time is"
+                if known
+                else "no column has; select that of watermarks=, or after a join within an "
+                "interval GREATEST(a.ts, b.ts) AS ts"
+            ),
             node,
         )
     if not by_clock and (relation.times or {}).get(time.key, 0) != 0:

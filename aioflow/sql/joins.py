@@ -230,7 +230,17 @@ class Joins:
         joined = left.stream.key_by(_side_key(left, keys)).interval_join(
             right.stream.key_by(_side_key(right, others)), f"{split.lower}ms", f"{split.upper}ms"
         )
-        return self._rest(self._met(left, right, joined.process(_pair), {}), split.rest)
+        one, other = (_times(side, split.times) for side in (left, right))
+        times: Mapping[str, int] = {}  # A pair has the later one of both times.
+        if split.lower >= 0:  # type: ignore[operator]
+            times = other
+        elif split.upper <= 0:  # type: ignore[operator]
+            times = one
+        latest = tuple(
+            frozenset(key for key, offset in side.items() if not offset) for side in (one, other)
+        )
+        met = self._met(left, right, joined.process(_pair), times)
+        return self._rest(replace(met, latest=latest), split.rest)
 
     def _regular(
         self, left: Relation, right: Relation, join: exp.Join, split: Condition
@@ -364,6 +374,15 @@ def _time(node: Any, relation: Relation) -> int | None:
     if not relation.has_time(node.name):
         return None
     return offset + (relation.times or {}).get(node.name, 0)
+
+
+def _times(relation: Relation, comparisons: Sequence[exp.Expr]) -> Mapping[str, int]:
+    """Returns the fields that follow event time: those of `comparisons` if the stream has no
+    others that are known.
+    """
+    if relation.times is not None:
+        return relation.times
+    return {key: 0 for one in comparisons for key in _read(one) & _keys(relation)}
 
 
 def _window_pairs(

@@ -547,6 +547,9 @@ class Planner:
         times = relation.times
         if times is not None or relation.windows is not None:
             times = {moved[key]: offset for key, offset in (times or {}).items() if key in moved}
+            times |= {
+                f.key: 0 for f, one in zip(own, nodes, strict=True) if relation.is_latest(one)
+            }
         result = replace(
             relation,
             fields=tuple(own),
@@ -554,6 +557,7 @@ class Planner:
             reads=reads,
             is_plain=False,
             times=times,
+            latest=(),
             clock=frozenset(clock),
             windows=windows,
         )

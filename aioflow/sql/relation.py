@@ -106,6 +106,8 @@ class Relation:
 
     None: not known, so any column may be the time.
     """
+    latest: tuple[frozenset[str], ...] = ()
+    """Fields of both sides of a join; the later one of two is the time of the pair."""
     clock: frozenset[str] = frozenset()
     """Keys of fields that PROCTIME() made. They have no value."""
     pending: Pending | None = None
@@ -122,6 +124,16 @@ class Relation:
     def has_time(self, key: str) -> bool:
         """Returns whether the field may follow event time."""
         return self.times is None or key in self.times
+
+    def is_latest(self, node: exp.Expr) -> bool:
+        """Returns whether `node` is GREATEST(...) of two fields, which is event time."""
+        if not isinstance(node, exp.Greatest) or not self.latest:
+            return False
+        names = [one.name for one in (node.this, *node.expressions) if isinstance(one, exp.Column)]
+        if len(names) != 2 or len(node.expressions) != 1:
+            return False
+        left, right = self.latest
+        return any(a in left and b in right for a, b in (names, names[::-1]))
 
     def filtered(self, condition: Expr[Any]) -> Relation:
         return replace(self, stream=self.stream.filter(self.read(condition)))

@@ -221,6 +221,23 @@ async def test_three_streams_are_joined_and_united() -> None:
     assert await rows_of(united) == [("cup", 7), ("eve", 2), ("joe", 30), ("tom", 12), (None, 9)]
 
 
+async def test_a_window_groups_the_pairs_of_a_join_within_an_interval() -> None:
+    query = """WITH pairs AS (
+                   SELECT item, {} AS at FROM bids b JOIN sellers s USING (item)
+                   WHERE s.ts BETWEEN b.ts - INTERVAL '{}' SECOND AND b.ts + INTERVAL '{}' SECOND)
+               SELECT item, count(*), window_end FROM TUMBLE(pairs, at, INTERVAL '3' SECOND)
+               GROUP BY item, window_start, window_end"""
+    both = [("tea", 1, 3_000), ("tea", 1, 6_000)]
+    assert await rows_of(query.format("GREATEST(b.ts, s.ts)", 3, 3)) == both
+    assert await rows_of(query.format("GREATEST(s.ts, b.ts)", 3, 3)) == both
+    # Within an interval to one side the later column is known.
+    assert await rows_of(query.format("s.ts", 0, 3)) == both[:1]
+    assert await rows_of(query.format("b.ts", 3, 0)) == both[1:]
+    for wrong, lower in (("s.ts", 3), ("b.ts", 3), ("b.ts", 0), ("GREATEST(b.ts, b.price)", 3)):
+        with pytest.raises(af.SqlError, match=r"at is not the event.*GREATEST\(a.ts, b.ts\)"):
+            planned(query.format(wrong, lower, 3))
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
