@@ -58,6 +58,8 @@ class WindowTable(exp.Expression):
 class StreamingSql(Dialect):
     """The dialect of `flow.sql`."""
 
+    NULL_ORDERING = "nulls_are_last"
+
     class Tokenizer(tokens.Tokenizer):
         IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
         # Both are ordinary names here: SESSION is a function, and `window` a column.

@@ -591,6 +591,27 @@ async def test_nan_is_the_greatest_number_of_a_ranking() -> None:
     assert await stream.collect() == [{"price": 1.0}, {"price": 5.0}]
 
 
+@pytest.mark.parametrize(
+    ("order", "first"),
+    [
+        ("price", 1.0),
+        ("price DESC", 5.0),
+        ("price NULLS FIRST", None),
+        ("price DESC NULLS FIRST", None),
+    ],
+)
+async def test_null_ranks_last_unless_the_query_says_first(order: str, first: float | None) -> None:
+    flow = af.Flow("nulls")
+    rows = [{"price": price, "ts": 1_000} for price in (5.0, None, 1.0)]
+    query = (
+        "SELECT price FROM (SELECT price, ROW_NUMBER() OVER (PARTITION BY window_start, "
+        f"window_end ORDER BY {order}) AS place FROM TUMBLE(bids, ts, INTERVAL '1' SECOND)) "
+        "WHERE place <= 1"
+    )
+    stream = flow.sql(query, bids=flow.source(rows, watermarks=TIMES))
+    assert await stream.collect() == [{"price": first}]
+
+
 async def test_a_union_of_numbers_has_the_wider_type() -> None:
     query = (
         "SELECT n + 0.5 AS n FROM (SELECT CAST(price AS DECIMAL(9, 2)) AS n FROM bids "
