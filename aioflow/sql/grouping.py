@@ -29,7 +29,7 @@ from aioflow.sql.relation import (
     substitute,
 )
 from aioflow.sql.scope import Field
-from aioflow.sql.types import TIMESTAMP
+from aioflow.sql.types import ANY, DATE, INTEGER, TIMESTAMP
 from aioflow.sql.windows import CumulativeWindows, FieldWindows
 
 __all__ = ["aggregate", "applied", "pending_windows"]
@@ -57,6 +57,8 @@ def pending_windows(
             ),
             node,
         )
+    if not by_clock and time.type not in (TIMESTAMP, DATE, INTEGER, ANY):
+        raise SqlError(f"{time.name} is {time.type}, but the time of a row is a TIMESTAMP", node)
     if not by_clock and (relation.times or {}).get(time.key, 0) != 0:
         raise SqlError(f"{time.name} is not a time of rows; write window_time", node)
     for name, value in durations.items():
@@ -187,7 +189,9 @@ def aggregate(
     place = tuple(map(repr, (*relation.stream.upstreams, key, assigner, sorted(parts))))
     results = compiler.shared.get(place)
     if results is None:
-        results = relation.stream.key_by(key).window(assigner).aggregate(whole or af.count())
+        results = (
+            _with_time(relation).stream.key_by(key).window(assigner).aggregate(whole or af.count())
+        )
         compiler.shared[place] = results
     value = af.col.value
     read_part = {n: value if len(parts) == 1 else value[n] for n in parts}
@@ -225,6 +229,20 @@ def aggregate(
         [(name, replaced(one, trees, legacy)) for name, one in items],
         [replaced(one, trees, legacy) for one in having],
     )
+
+
+def _with_time(relation: Relation) -> Relation:
+    """Returns the relation with a step that fails at a record without the column of its windows.
+
+    The windows take the time of the record, so nothing else reads the column. A stream whose time
+    is a known column needs no such step.
+    """
+    pending = relation.pending
+    if pending is None or not pending.assigner.is_event_time or relation.times is not None:
+        return relation
+    name = f"DESCRIPTOR({pending.time})"
+    there = relation.column(pending.time).is_null() | True
+    return replace(relation, stream=relation.stream.filter(there, name=name))
 
 
 def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Expr | None]:

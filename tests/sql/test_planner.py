@@ -163,6 +163,32 @@ async def test_the_first_row_of_each_key_is_the_earliest() -> None:
     assert await rows_of(query) == [("cup", 7), ("tea", 3), (None, 9)]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "TUMBLE(t, {}, INTERVAL '1' DAY) GROUP BY window_end",
+        "t GROUP BY TUMBLE({}, INTERVAL '1' DAY)",
+    ],
+)
+@pytest.mark.parametrize("schemas", [None, {"t": {"ts": "BIGINT", "at": "BIGINT", "x": str}}])
+async def test_records_without_the_time_of_a_window_fail_with_its_name(
+    source: str, schemas: Any
+) -> None:
+    def counts(name: str) -> Any:
+        flow = af.Flow("mapped")
+        stream = flow.source(BIDS, watermarks=TIMES).map(dict)
+        query = f"SELECT count(*) AS n FROM {source.format(name)}"
+        return flow.sql(query, t=stream, schemas=schemas)
+
+    assert await counts("ts").collect() == [{"n": 6}]
+    with pytest.raises(LookupError, match="no field 'at' in a dict with item, user") as caught:
+        await counts("at").collect()
+    assert "in operator 'DESCRIPTOR(at)'" in caught.value.__notes__[0]
+    if schemas is not None:
+        with pytest.raises(af.SqlError, match="x is STRING, but the time of a row is a TIMESTAMP"):
+            counts("x")
+
+
 # Joins.
 
 
