@@ -360,6 +360,21 @@ async def test_a_stream_of_unknown_columns_is_read_by_name() -> None:
         flow.sql("SELECT x.a FROM t x JOIN t y ON x.a = y.a", t=rows)
 
 
+async def test_a_list_of_dicts_gives_names_without_types() -> None:
+    def made(condition: str, **options: Any) -> Any:
+        rows = af.Flow("untyped")
+        query = f"SELECT item FROM t WHERE {condition}"
+        return rows.sql(query, t=rows.source([{"item": "tea", "temp": 30}]), **options)
+
+    for condition in ("temp > '25'", "item > 5"):
+        with pytest.raises(TypeError, match="not supported between instances"):
+            await made(condition).collect()
+    schemas = {"t": {"item": str, "temp": int}}
+    assert await made("temp > '25'", schemas=schemas).collect() == [{"item": "tea"}]
+    with pytest.raises(af.SqlError, match="STRING and INTEGER do not go together"):
+        made("item > 5", schemas=schemas)
+
+
 async def test_a_datetime_is_read_as_milliseconds() -> None:
     at = datetime(2024, 1, 2, 3, tzinfo=UTC)
     for rows in ([{"at": at}], af.io.arrow(pa.table({"at": [at]}))):
