@@ -605,7 +605,8 @@ class Job:
     def state(self, stream: DataStream[Any] | str) -> StateReader:
         """Returns a reader of the keyed state of the operator that made `stream` or has that uid.
 
-        Its methods `get(key)` and `items()` read the state while the job runs.
+        Its methods `get(key)` and `items()` read the state while the job runs. State of windows
+        cannot be read: subscribe to their results.
         """
         self._check_loop("state()")
         if isinstance(stream, str):

@@ -264,8 +264,9 @@ class StateReader:
 
         A key without state has the value `default`. Without `default` that is the default of the
         state's descriptor, or None. `name` is the name of the state; it may be omitted if the
-        operator has only one.
+        operator has only one. Windows have a state for each window, which raises StateError.
         """
+        self._refuse_windows(name)
         given = () if default is DECLARED else (default,)
         vertex = self._vertex
         group = key_group(key, vertex.max_parallelism)
@@ -275,6 +276,7 @@ class StateReader:
         self, limit: int | None = 1000, name: str | None = None, *, timeout: str | timedelta = "5s"
     ) -> list[tuple[Any, Any]]:
         """Returns up to `limit` pairs of key and value, over all subtasks."""
+        self._refuse_windows(name)
         while True:
             found: list[tuple[Any, Any]] = []
             vertex = self._vertex
@@ -287,6 +289,15 @@ class StateReader:
                 found += await self._ask(own.start, query, timeout)
             if vertex.parallelism == self._vertex.parallelism:  # Otherwise keys have moved.
                 return found
+
+    def _refuse_windows(self, name: str | None) -> None:
+        """Raises StateError for the contents of windows; states of their functions have names."""
+        if "window" in self._node.kind and (name is None or name.startswith("window-")):
+            raise StateError(
+                f"operator {self._node.name!r} has a state for each window of a key, so it cannot "
+                "be read by key: read the results with job.subscribe(stream), or count by key and "
+                "time, as in key_by(lambda visit: (visit.country, visit.ts // 60_000)).count()"
+            )
 
     @property
     def _vertex(self) -> JobVertex:
@@ -360,3 +371,4 @@ def _named(operator: str, name: str | None, backend: KeyedStateBackend) -> str:
             f"{have}{'' if name is None else did_you_mean(name, names)}"
         )
     return name
+

@@ -590,6 +590,29 @@ async def test_a_state_that_an_operator_does_not_have_is_told_the_nearest() -> N
 
 
 @pytest.mark.parametrize(
+    ("assigner", "state"),
+    [(af.tumbling("1m"), "window-slices"), (af.session("1m"), "window-contents")],
+)
+async def test_the_state_of_windows_is_refused_and_not_read_as_empty(
+    assigner: Any, state: str
+) -> None:
+    flow = af.Flow("windows")
+    pushed = flow.source(
+        af.io.push(),
+        watermarks=af.WatermarkStrategy[int].monotonous_timestamps(timestamp=lambda n: n),
+    )
+    counts = pushed.key_by(abs).window(assigner).aggregate(af.count())
+    async with flow.run() as job:
+        await job.input(pushed).put(1)
+        told = "has a state for each window of a key, so it cannot be read by key"
+        for name in (None, state):
+            with pytest.raises(af.StateError, match=told):
+                await job.state(counts).get(1, default=0, name=name)
+            with pytest.raises(af.StateError, match=told):
+                await job.state(counts).items(name=name)
+
+
+@pytest.mark.parametrize(
     ("text", "written"),
     [
         ("cents > 1", "a text is no expression: write af.col.cents > 1"),
