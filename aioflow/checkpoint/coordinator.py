@@ -614,7 +614,9 @@ class CheckpointCoordinator:
         error.__cause__ = cause
         self.statistics.failed(pending.id, reason, str(error), now.ms)
         latest = 0 if self.latest is None else self.latest.checkpoint_id
-        instructions: list[Instruction] = [NotifyAborted(pending.id, latest, reason)]
+        # Other reasons are told by the tasks, or by the failure of one.
+        told = detail if reason is CheckpointFailureReason.IO_EXCEPTION else ""
+        instructions: list[Instruction] = [NotifyAborted(pending.id, latest, reason, told)]
         instructions += self._consequences(pending, reason, error, now)
         if pending.storing is None or is_known:
             return instructions + self._discard(self._retention.failed(pending.id, pending.storing))

@@ -240,11 +240,13 @@ class NotifyAborted(msgspec.Struct, frozen=True):
     """Instruction to tell every running task that the checkpoint was aborted.
 
     `latest_completed` is the newest checkpoint that sinks may commit up to, 0 if there is none.
+    `detail` is the error in words, for the log.
     """
 
     checkpoint_id: int
     latest_completed: int
     reason: CheckpointFailureReason
+    detail: str = ""
 
 
 class FailJob(msgspec.Struct, frozen=True):

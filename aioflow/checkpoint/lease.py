@@ -72,6 +72,8 @@ KEPT = 16
 still shows one that matters.
 """
 
+OTHER_JOB = "another job may take it"
+
 LATE_LEASES = 3
 """A late holder asks a store that does not answer for this many lease times before it gives up.
 """
@@ -285,6 +287,8 @@ class LeaseKeeper:
         )
         """Names this run of the candidate: a restarted candidate gets another name."""
         self._fails = False
+        self.lost_why = OTHER_JOB
+        """Why the lease was not renewed."""
 
     def has_ended(self, head: LeaseInfo) -> bool:
         """Whether the process of the holder in `head` has certainly ended.
@@ -369,7 +373,11 @@ class LeaseKeeper:
         began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
         try:
             head = await current_holder(self._leases)
-            if head is None or head.token != lease.token or head.holder != self.candidate:
+            if head is None:
+                self.lost_why = f"{self._leases.where(lease.info.number)} was deleted"
+                return False
+            if head.token != lease.token or head.holder != self.candidate:
+                self.lost_why = "another job has taken it"
                 return False
             info = LeaseInfo(head.number + 1, lease.token, self.candidate, self._address)
             if await self._create(info):
@@ -377,12 +385,14 @@ class LeaseKeeper:
                 await self._prune(info.number)
             self.works()
         except OSError as error:
+            self.lost_why = f"the store has failed for too long: {error}"
             self.failed(error)
         return True
 
     def works(self) -> None:
         """Notes that the store has answered, which ends a series of failures."""
         self._fails = False
+        self.lost_why = OTHER_JOB
 
     def failed(self, error: OSError) -> None:
         """Logs a failure of the store, once until the store works again."""
@@ -493,7 +503,9 @@ class FlowLease:
         try:
             self._lease = await self._win()
         except OSError as error:
-            raise CheckpointError(f"the lease of {self._what} cannot be taken: {error}") from error
+            place = self._leases.where(0).rpartition("/lease/")[0]
+            what = "is not writable" if isinstance(error, PermissionError) else "cannot be used"
+            raise CheckpointError(f"the checkpoint directory {place} {what}: {error}") from error
         logger.info("%s is held with fencing token %d", self._what, self.token)
         self._keeping = asyncio.get_running_loop().create_task(
             self._keep(self._lease), name=f"lease of {self._what}"
@@ -583,8 +595,8 @@ class FlowLease:
         logger.error("the lease of %s is lost", self._what)
         self._on_lost(
             CheckpointError(
-                f"the lease of {self._what} could not be renewed: another job may take it, so "
-                "this one must stop"
+                f"the lease of {self._what} could not be renewed: {self._keeper.lost_why}, so this "
+                "job must stop"
             )
         )
 

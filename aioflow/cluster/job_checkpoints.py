@@ -204,7 +204,7 @@ class JobCheckpoints:
             self._told = found if settings.restore not in (None, LATEST) and not is_own else None
             if is_own and found.kind is CheckpointKind.SYNC_SAVEPOINT:
                 self._savepoint_before = found
-            logger.info("job %s begins with %s", self._job_id, found.location)
+            logger.info("job %r begins with %s", self._graph.name, found.location)
             await self._tell_of_end(found)
 
     @property
@@ -334,8 +334,8 @@ class JobCheckpoints:
             if not limit.expired():
                 raise
             logger.warning(
-                "job %s: %s has not answered for %g s and is given up",
-                self._job_id,
+                "job %r: %s has not answered for %g s and is given up",
+                self._graph.name,
                 self.store.url,
                 CLOSE_TIMEOUT_S,
             )
@@ -405,7 +405,9 @@ class JobCheckpoints:
                 await self.store.end(last.checkpoint_id)
         except CheckpointError as error:
             logger.warning(
-                "job %s has finished, but its next run will not say so: %s", self._job_id, error
+                "job %r has finished, but its next run will not say so: %s",
+                self._graph.name,
+                error,
             )
 
     # Stimuli.
@@ -530,17 +532,18 @@ class JobCheckpoints:
             case Store(checkpoint):
                 self._begin(self._store(checkpoint), f"store checkpoint {checkpoint.checkpoint_id}")
             case NotifyComplete(checkpoint_id):
-                logger.info("job %s: checkpoint %d is complete", self._job_id, checkpoint_id)
+                logger.info("job %r: checkpoint %d is complete", self._graph.name, checkpoint_id)
                 if self._tasks is not None:
                     self._tasks.notify_checkpoint_complete(self._job_id, checkpoint_id)
-            case NotifyAborted(checkpoint_id, latest_completed, reason):
+            case NotifyAborted(checkpoint_id, latest_completed, reason, detail):
                 level = logging.WARNING if reason.counts else logging.INFO
                 logger.log(
                     level,
-                    "job %s: checkpoint %d is given up: %s",
-                    self._job_id,
+                    "job %r: checkpoint %d is given up: %s%s",
+                    self._graph.name,
                     checkpoint_id,
                     reason.sentence,
+                    f" ({detail})" if detail else "",
                 )
                 if self._tasks is not None:
                     self._tasks.notify_checkpoint_aborted(
@@ -556,11 +559,11 @@ class JobCheckpoints:
                 self._wake_at(at_s)
             case WarnBehind(checkpoint_id, age_ms, interval_ms, waits_for):
                 logger.warning(
-                    "job %s: checkpoint %d is not complete after %d ms and waits for %s: "
+                    "job %r: checkpoint %d is not complete after %d ms and waits for %s: "
                     "checkpoints fall behind, one is due each %d ms "
                     "(every=); until it completes, sinks do not commit, pushed elements stay in "
                     "memory and a restart goes further back",
-                    self._job_id,
+                    self._graph.name,
                     checkpoint_id,
                     age_ms,
                     waits_for,

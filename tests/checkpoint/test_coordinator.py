@@ -430,7 +430,8 @@ def test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_i
     job.checkpoint(1)
     first = job.ack_all(1, "a")
     failed = job.not_stored(1)
-    assert failed[0] == aborted(1, 0, Reason.IO_EXCEPTION)
+    told = "OSError: no space left on device"
+    assert failed[0] == NotifyAborted(1, 0, Reason.IO_EXCEPTION, told)
     assert "OSError: no space left on device" in answered(failed)[1]
     assert only(Discard, failed) == [Discard((first,), ("a",))]
     job.checkpoint(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -292,9 +293,27 @@ def test_a_store_that_fails_for_a_while_costs_nothing_and_for_long_the_lease() -
         objects.before |= {"create", "names"}
         await until(lambda: lost)
         assert host.clock.monotonic() > 6.5
+        assert "the store has failed for too long: " in str(lost[0])
         await lease.release()
-        with pytest.raises(CheckpointError, match=r"cannot be taken: .*No space left"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"checkpoint directory memory://\S+ cannot be used: .*No space left",
+        ):
             await store.hold(nothing, OPTIONS)
+
+    assert simulate(main, 5).errors == []
+
+
+def test_a_deleted_store_is_named_as_the_cause_of_the_lost_lease() -> None:
+    async def main(host: SimulatedHost) -> None:
+        objects = MemoryObjects(host, f"lease-{host.ids.new('store')}")
+        lost: list[CheckpointError] = []
+        await FlowStore(host, objects).hold(lost.append, OPTIONS)
+        await objects.delete(await objects.names("lease"))
+        await until(lambda: lost)
+        assert re.search(
+            r"could not be renewed: memory://\S+/lease/0+\d+ was deleted", str(lost[0])
+        )
 
     assert simulate(main, 5).errors == []
 
