@@ -371,4 +371,3 @@ def _named(operator: str, name: str | None, backend: KeyedStateBackend) -> str:
             f"{have}{'' if name is None else did_you_mean(name, names)}"
         )
     return name
-

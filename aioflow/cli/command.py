@@ -41,7 +41,7 @@ from aioflow.cli.settings import (
 from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
-from aioflow.core.user_code import whole_traceback
+from aioflow.core.user_code import unfolded
 from aioflow.inspection.json_logs import JSON, LOG_FORMAT_ENV, configure_logging
 from aioflow.io.standard_output import ReaderGone
 
@@ -331,7 +331,7 @@ def _failed(arguments: argparse.Namespace, name: str, error: Exception) -> int:
     if isinstance(error, BrokenPipeError) and reader_is_gone():
         return FAILED
     if arguments.traceback:
-        traceback.print_exception(error.with_traceback(whole_traceback(error)))
+        traceback.print_exception(unfolded(error))
     else:
         first, *more = describe(error)
         if isinstance(error, AioflowError | OSError):  # What it says is ours.

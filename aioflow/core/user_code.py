@@ -10,7 +10,8 @@ code `asyncio.timeout`, task groups and cancel scopes rely on it. Therefore this
 changes the count while user code runs.
 
 Users see tracebacks without the frames of the engine, which lie between those of the user. The log
-has the whole traceback at DEBUG. A traceback of the engine's frames alone stays as it is.
+has the whole traceback at DEBUG. A traceback of the engine's frames alone stays as it is, except
+that of a RestoreError, whose text and causes say all.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from types import CodeType, NoneType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import end_task, is_asked_to_end
-from aioflow.core.errors import message_of
+from aioflow.core.errors import RestoreError, message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from aioflow.core.host import Frame
 
@@ -43,6 +44,7 @@ __all__ = [
     "spell_stack",
     "take_back_cancellation",
     "user_error",
+    "unfolded",
     "user_frames",
     "whole_traceback",
 ]
@@ -177,7 +179,20 @@ class _Whole:
 
 
 def fold_traceback(error: BaseException) -> BaseException:
-    """Removes the frames of the engine from `error`, which is about to be raised to the user."""
+    """Removes the frames of the engine from `error`, which is about to be raised to the user.
+
+    Those of its causes are removed if it is a RestoreError.
+    """
+    if not isinstance(error, RestoreError):
+        return _fold(error, if_none_is_left=False)
+    logger.debug("the whole traceback of an error of a restore", exc_info=error)
+    for one in _with_causes(error):
+        _fold(one, if_none_is_left=True)
+    return error
+
+
+def _fold(error: BaseException, *, if_none_is_left: bool) -> BaseException:
+    """Removes the frames of the engine, if others are left or `if_none_is_left`."""
     whole = error.__traceback__
     places: list[TracebackType] = []
     current = whole
@@ -185,9 +200,10 @@ def fold_traceback(error: BaseException) -> BaseException:
         places.append(current)
         current = current.tb_next
     kept = [place for place in places if not _is_internal(place.tb_frame.f_code.co_filename)]
-    if not kept or len(kept) == len(places):
+    if len(kept) == len(places) or not (kept or if_none_is_left):
         return error
-    logger.debug("the whole traceback of an error of user code", exc_info=error)
+    if not if_none_is_left:
+        logger.debug("the whole traceback of an error of user code", exc_info=error)
     # Not by setattr, which the class of the error may refuse.
     if not isinstance(error.__dict__.get(WHOLE), _Whole):
         error.__dict__[WHOLE] = _Whole(whole)
@@ -201,6 +217,20 @@ def whole_traceback(error: BaseException) -> TracebackType | None:
     """Returns the traceback of `error` as it was before it was folded."""
     whole = error.__dict__.get(WHOLE)
     return whole.traceback if isinstance(whole, _Whole) else error.__traceback__
+
+
+def unfolded(error: BaseException) -> BaseException:
+    """Gives `error` and its causes their whole tracebacks again."""
+    for one in _with_causes(error):
+        _ = one.with_traceback(whole_traceback(one))
+    return error
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
 def format_folded(error: BaseException) -> str:

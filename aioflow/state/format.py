@@ -307,7 +307,7 @@ def read_frames(
             raise reader.refused(f"a frame of table {frame.table}, there are {len(names)}")
         table, kind = names[frame.table], kinds[frame.table]
         if isinstance(frame, _Drops):
-            namespaces = reader.column(frame.namespaces)
+            namespaces = reader.column(table, frame.namespaces)
             reader.check_keys(table, namespaces)
             yield Drops(table, namespaces)
             continue
@@ -378,11 +378,11 @@ class _Reader:
             raise self.refused("it does not end where it says")
         return None
 
-    def column(self, content: bytes) -> list[Any]:
+    def column(self, table: str, content: bytes) -> list[Any]:
         try:
             return self._codec.decode_batch(content)
         except ProtocolError as error:
-            raise self.refused(str(error)) from error
+            raise self.refused(f"state {table!r}: {error}") from error
 
     def check_keys(self, table: str, keys: list[Any]) -> None:
         """Raises RestoreError if one of `keys` cannot be the key of a dict."""
@@ -419,9 +419,11 @@ class _Reader:
 
 
 def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries:
-    keys = reader.column(frame.keys)
-    namespaces = [None] * len(keys) if frame.namespaces is None else reader.column(frame.namespaces)
-    values = None if frame.values is None else reader.column(frame.values)
+    keys = reader.column(table, frame.keys)
+    namespaces = (
+        [None] * len(keys) if frame.namespaces is None else reader.column(table, frame.namespaces)
+    )
+    values = None if frame.values is None else reader.column(table, frame.values)
     if len(namespaces) != len(keys) or (values is not None and len(values) != len(keys)):
         raise reader.refused(f"columns of different lengths in table {table!r}")
     reader.check_keys(table, keys)

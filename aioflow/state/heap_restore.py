@@ -67,7 +67,7 @@ async def read_state_file(
 
     Yields to the loop after each frame.
     """
-    where = f"{f'file {file.name!r}' if file.name else 'inline state'} of operator {operator!r}"
+    where = f"{f'file {file.name!r}' if file.name else 'the state'} of operator {operator!r}"
     for frame in read_frames(await source.read(file), groups, codec, where):
         if isinstance(frame, FileHeader):
             check_max_parallelism(frame.max_parallelism, handle.max_parallelism, where)

@@ -618,4 +618,4 @@ class StoredState:
 
 
 def _where(file: StateFile, operator: str) -> str:
-    return f"{f'file {file.name!r}' if file.name else 'inline state'} of operator {operator!r}"
+    return f"{f'file {file.name!r}' if file.name else 'the state'} of operator {operator!r}"

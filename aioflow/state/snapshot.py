@@ -214,8 +214,7 @@ class InlineState:
             )
         if len(content) != file.size or _digest(content) != file.digest:
             raise RestoreError(
-                f"inline state of {file.size} bytes is not what was written: its size or digest "
-                "differs"
+                f"state of {file.size} bytes is not what was written: its size or digest differs"
             )
         return content
 

@@ -60,8 +60,8 @@ async def restore_state(
         except Exception as error:
             note_once(
                 error,
-                f"while restoring {describe_place(context)} from checkpoint "
-                f"{restore.checkpoint_id}",
+                f"while restoring {describe_place(context)}, uid {context.uid!r}, from "
+                f"checkpoint {restore.checkpoint_id}",
             )
             raise
         runtime = context.runtime

@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import make_dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -390,7 +391,7 @@ async def test_a_restore_from_nowhere_says_what_was_expected(
 async def test_a_job_that_is_over_says_so_when_a_savepoint_of_it_is_wanted(tmp_path: Path) -> None:
     flow = af.Flow("over")
     flow.source([1]).sink(af.io.blackhole())
-    async with flow.run(checkpoints=tmp_path) as job:
+    async with flow.run(checkpoints=tmp_path, restart=af.no_restart()) as job:
         await job.wait()
         with pytest.raises(
             af.JobNotRunning, match="is over, no checkpoint or savepoint can be taken of it"
@@ -633,3 +634,43 @@ def test_a_text_that_spells_an_expression_is_told_how_it_is_written(
             af.GraphError, match=f"^{method} needs a function or an expression, {said}"
         ):
             getattr(numbers(), method)(text)
+
+
+def grown(*fields: str) -> type[Any]:
+    """Makes the class `Grown` of this module again, as a new version of a program would."""
+    made = make_dataclass("Grown", [(field, int) for field in fields])
+    made.__module__ = __name__
+    globals()["Grown"] = made
+    return made
+
+
+async def test_state_that_cannot_be_restored_is_named_without_frames_of_the_engine(
+    tmp_path: Path,
+) -> None:
+    class Old(af.KeyedProcessFunction[int, int, int]):
+        def open(self, ctx: Any) -> None:
+            self.last = ctx.get_state(af.ValueStateDescriptor[Any]("last"))
+
+        def process_element(self, value: int, ctx: Any) -> None:
+            self.last.update(Grown(value))
+
+    def keeping(flow: af.Flow) -> Any:
+        pushed = flow.source(af.io.push(), uid="pushed")
+        pushed.key_by(abs).process(Old(), uid="keep").sink(print)
+        return pushed
+
+    flow = af.Flow("grows")
+    pushed = keeping(flow)
+    Grown = grown("a")
+    async with flow.run(checkpoints=tmp_path, restart=af.no_restart()) as job:
+        await job.input(pushed).put(1)
+    Grown = grown("a", "b")
+    flow = af.Flow("grows")
+    keeping(flow)
+    told = r"cannot restore the state of operator '.*': state 'last': .* has a field 'b'"
+    with pytest.raises(af.RestoreError, match=told) as raised:
+        async with flow.run(checkpoints=tmp_path, restart=af.no_restart()):
+            pass
+    assert "uid 'keep'" in "".join(raised.value.__notes__)
+    assert raised.value.__cause__ is not None
+    assert raised.value.__cause__.__traceback__ is None

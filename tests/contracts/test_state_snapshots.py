@@ -547,7 +547,7 @@ async def test_every_file_that_is_not_whole_is_refused_naming_it_and_the_operato
     (file,) = handle.files
     assert file.content is not None
     for end in range(file.size):
-        with pytest.raises(RestoreError, match="inline state of operator 'count'"):
+        with pytest.raises(RestoreError, match="restore the state of operator 'count'"):
             await Subtask.restored(name, [with_content(handle, file.content[:end])])
     with pytest.raises(RestoreError, match="'count'"):
         await Subtask.restored(name, [with_content(handle, file.content + b"\0")])

@@ -495,7 +495,7 @@ async def test_a_last_file_that_is_not_sound_is_refused_naming_it_and_the_operat
         yield content
 
     files = (*handle.files[:-1], await InlineState().write(once()))
-    with pytest.raises(RestoreError, match="inline state of operator 'count'"):
+    with pytest.raises(RestoreError, match="restore the state of operator 'count'"):
         await restored("rocksdb", [KeyedStateHandle(handle.format, GROUPS, 0, GROUPS - 1, files)])
 
 
