@@ -373,11 +373,12 @@ class LeaseKeeper:
         began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
         try:
             head = await current_holder(self._leases)
-            if head is None:
-                self.lost_why = f"{self._leases.where(lease.info.number)} was deleted"
-                return False
-            if head.token != lease.token or head.holder != self.candidate:
-                self.lost_why = "another job has taken it"
+            self.lost_why = (
+                f"{self._leases.where(lease.info.number)} was deleted"
+                if head is None
+                else OTHER_JOB
+            )
+            if head is None or head.token != lease.token or head.holder != self.candidate:
                 return False
             info = LeaseInfo(head.number + 1, lease.token, self.candidate, self._address)
             if await self._create(info):
