@@ -90,10 +90,11 @@ async def reached(
     """Returns the result of `connect`, which is tried again while the server is away.
 
     A server may start at the same time as the job. After `START_PATIENCE_S` the last error is
-    raised. Without `rng`, the delays have no jitter.
+    raised. Warnings come at growing intervals. Without `rng`, the delays have no jitter.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + START_PATIENCE_S
+    log_backoff = LogBackoff()
     delay_s, longest_s = START_BACKOFF_S
     while True:
         try:
@@ -103,6 +104,8 @@ async def reached(
             if left_s <= 0 or not is_away(error):
                 raise
             why = redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
-            logger.warning("%s: %s; trying again for %.0f s", subject, why, left_s)
+            is_told = log_backoff.failed(loop.time()) is not None
+            level = logging.WARNING if is_told else logging.DEBUG
+            logger.log(level, "%s: %s; trying again for %.0f s", subject, why, left_s)
         await asyncio.sleep(delay_s if rng is None else delay_s * rng.uniform(0.5, 1.0))
         delay_s = min(2 * delay_s, longest_s)

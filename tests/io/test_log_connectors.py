@@ -75,8 +75,12 @@ async def test_sink_waits_for_a_server_that_starts_after_the_job(
     with pytest.raises(GraphError, match="the third attempt"):
         await writer.open()
     await writer.close()
-    waits = [record for record in caplog.records if "trying again for" in record.message]
-    assert [record.levelname for record in waits] == ["WARNING", "WARNING"]
+    waits = [
+        record
+        for record in caplog.records
+        if "trying again for" in record.message and record.levelname == "WARNING"
+    ]
+    assert len(waits) == 1, "the second failure comes too soon after the first"
     assert not any(record.message.startswith('"') for record in waits)
 
 
