@@ -273,7 +273,9 @@ class FlowStore:
             for objects, inners in by_place.values():
                 await objects.delete(inners)
         except (OSError, CheckpointError, RestoreError) as error:
-            logger.warning("what is wanted no more in %s stays behind: %s", self.url, error)
+            logger.warning(
+                "files in %s that are no longer needed could not be deleted: %s", self.url, error
+            )
 
     async def finish(self, number: int) -> None:
         """Marks all checkpoints up to `number` as not to be resumed: a new job begins without them.

@@ -138,7 +138,7 @@ class JobMaster:
         if self.stop_drains is not None:
             workers.stop_sources(self.executions.job_id, drain=self.stop_drains)
         splits = self._discovered
-        what = "while the state of the job was looked for"
+        what = "while the checkpoints of the job were read"
         try:
             if self._checkpoints is not None:
                 await self._checkpoints.open(recovered=self._recovered)
@@ -151,7 +151,7 @@ class JobMaster:
                     what = f"in discover() of source {vertex.head.name!r}"
                     splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
                     check_own_task()
-            what = "while the state of the job was dealt out"
+            what = "while the state of the job was distributed to its tasks"
             if self._checkpoints is not None:
                 self._checkpoints.run_with(workers)
             if self._begins_with is not None:

@@ -71,7 +71,7 @@ class OperatorTraits:
     planned before it is sent to another process.
     """
 
-    why_rows: str | None = "it takes one record at a time: what stands before it may be on columns"
+    why_rows: str | None = "it takes one record at a time; the steps before it may be on columns"
     """Why the operator turns columns into rows, None if it does not."""
     awaits: bool = False
     """Whether it waits for calls, and keeps its input in its state meanwhile."""
