@@ -40,6 +40,7 @@ __all__ = [
     "KeysMet",
     "TaskAdvice",
     "tell_unread_sides",
+    "warn_of_nones",
     "warn_of_unit",
 ]
 
@@ -147,6 +148,19 @@ def warn_of_unit(timestamp: int) -> None:
                 _year(timestamp // per_second),
                 remedy,
             )
+
+
+def warn_of_nones(what: str, count: int) -> None:
+    """Logs a warning for a filter that has dropped all elements because its results are None.
+
+    `what` names its operator and function.
+    """
+    logger.warning(
+        "%s returned None for all %d elements so far, which drops them: return True for those to "
+        "keep; is a return missing?",
+        what,
+        count,
+    )
 
 
 def _year(seconds: int) -> int:

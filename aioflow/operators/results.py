@@ -34,6 +34,7 @@ from itertools import islice, repeat
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from aioflow.advice.runtime import warn_of_nones
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import describe_record
 from aioflow.core.functions import Function, has_operator_state
@@ -50,6 +51,7 @@ __all__ = [
     "RESULTS_FIRST",
     "RESULTS_MAX",
     "FirstResult",
+    "FirstVerdict",
     "ResumableOutput",
     "UserFunction",
     "all_of",
@@ -64,6 +66,9 @@ PLAIN_RESULTS = frozenset((GeneratorType, list, tuple))
 
 _COUNTED = frozenset((list, tuple))
 """Exact types of results whose number is known in advance."""
+
+NONES_MAX = 100
+"""Number of results of a filter, all None, after which a warning is logged."""
 
 _ONE_ELEMENT = (str, bytes, bytearray, memoryview, Mapping)
 
@@ -134,6 +139,37 @@ class FirstResult:
             if isinstance(self.call, RowFunction):
                 self.call = self.call.of(value)
         return result
+
+
+class FirstVerdict(FirstResult):
+    """The function of a filter. It is checked until its first result that is not None.
+
+    A filter whose function only prints returns None for each element, and drops all.
+    """
+
+    __slots__ = ("_nones",)
+
+    def __init__(self, call: Callable[[Any], Any], what: str) -> None:
+        super().__init__(call, what)
+        self._nones = 0
+
+    def __call__(self, value: Any) -> Any:
+        was_seen = self.seen
+        result = super().__call__(value)
+        if not was_seen and result is None:
+            self._nones += 1
+            self.seen = self._nones >= NONES_MAX
+            if self.seen:
+                self.tell()
+        elif not was_seen:
+            self._nones = 0
+        return result
+
+    def tell(self) -> None:
+        """Logs a warning if all results so far were None."""
+        if self._nones:
+            warn_of_nones(self._what, self._nones)
+            self._nones = 0
 
 
 def _shown(result: Any) -> str:

@@ -42,7 +42,14 @@ from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
-from aioflow.operators.results import PLAIN_RESULTS, FirstResult, UserFunction, all_of, elements_of
+from aioflow.operators.results import (
+    PLAIN_RESULTS,
+    FirstResult,
+    FirstVerdict,
+    UserFunction,
+    all_of,
+    elements_of,
+)
 from aioflow.state.backend import NO_KEY, require_keyed
 
 if TYPE_CHECKING:
@@ -113,7 +120,9 @@ class StatelessOperator(Operator):
         fused._functions = [function for operator in operators for function in operator._functions]
         fused._contexts = [context for operator in operators for context in operator._contexts]
         fused.ctx = operators[-1].ctx
-        fused._look_at_first()
+        # Shared, because the operators are told of the end of data, and not `fused`.
+        fused._firsts = [first for operator in operators for first in operator._firsts]
+        fused._compile()
         return fused
 
     def setup(self, ctx: OperatorContext) -> None:
@@ -182,7 +191,8 @@ class StatelessOperator(Operator):
                     self._contexts[count:],
                     self.ctx,
                 )
-                rest._look_at_first()
+                rest._firsts = self._firsts[count:]
+                rest._compile()
         try:
             done = self._on_columns(batch)
         except NotOnColumns:
@@ -191,6 +201,11 @@ class StatelessOperator(Operator):
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         return all_of(partial(function.snapshot_state, self.ctx) for function in self._functions)
+
+    def end_of_data(self) -> None:
+        for first in self._firsts:
+            if isinstance(first, FirstVerdict):
+                first.tell()
 
     async def close(self) -> None:
         for function in reversed(self._functions):
@@ -201,9 +216,11 @@ class StatelessOperator(Operator):
         records.
         """
         self._firsts = [
-            FirstResult(
-                function.call, f"operator {context.name!r}: the function of {step.kind.value}"
-            )
+            (
+                FirstVerdict
+                if step.kind is StatelessKind.FILTER and not is_expression(step.function)
+                else FirstResult
+            )(function.call, f"operator {context.name!r}: the function of {step.kind.value}")
             for function, context, step in zip(
                 self._functions, self._contexts, self.steps, strict=True
             )

@@ -636,6 +636,27 @@ def test_a_text_that_spells_an_expression_is_told_how_it_is_written(
             getattr(numbers(), method)(text)
 
 
+@pytest.mark.parametrize("count", [3, 1_000])
+@pytest.mark.parametrize("before", [False, True], ids=["alone", "fused"])
+async def test_a_filter_that_only_returns_none_is_told_once(
+    count: int, before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream: Any = af.Flow("dropped").source(range(count))
+    stream = stream.map(abs) if before else stream
+    await stream.filter(lambda n: None, name="mine").collect()
+    told = [record.getMessage() for record in caplog.records if "returned None" in record.msg]
+    (message,) = told
+    assert message.startswith("operator 'mine': the function of filter returned None for all ")
+
+
+@pytest.mark.parametrize("results", [[None, True], [None, False], [0, None], []])
+async def test_a_filter_that_also_returns_other_results_is_not_told(
+    results: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    await af.Flow("kept").source([[one] for one in results]).filter(lambda r: r[0]).collect()
+    assert "returned None" not in caplog.text
+
+
 def grown(*fields: str) -> type[Any]:
     """Makes the class `Grown` of this module again, as a new version of a program would."""
     made = make_dataclass("Grown", [(field, int) for field in fields])
