@@ -379,7 +379,9 @@ def add_sink(
         factory = partial(make_operator, calling, sink)
     else:
         factory = partial(make_operator, SinkOperator, target)
-    add_operator(
+    part_files: tuple[str, str] | None = getattr(target, "part_files", None)
+    warn_of_shared_files(graph, target, part_files)
+    node = add_operator(
         graph,
         "sink",
         [streams],
@@ -391,6 +393,28 @@ def add_sink(
         parallelism_max=target.parallelism_max,
         traits=AWAITED_IN_TURN if awaits else BY_RECORD if calls else traits.sink(target),
     )
+    node.part_files = part_files
+
+
+def warn_of_shared_files(
+    graph: StreamGraph, sink: BaseSink[Any], part_files: tuple[str, str] | None
+) -> None:
+    """Logs a warning if another sink of the flow writes the same kind of files to the directory.
+
+    This is no error, because one directory may be meant for the rows of both.
+    """
+    other = next(
+        (node for node in graph.nodes.values() if part_files and node.part_files == part_files),
+        None,
+    )
+    if other is not None:
+        logger.warning(
+            "flow %r: %r and the sink %r write to the same directory, so a reader gets the rows of "
+            "both mixed: give one another directory, or unite the streams before one sink",
+            graph.name,
+            sink,
+            other.name,
+        )
 
 
 def add_global_sink(

@@ -130,6 +130,8 @@ class StreamNode:
     factory: Callable[[], Operator] | None = None
     traits: OperatorTraits = BY_RECORD
     """What the operator states about itself for the planner."""
+    part_files: tuple[str, str] | None = None
+    """Directory and suffix of the part files that a sink writes."""
     source: BaseSource[Any] | None = None
     watermarks: WatermarkStrategy[Any] | None = None
     """The strategy of a source node, applied to each split separately."""

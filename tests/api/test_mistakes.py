@@ -657,6 +657,18 @@ async def test_a_filter_that_also_returns_other_results_is_not_told(
     assert "returned None" not in caplog.text
 
 
+def test_two_sinks_of_a_flow_that_write_to_one_directory_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = numbers()
+    stream.sink(af.io.jsonl(tmp_path / "out"))
+    stream.sink(af.io.jsonl(tmp_path / "other"))
+    stream.sink(af.io.csv(tmp_path / "out"))
+    assert "same directory" not in caplog.text
+    stream.sink(af.io.jsonl(str(tmp_path / "out")))
+    assert caplog.text.count("write to the same directory") == 1
+
+
 def grown(*fields: str) -> type[Any]:
     """Makes the class `Grown` of this module again, as a new version of a program would."""
     made = make_dataclass("Grown", [(field, int) for field in fields])
