@@ -78,7 +78,8 @@ def apicurio() -> Iterator[Server]:
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": str(port),
             "quarkus.log.level": "WARN",
-            "quarkus.management.enabled": "false",
+            "quarkus.management.host": "127.0.0.1",
+            "quarkus.management.port": "0",  # Any; two registries may run at once.
             "apicurio.storage.kind": "sql",
             "apicurio.storage.sql.kind": "h2",
             "apicurio.datasource.url": f"jdbc:h2:file:{directory}/registry;WRITE_DELAY=0",
