@@ -379,7 +379,7 @@ def add_sink(
         factory = partial(make_operator, calling, sink)
     else:
         factory = partial(make_operator, SinkOperator, target)
-    part_files: tuple[str, str] | None = getattr(target, "part_files", None)
+    part_files = target.part_files
     warn_of_shared_files(graph, target, part_files)
     node = add_operator(
         graph,

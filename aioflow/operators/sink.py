@@ -292,6 +292,11 @@ class BaseSink(Sink[T_contra]):
         """
         raise TypeError(f"{type(self).__name__} must define global_committer(self, ctx)")
 
+    @property
+    def part_files(self) -> tuple[str, str] | None:
+        """Directory and suffix of the part files of the sink; None for a sink without files."""
+        return None
+
     def check_sink(self) -> None:
         """Raises GraphError if the sink has options that only a source can have."""
 
