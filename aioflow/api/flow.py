@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Protocol, TypeVar, Unpack, overload
 
 from aioflow.advice.hints import (
     explained_methods,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from aioflow.api.options import RunArguments, RunOptions
+    from aioflow.io.changes import Upsert
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Source
     from aioflow.operators.watermarks import WatermarkStrategy
@@ -250,16 +251,41 @@ class Flow:
         )
         return DataStream(self, [Upstream(node.id)])
 
+    @overload
     def sql(
         self,
         query: str,
         /,
         *,
+        updates: Literal[True],
         functions: Mapping[str, Callable[..., Any]] | None = None,
         schemas: Mapping[str, Any] | None = None,
         ttl: str | timedelta | None = None,
         **tables: Any,
-    ) -> DataStream[dict[str, Any]]:
+    ) -> DataStream[Upsert[dict[str, Any]]]: ...
+    @overload
+    def sql(
+        self,
+        query: str,
+        /,
+        *,
+        updates: Literal[False] = False,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        schemas: Mapping[str, Any] | None = None,
+        ttl: str | timedelta | None = None,
+        **tables: Any,
+    ) -> DataStream[dict[str, Any]]: ...
+    def sql(
+        self,
+        query: str,
+        /,
+        *,
+        updates: bool = False,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        schemas: Mapping[str, Any] | None = None,
+        ttl: str | timedelta | None = None,
+        **tables: Any,
+    ) -> Any:
         """Returns the stream of a query in SQL: `flow.sql("SELECT ... FROM bids", bids=stream)`.
 
         `tables` are streams of this flow, and bounded tables to look up: a list of rows, or a table
@@ -267,6 +293,10 @@ class Flow:
         that the query may call, by name; an `async def` is awaited. `schemas` declares the
         columns of tables: a dataclass or the like, an Arrow schema, or a dict of names to types.
         `ttl` is how long a join of whole streams keeps its rows.
+
+        A query whose rows change, such as a GROUP BY without a window, needs `updates=True`. Its
+        elements are `af.Upsert`: the latest row of a key, or None if that row is gone. Sinks of
+        tables write them with `mode="upsert"`.
 
         Raises SqlError at the place in the query. Needs the extra `[sql]`.
         """
@@ -276,7 +306,7 @@ class Flow:
             if error.name != "sqlglot":
                 raise
             raise GraphError("flow.sql() needs sqlglot: pip install 'aioflow[sql]'") from None
-        return sql(self, query, tables, functions, schemas, ttl)
+        return sql(self, query, tables, functions, schemas, ttl, updates)
 
     # Running.
 

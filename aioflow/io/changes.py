@@ -58,15 +58,15 @@ class Upsert(msgspec.Struct, Generic[T], frozen=True):
     """The latest row of a key, or its deletion."""
 
     table: str
-    """The table, as `tables=` names it."""
+    """The table, as `tables=` names it. Empty for the row of a query."""
     key: dict[str, Any]
     """The key of the row, by column."""
     row: T | None
     """The row. None if it was deleted."""
-    position: str
-    """The place of the transaction in the server's log."""
-    timestamp_ms: int
-    """The time of the commit, in milliseconds since 1970."""
+    position: str = ""
+    """The place of the transaction in the server's log. Empty for the row of a query."""
+    timestamp_ms: int = 0
+    """The time of the commit, in milliseconds since 1970. 0 for the row of a query."""
 
 
 def upserts_of(change: Change[Any]) -> Sequence[Upsert[Any]]:

@@ -43,6 +43,7 @@ from aioflow.io.lakes import (
     files_after,
     latest_rows,
     properties_of,
+    refuse_upserts,
 )
 from aioflow.io.memory import ONLY_SPLIT
 from aioflow.io.paths import checked_place, lent
@@ -167,6 +168,9 @@ class DeltaTable(BaseSource[Any], BaseSink[Any]):
 
     def reader(self, ctx: SourceContext) -> LakeReader:
         return LakeReader(ctx, _Versions(self), self.poll_s)
+
+    def check_upserts(self, key: Sequence[str]) -> None:
+        refuse_upserts(self)
 
     def writer(self, ctx: OperatorContext) -> LakeWriter:
         return LakeWriter(

@@ -42,6 +42,7 @@ from aioflow.io.lakes import (
     files_after,
     latest_rows,
     properties_of,
+    refuse_upserts,
 )
 from aioflow.io.memory import ONLY_SPLIT
 from aioflow.io.paths import lent
@@ -177,6 +178,9 @@ class IcebergTable(BaseSource[Any], BaseSink[Any]):
 
     def reader(self, ctx: SourceContext) -> LakeReader:
         return LakeReader(ctx, _Versions(self), self.poll_s)
+
+    def check_upserts(self, key: Sequence[str]) -> None:
+        refuse_upserts(self)
 
     def writer(self, ctx: OperatorContext) -> LakeWriter:
         return LakeWriter(ctx, _Table(self), f"{self!r}", evolve=self.evolve, key=self.key)

@@ -52,6 +52,7 @@ __all__ = [
     "files_after",
     "latest_rows",
     "properties_of",
+    "refuse_upserts",
 ]
 
 T = TypeVar("T")
@@ -407,6 +408,14 @@ def latest_rows(rows: Any, key: Sequence[str]) -> Any:
         return rows
     last = last.combine_chunks()
     return rows.take(last.take(pc.sort_indices(last)))
+
+
+def refuse_upserts(sink: object) -> None:
+    """Raises GraphError: sinks of lakes delete no rows."""
+    raise GraphError(
+        f"the rows of this query may be deleted, and {sink!r} deletes none: without a condition "
+        "on what changes, write .map(lambda change: change.row) before the sink"
+    )
 
 
 def checked_key(mode: str, key: str | Sequence[str] | None, place: str) -> list[str]:

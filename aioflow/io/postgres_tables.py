@@ -24,6 +24,7 @@ from aioflow.io.tables import (
     TableCommitter,
     TableLayout,
     TableWriter,
+    check_upserts,
     checked_mode,
     decode_piece,
     key_names,
@@ -190,6 +191,9 @@ class PostgresTable(BaseSource[T], BaseSink[Any]):
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _TableReader(ctx, self)
+
+    def check_upserts(self, key: Sequence[str]) -> None:
+        check_upserts(self, self.mode, key_names(self.key), key)
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
         return TableWriter(

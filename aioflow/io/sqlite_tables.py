@@ -31,6 +31,7 @@ from aioflow.io.tables import (
     TableCommitter,
     TableLayout,
     TableWriter,
+    check_upserts,
     checked_mode,
     decode_piece,
     key_names,
@@ -148,6 +149,9 @@ class SqliteTable(BaseSource[T], BaseSink[Any]):
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _TableReader(ctx, self)
+
+    def check_upserts(self, key: Sequence[str]) -> None:
+        check_upserts(self, self.mode, [] if self.key == "rowid" else key_names(self.key), key)
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
         return TableWriter(

@@ -54,6 +54,7 @@ __all__ = [
     "TableLayout",
     "TableStore",
     "TableWriter",
+    "check_upserts",
     "checked_mode",
     "decode_piece",
     "key_names",
@@ -190,6 +191,22 @@ def checked_mode(mode: Mode, columns: Sequence[str] | None, key: Sequence[str], 
         )
 
 
+def check_upserts(sink: object, mode: Mode, given: Sequence[str], key: Sequence[str]) -> None:
+    """Raises GraphError if `sink` does not apply upserts of rows with this key. `given` is `key=`
+    of the sink, empty for the primary key.
+    """
+    if mode != "upsert":
+        raise GraphError(
+            f'the rows of this query change, and {sink!r} has mode={mode!r}: give it mode="upsert" '
+            f"for the key {', '.join(key)}"
+        )
+    if given and key and set(given) != set(key):
+        raise GraphError(
+            f"the rows of this query have the key {', '.join(key)}, and key= of {sink!r} says "
+            f"{', '.join(given)}"
+        )
+
+
 def resolved_key(
     place: str,
     mode: Mode,
@@ -309,6 +326,11 @@ class RowShape:
         columns.
         """
         if not self.columns:
+            if type(values[0]) is Upsert:
+                raise ValueError(
+                    f"sink into {self._place} got {describe_record(values[0])}, which replaces or "
+                    'deletes a row: give the sink mode="upsert"'
+                )
             self._choose(fields_of_value(values[0]) or self._table_columns)
         return [self._row(value) for value in values]
 

@@ -300,6 +300,9 @@ class BaseSink(Sink[T_contra]):
     def check_sink(self) -> None:
         """Raises GraphError if the sink has options that only a source can have."""
 
+    def check_upserts(self, key: Sequence[str]) -> None:
+        """Raises GraphError if the sink, a table, would not replace and delete rows by `key`."""
+
 
 def completed(sink: Sink[Any]) -> BaseSink[Any]:
     """Returns `sink` with the defaults of `BaseSink`."""

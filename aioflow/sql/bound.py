@@ -15,7 +15,7 @@ from aioflow.core.functions import MapFunction
 from aioflow.sql.aggregates import is_aggregate
 from aioflow.sql.dialect import WindowTable
 from aioflow.sql.errors import SqlError
-from aioflow.sql.relation import END, START, TIME, Relation
+from aioflow.sql.relation import END, START, TIME, Relation, refuse_updates
 from aioflow.sql.scalars import Functions, Scalar, arguments_of, async_calls, compile_scalar
 from aioflow.sql.scope import Field, Scope
 from aioflow.sql.types import ANY, BOOLEAN, NULL
@@ -159,15 +159,19 @@ def replaced(
     return node.transform(place)
 
 
-def rank_limit(entry: exp.Expr, conditions: Sequence[exp.Expr]) -> tuple[str, int] | None:
-    """Returns the name of the ROW_NUMBER() of a subquery, and the last rank that is read."""
+def rank_limit(entry: exp.Expr, conditions: list[exp.Expr]) -> tuple[str, int] | None:
+    """Returns the name of the ROW_NUMBER() of a subquery, and the last rank that is read.
+
+    Removes the condition from `conditions` if this limit says all of it.
+    """
     inner = entry
     while isinstance(inner, exp.Subquery):
         inner = inner.this
     if not isinstance(inner, exp.Select):
         return None
     ranked = [one.alias for one in inner.expressions if isinstance(one.unalias(), exp.Window)]
-    for one in conditions:
+    for given in conditions:
+        one = given
         if isinstance(one, exp.GTE | exp.GT):  # 3 >= rank
             one = {exp.GTE: exp.LTE, exp.GT: exp.LT}[type(one)](
                 this=one.expression, expression=one.this
@@ -180,6 +184,8 @@ def rank_limit(entry: exp.Expr, conditions: Sequence[exp.Expr]) -> tuple[str, in
         if len(alike) == 1 and isinstance(limit, exp.Literal) and limit.is_int:
             n = int(limit.name) - isinstance(one, exp.LT)
             if n >= 1:
+                if n == 1 or not isinstance(one, exp.EQ):
+                    conditions.remove(given)
                 return alike[0], n
     return None
 
@@ -193,10 +199,13 @@ def unused(name: str, taken: Any) -> str:
 
 
 class Compiler:
-    """Compiles bound expressions over the fields of a relation."""
+    """Compiles bound expressions over the fields of a relation, with the arguments of `sql`."""
 
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, flow: Any, functions: Functions, ttl: Any, updates: bool) -> None:
+        self.flow = flow
         self.functions = functions
+        self.ttl = ttl
+        self.updates = updates
         self.shared: dict[tuple[str, ...], Any] = {}
         """Streams of grouped windows, by all that determines them."""
 
@@ -219,6 +228,7 @@ class Compiler:
         calls = [call for node in nodes for call in async_calls(node, self.functions)]
         if not calls:
             return relation, nodes
+        refuse_updates(relation, "an async function", calls[0])
         if relation.is_open:
             raise SqlError("async functions need to know the columns; declare them with schemas=")
         relation = relation.as_rows()

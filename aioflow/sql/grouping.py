@@ -10,13 +10,14 @@ from typing import Any
 from sqlglot import exp
 
 import aioflow as af
-from aioflow.expressions.nodes import Expr
+from aioflow.expressions.nodes import Column, Expr
 from aioflow.expressions.rows import compile_row
 from aioflow.operators.window.assigners import TumblingWindows
 from aioflow.sql import joins
 from aioflow.sql.aggregates import compile_aggregate
 from aioflow.sql.bound import LEGACY, Compiler, Keys, aggregates_in, is_key, replaced
 from aioflow.sql.errors import SqlError
+from aioflow.sql.keyed import First
 from aioflow.sql.relation import (
     END,
     START,
@@ -26,6 +27,7 @@ from aioflow.sql.relation import (
     Relation,
     Windows,
     duration_ms,
+    refuse_updates,
     substitute,
 )
 from aioflow.sql.scope import Field
@@ -143,16 +145,25 @@ def aggregate(
     having: list[exp.Expr],
     node: exp.Select,
 ) -> tuple[Relation, list[tuple[str, exp.Expr]], list[exp.Expr]]:
-    """Groups a relation by its windows.
+    """Groups a relation by its windows, or without one by a running aggregate, whose rows change.
 
     Returns the relation of the groups, and the items and conditions over its fields.
     """
+    what, place = _named(node, group)
+    refuse_updates(relation, what, place)
     relation, legacy = _legacy(relation, group)
-    group = [one for one in group if one is not legacy]
+    group = [one for n, one in enumerate(group) if one is not legacy and one not in group[:n]]
     if legacy is None and sessions_differ(relation, [one.name for one in group]):
         relation = applied(relation)
-    windows = None if legacy else _grouping_windows(relation, group, node)
-    keys = [one for one in group if not (windows is None and is_key(one, (START, END, TIME)))]
+    bounded, windows = (True, None) if legacy else _grouping_windows(relation, group, place)
+    if not bounded:
+        if relation.pending or any(map(aggregates_in, [*(one for _, one in items), *having])):
+            _require_updates(compiler, relation, what, place)
+        else:  # A row of keys alone never changes.
+            joins.require_ttl(compiler.ttl, compiler.flow, [relation], what, place)
+        relation = applied(relation)
+    pending = bounded and windows is None
+    keys = [one for one in group if not (pending and is_key(one, (START, END, TIME)))]
     relation, nodes = compiler.awaited(relation, [*keys, *(one for _, one in items), *having])
     keys, rest = nodes[: len(keys)], nodes[len(keys) :]
     items = [(name, one) for (name, _), one in zip(items, rest, strict=False)]
@@ -166,9 +177,7 @@ def aggregate(
             keys = [one for one in keys if one.name != windows.start]
     if windows is not None and windows.regroup is None:
         relation = relation.as_rows()  # Whose fields name the window.
-    # Keys and aggregates read the records in place.
-    direct = tuple(replace(one, read=relation.reads.get(one.key)) for one in relation.fields)
-    relation = replace(relation, fields=direct)
+    relation = relation.in_place()
     scalars = [compiler.compile(one, relation) for one in keys]
     found: list[exp.Expr] = []
     for one in (*(one for _, one in items), *having):
@@ -176,38 +185,53 @@ def aggregate(
     scope = Keys(relation.fields, relation.is_open)
     computed = [compile_aggregate(one, scope, compiler.functions) for one in found]
     parts = {name: part for one in computed for name, part in one.parts.items()}
-    if windows is None:
+    assigner: Any = None
+    if pending:
         assert relation.pending is not None
         assigner = relation.pending.assigner
-    else:
+    elif windows is not None:
         assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
-    if assigner.is_event_time:
+    if bounded and assigner.is_event_time:
         joins.require_event_time(relation, "a window", node.args.get("group") or node)
     whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
     key = joins.key_of(scalars)
     # Subqueries that group alike share the operator.
-    place = tuple(map(repr, (*relation.stream.upstreams, key, assigner, sorted(parts))))
-    results = compiler.shared.get(place)
+    shared = tuple(map(repr, (*relation.stream.upstreams, key, assigner, sorted(parts))))
+    results = compiler.shared.get(shared)
     if results is None:
-        results = (
-            _with_time(relation).stream.key_by(key).window(assigner).aggregate(whole or af.count())
-        )
-        compiler.shared[place] = results
-    value = af.col.value
+        if bounded:
+            keyed = _with_time(relation).stream.key_by(key)
+            results = keyed.window(assigner).aggregate(whole or af.count())
+        else:
+            keyed = relation.stream.key_by(key)
+            results = keyed.aggregate(whole) if whole else keyed.process(First(False, compiler.ttl))
+        compiler.shared[shared] = results
+    of_key, value = (af.col.key, af.col.value) if bounded else (Column(0), Column(1))
     read_part = {n: value if len(parts) == 1 else value[n] for n in parts}
-    of_keys = joins.reads_of_key(af.col.key, scalars)
+    of_keys = joins.reads_of_key(of_key, scalars)
+    if not bounded and not whole:
+        of_keys = [one.expression for one in scalars]  # The first record of the group.
     reads: dict[str, Expr[Any]] = {f"$k{i}": one for i, one in enumerate(of_keys)}
     reads |= {f"$a{i}": substitute(a.result, read_part) for i, a in enumerate(computed)}
-    fields = [Field(f"$k{i}", s.type, s.nullable, f"$k{i}") for i, s in enumerate(scalars)]
+    fields = [
+        Field(one.name or one.sql(), s.type, s.nullable, f"$k{i}")
+        for i, (one, s) in enumerate(zip(keys, scalars, strict=True))
+    ]
     fields += [Field(f"$a{i}", a.type, a.nullable, f"$a{i}") for i, a in enumerate(computed)]
     trees = [(one, f"$k{i}") for i, one in enumerate(keys)]
     trees += [(one, f"$a{i}") for i, one in enumerate(found)]
-    if windows is None:
+    times: Mapping[str, int] = {}
+    after: Windows | None = None
+    identity = None
+    if not bounded:
+        identity = tuple(f"$k{i}" for i in range(len(keys))) if whole else None
+    elif windows is None:
         assert relation.pending is not None
         reads |= {START: af.col.start, END: af.col.end, TIME: af.col.end - 1}
         fields += WINDOW_FIELDS
         by_event_time = assigner.is_event_time
-        times = {TIME: 0, END: 1} if by_event_time else {}
+        if by_event_time:
+            times = {TIME: 0, END: 1}
         after = relation.pending.windows(relation.pending.ends) if by_event_time else None
     else:
         own = {one.name: f"$k{i}" for i, one in enumerate(keys) if isinstance(one, exp.Column)}
@@ -219,10 +243,15 @@ def aggregate(
         end, start = own.get(windows.end), own.get(windows.start or "")
         times = {} if end is None else {end: 1}
         if TIME in own:
-            times[own[TIME]] = 0
+            times = {**times, own[TIME]: 0}
         after = None if end is None else windows.after(start, end)
     relation = Relation(
-        stream=results, fields=tuple(fields), reads=reads, times=times, windows=after
+        stream=results,
+        fields=tuple(fields),
+        reads=reads,
+        times=times,
+        windows=after,
+        identity=identity,
     )
     return (
         relation,
@@ -277,36 +306,45 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
 
 
 def _grouping_windows(
-    relation: Relation, group: list[exp.Expr], node: exp.Select
-) -> Windows | None:
-    """Returns the windows of the fields that group the relation; None means the pending windows.
-
-    Raises SqlError if no window bounds the groups.
-    """
-    distinct = node.args.get("distinct")
-    place = node.args.get("group") or (node.expressions[0] if distinct else node)
+    relation: Relation, group: list[exp.Expr], place: exp.Expr
+) -> tuple[bool, Windows | None]:
+    """Returns whether a window bounds the groups, and which; None means the pending windows."""
     names = {one.name for one in group if isinstance(one, exp.Column)}
-    if relation.pending and names & {START, END}:
-        if relation.pending.kind == "CUMULATE" and END not in names:
-            raise SqlError("the groups of CUMULATE need window_end among their columns", place)
-        return None
+    if relation.pending and relation.pending.kind == "CUMULATE" and names & {START, END} == {START}:
+        raise SqlError("the groups of CUMULATE need window_end among their columns", place)
     windows = relation.windows
-    if windows is not None and windows.end in names:
-        return windows
-    if windows is not None and windows.size and windows.start in names:
-        return windows
-    if windows is not None:
-        raise SqlError(f"GROUP BY lacks the end of the window; add {windows.end}", place)
-    what = (
-        "SELECT DISTINCT" if node.args.get("distinct") else "GROUP BY" if group else "an aggregate"
-    )
     if relation.pending:
-        add = "add" if group else "write GROUP BY"
+        return bool(names & {START, END}), None
+    if windows is None:
+        return False, None
+    bounded = windows.end in names or bool(windows.size and windows.start in names)
+    return bounded, windows if bounded else None
+
+
+def _named(node: exp.Select, group: list[exp.Expr]) -> tuple[str, exp.Expr]:
+    """Returns what groups the rows of a query, and its place."""
+    if node.args.get("distinct"):
+        return "SELECT DISTINCT", node.expressions[0]
+    return "GROUP BY" if group else "an aggregate", node.args.get("group") or node
+
+
+def _require_updates(compiler: Compiler, relation: Relation, what: str, place: exp.Expr) -> None:
+    """Raises SqlError for groups without a window, unless the caller asked for updates."""
+    if compiler.updates:
+        return
+    windows = relation.windows
+    if windows is not None:
+        raise SqlError(
+            f"{what} lacks the end of the window; add {windows.end}, or give updates=True", place
+        )
+    if relation.pending:
+        add = "write GROUP BY" if what == "an aggregate" else "add"
         raise SqlError(f"{what} lacks the window; {add} window_start, window_end", place)
     raise SqlError(
-        f"{what} without a window gives results that change with each row; group by a window: "
+        f"{what} without a window gives results that change with each row; give updates=True for "
+        "a stream of af.Upsert, which replace each other, or group by a window: "
         "FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), INTERVAL '1' MINUTE)) GROUP BY "
-        "window_start, window_end, or use key_by(...).aggregate(...) on the stream",
+        "window_start, window_end",
         place,
     )
 

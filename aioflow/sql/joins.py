@@ -17,6 +17,7 @@ import aioflow as af
 from aioflow.api.build import event_time_of
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_predicate, compile_row
+from aioflow.sql.bound import Compiler
 from aioflow.sql.errors import SqlError
 from aioflow.sql.relation import Relation, Windows, duration_ms, under
 from aioflow.sql.scalars import Scalar
@@ -54,17 +55,11 @@ class Condition:
 class Joins:
     """Joins the relations of one FROM, from left to right."""
 
-    def __init__(
-        self,
-        relations: Sequence[Relation],
-        compile: Callable[[exp.Expr, Relation], Scalar],
-        ttl: Any,
-        flow: Any,  # af.Flow.
-    ) -> None:
+    def __init__(self, relations: Sequence[Relation], compiler: Compiler) -> None:
         self._relations = relations
-        self._compile = compile
-        self._ttl = ttl
-        self._flow = flow
+        self._compile = compiler.compile
+        self._ttl = compiler.ttl
+        self._flow = compiler.flow
 
     def fold(
         self,

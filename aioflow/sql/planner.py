@@ -1,7 +1,7 @@
 """Plans a query: a tree of sqlglot becomes operators of a flow, and gives a stream.
 
-All results are appended: a row, once emitted, is never corrected. A query whose rows would change
-is refused: the error shows the place in the text, and says what to write.
+Results are appended: a row, once emitted, is never corrected. A query whose rows change is refused
+at its place in the text, unless the caller asks for updates: then its elements are `af.Upsert`.
 
 A SELECT is planned in the order of its meaning: FROM and joins, WHERE, GROUP BY with its windows,
 HAVING, the list of columns. Before anything is compiled, each name is bound: it becomes the key of
@@ -43,6 +43,7 @@ from aioflow.sql.relation import (
     WINDOW_FIELDS,
     Relation,
     duration_ms,
+    refuse_updates,
 )
 from aioflow.sql.scalars import Functions, UserFunction
 from aioflow.sql.scope import Field, Merged, Named, Scope, type_of_hint
@@ -58,7 +59,8 @@ def sql(
     functions: Mapping[str, Callable[..., Any]] | None = None,
     schemas: Mapping[str, Any] | None = None,
     ttl: Any = None,
-) -> sources.QueryStream:
+    updates: bool = False,
+) -> sources.QueryStream | sources.UpdateStream:
     """Returns the stream of the query `text`. See `Flow.sql`."""
     if not isinstance(text, str):
         raise GraphError(f"sql() takes the text of a query, got {type(text).__name__}")
@@ -72,7 +74,8 @@ def sql(
             name: sources.relation(flow, name, what, (schemas or {}).get(name))
             for name, what in tables.items()
         }
-        planner = Planner(flow, found, _functions(functions or {}), ttl)
+        compiler = Compiler(flow, _functions(functions or {}), ttl, updates)
+        planner = Planner(found, compiler)
         stream = planner.run(parse(text))
     except SqlError as error:
         error.text = error.text or text
@@ -118,19 +121,15 @@ class From:
 class Planner:
     """Plans the queries of one text. `tables` are relations, or the rows of a bounded table."""
 
-    def __init__(
-        self, flow: Any, tables: Mapping[str, Relation], functions: Functions, ttl: Any
-    ) -> None:
-        self.flow = flow
+    def __init__(self, tables: Mapping[str, Relation], compiler: Compiler) -> None:
         self.given = tables
         self.tables = dict(tables)
         """The given tables, the views, and the names of WITH."""
         self.read: set[str] = set()
         """Names of the given tables that the query reads."""
-        self.compiler = Compiler(functions)
-        self.ttl = ttl
+        self.compiler = compiler
 
-    def run(self, statements: Sequence[exp.Expr]) -> sources.QueryStream:
+    def run(self, statements: Sequence[exp.Expr]) -> sources.QueryStream | sources.UpdateStream:
         """Returns the stream of the last statement; those before it are views."""
         if not statements:
             raise SqlError("sql() got an empty text, expected a SELECT")
@@ -153,6 +152,12 @@ class Planner:
                     f"{field.name} is PROCTIME(), which only windows and AS OF can use; leave it "
                     "out of SELECT"
                 )
+        if relation.identity is not None and self.compiler.updates:
+            return sources.UpdateStream(relation)
+        if relation.identity is not None:
+            raise SqlError("the rows of this query change; give updates=True", last)
+        if self.compiler.updates:
+            raise SqlError("rows of this query never change; leave out updates=True", last)
         return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
     def query(self, node: exp.Expr, rank: tuple[str, int] | None = None) -> Relation:
@@ -192,6 +197,8 @@ class Planner:
                 node.expression,
             )
         left, right = self.query(node.left), self.query(node.right)
+        refuse_updates(left, "UNION ALL", node.left)
+        refuse_updates(right, "UNION ALL", node.right)
         if left.is_open or right.is_open:
             raise SqlError("UNION ALL needs to know the columns; declare them with schemas=", node)
         if len(left.fields) != len(right.fields):
@@ -367,8 +374,9 @@ class Planner:
             refuse_clauses(entry)
             alias, relation = self._entry(entry, rank)
             if isinstance(relation, sources.Table):
-                relation = relation if found else relation.streamed(self.flow)
+                relation = relation if found else relation.streamed(self.compiler.flow)
             elif len(entries) > 1:
+                refuse_updates(relation, "a join", entry)
                 relation = applied(relation)
             if any(alias == other for other, _ in found):
                 raise SqlError(f"{alias!r} stands twice in FROM; give each an alias", entry)
@@ -388,9 +396,7 @@ class Planner:
                         f"a join needs to know the columns of {alias}; declare them with schemas=",
                         entry,
                     )
-            joined = joins.Joins(
-                [one for _, one in found], self.compiler.compile, self.ttl, self.flow
-            )
+            joined = joins.Joins([one for _, one in found], self.compiler)
             steps = []
             scope = Scope(named[:1])
             for join, right in zip(node.args["joins"], named[1:], strict=True):
@@ -465,7 +471,8 @@ class Planner:
         inner = entry.this
         _, relation = self._entry(inner, None)
         if isinstance(relation, sources.Table):
-            relation = relation.streamed(self.flow)
+            relation = relation.streamed(self.compiler.flow)
+        refuse_updates(relation, "a window", entry)
         scope = Scope([Named(inner.alias_or_name or "", relation.fields, relation.is_open)])
         keys = [scope.resolve(one).key for one in entry.args.get("partition") or ()]
         durations = {
@@ -494,10 +501,23 @@ class Planner:
         if not conditions:
             return relation
         relation, bound = self.compiler.awaited(relation, list(conditions))
-        whole = bound[0]
-        for one in bound[1:]:
+        identity = relation.identity
+        # Of one row, conditions on its identity are always true or never.
+        fixed = [
+            one
+            for one in bound
+            if identity is None or all(c.name in identity for c in one.find_all(exp.Column))
+        ]
+        if fixed:
+            relation = relation.filtered(self._all(fixed, relation))
+        changing = [one for one in bound if one not in fixed]
+        return relation.passing(self._all(changing, relation)) if changing else relation
+
+    def _all(self, conditions: Sequence[exp.Expr], relation: Relation) -> Expr[Any]:
+        whole = conditions[0]
+        for one in conditions[1:]:
             whole = exp.And(this=whole, expression=one)
-        return relation.filtered(self.compiler.condition(whole, relation).expression)
+        return self.compiler.condition(whole, relation).expression
 
     def _project(
         self,
@@ -506,9 +526,7 @@ class Planner:
         rank: tuple[str, int] | None,
     ) -> Relation:
         for over in [one for _, one in items if one.find(exp.Window)]:
-            relation, items = ranked(
-                self.compiler, relation, items, over, rank, self.ttl, self.flow
-            )
+            relation, items = ranked(self.compiler, relation, items, over, rank)
         if relation.is_open and any(name == "*" for name, _ in items):
             clock = {name for name, one in items if is_clock(one)}
             extra = tuple(Field(name, TIMESTAMP, False, name) for name in clock)
@@ -550,6 +568,9 @@ class Planner:
             times |= {
                 f.key: 0 for f, one in zip(own, nodes, strict=True) if relation.is_latest(one)
             }
+        identity = relation.identity
+        if identity is not None:
+            identity = self._identity(relation, identity, moved, items, own)
         result = replace(
             relation,
             fields=tuple(own),
@@ -560,8 +581,33 @@ class Planner:
             latest=(),
             clock=frozenset(clock),
             windows=windows,
+            identity=identity,
         )
-        return result.as_rows() if computed else result
+        return result.as_rows() if computed and identity is None else result
+
+    @staticmethod
+    def _identity(
+        relation: Relation,
+        identity: tuple[str, ...],
+        moved: Mapping[str, str],
+        items: list[tuple[str, exp.Expr]],
+        own: Sequence[Field],
+    ) -> tuple[str, ...]:
+        """Returns the keys of the columns that identify a row. The one row of a query without
+        groups has its constants for it.
+        """
+        missing = [f.name for f in relation.fields if f.key in identity and f.key not in moved]
+        if missing:
+            raise SqlError(
+                f"the columns must have {', '.join(missing)}, which says which row an update "
+                "replaces",
+                items[0][1],
+            )
+        if identity:
+            return tuple(moved[key] for key in identity)
+        constants = (exp.Literal, exp.Boolean)
+        pairs = zip(items, own, strict=True)
+        return tuple(field.key for (_, one), field in pairs if isinstance(one, constants))
 
 
 def _widened(relation: Relation, fields: Sequence[Field]) -> Relation:

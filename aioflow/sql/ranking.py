@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from sqlglot import exp
 
-from aioflow.core.functions import (
-    AggregateFunction,
-    KeyedProcessFunction,
-    ProcessContext,
-    RuntimeContext,
-)
-from aioflow.core.states import ValueState, ValueStateDescriptor
+import aioflow as af
+from aioflow.core.functions import AggregateFunction
+from aioflow.expressions.nodes import Literal
 from aioflow.sql import joins
 from aioflow.sql.bound import Compiler, is_clock, key_column
 from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import applied, sessions_differ
-from aioflow.sql.relation import END, START, TIME, WINDOW_FIELDS, Relation
+from aioflow.sql.keyed import First, Leaders
+from aioflow.sql.relation import (
+    END,
+    START,
+    TIME,
+    WINDOW_FIELDS,
+    Relation,
+    refuse_updates,
+    under,
+)
 from aioflow.sql.scope import Field
 from aioflow.sql.types import INTEGER
 from aioflow.sql.windows import FieldWindows
@@ -37,8 +42,6 @@ def ranked(
     items: list[tuple[str, exp.Expr]],
     over: exp.Expr,
     rank: tuple[str, int] | None,
-    ttl: Any,
-    flow: Any,  # af.Flow.
 ) -> tuple[Relation, list[tuple[str, exp.Expr]]]:
     """Returns the first rows of each partition, and the items with the rank as a column."""
     name = next(name for name, one in items if one.find(exp.Window))
@@ -56,6 +59,7 @@ def ranked(
         )
     if relation.is_open:
         raise SqlError("ROW_NUMBER() needs to know the columns; declare them with schemas=", over)
+    refuse_updates(relation, "ROW_NUMBER()", over)
     partition = over.args.get("partition_by") or []
     order = over.args.get("order")
     if order is None:
@@ -65,18 +69,23 @@ def ranked(
     ends = windows and (windows.end in names or (windows.size and windows.start in names))
     if (relation.pending and names & {START, END}) or ends:
         relation = _best_of_windows(compiler, relation, over, rank)
-    elif _is_first(relation, order, rank[1]):
-        joins.require_ttl(ttl, flow, [relation], "the first row of each key", over)
+    elif _is_first(compiler, relation, order, rank[1]):
+        joins.require_ttl(
+            compiler.ttl, compiler.flow, [relation], "the first row of each key", over
+        )
         rows = relation.as_rows()
         keys = [compiler.compile(part, rows) for part in partition]
-        first = First(not _by_clock(relation, order.expressions[0].this), ttl)
+        first = First(not _by_clock(relation, order.expressions[0].this), compiler.ttl)
         stream = rows.stream.key_by(joins.key_of(keys)).process(first)
         relation = replace(rows, stream=stream.map(partial(_with, name, 1)))
+    elif compiler.updates:
+        relation = _best_so_far(compiler, relation, over, rank)
     else:
         raise SqlError(
-            "the first rows of a stream can change with each row; rank within a window "
-            "(PARTITION BY window_start, window_end), or keep the first row of each key: ORDER "
-            "BY the time ASC, rank = 1",
+            "the first rows of a stream can change with each row; give updates=True for a stream "
+            "of af.Upsert, which replace each other, rank within a window (PARTITION BY "
+            "window_start, window_end), or keep the first row of each key: ORDER BY the time ASC, "
+            "rank = 1",
             over,
         )
     relation = replace(relation, fields=(*relation.fields, Field(name, INTEGER, False, name)))
@@ -100,10 +109,6 @@ def _best_of_windows(
     partition = [one for one in over.args["partition_by"] if one.name not in bounds]
     keys = [compiler.compile(one, rows) for one in partition]
     order = over.args["order"]
-    parts = []
-    for one in order.expressions:
-        read = compiler.compile(one.this, rows).function
-        parts.append((read, bool(one.args.get("desc")), bool(one.args.get("nulls_first"))))
     if not keys and windows:
         keys = [compiler.compile(key_column(windows.end, order), rows)]
     if pending is not None:
@@ -115,17 +120,60 @@ def _best_of_windows(
     if assigner.is_event_time:
         joins.require_event_time(rows, "a window", over)
     grouped = rows.stream.key_by(joins.key_of(keys)).window(assigner)
-    best = grouped.aggregate(Best(rank[1], SortKey(tuple(parts))))
+    best = grouped.aggregate(Best(rank[1], _sort_key(compiler, rows, order.expressions)))
     stream = best.flat_map(partial(_numbered, rank[0], pending is not None))
     fields = rows.fields + (WINDOW_FIELDS if pending else ())
     return replace(rows, stream=stream, fields=fields, windows=after, times=times)
+
+
+def _best_so_far(
+    compiler: Compiler, relation: Relation, over: exp.Window, rank: tuple[str, int]
+) -> Relation:
+    """Returns the first rows of each partition, which later rows replace."""
+    name, limit = rank
+    partition = over.args.get("partition_by") or []
+    for one in partition:
+        if not isinstance(one, exp.Column):
+            raise SqlError("PARTITION BY takes columns here; name this one in a subquery", one)
+    if relation.pending is not None:
+        raise SqlError("ranks of windows need PARTITION BY window_start, window_end", over)
+    identity = tuple(dict.fromkeys(one.name for one in partition))
+    order = over.args["order"].expressions
+    for one in order:
+        if _by_clock(relation, one.this):
+            raise SqlError("ORDER BY PROCTIME() is known for ASC and rank = 1 alone", one)
+    source = relation.in_place()
+    key = joins.key_of([compiler.compile(one, source) for one in partition])
+    by = compiler.compile(order[0].this, source)
+    if limit == 1 and len(order) == 1 and not by.nullable:
+        best = (af.max_by if order[0].args.get("desc") else af.min_by)(by.expression)
+        stream: Any = relation.stream.key_by(key).aggregate(best)
+        reads = {one.key: under(relation.column(one.key), 1) for one in relation.fields}
+        relation = replace(relation, stream=stream, reads={**reads, name: Literal(1)})
+    else:
+        relation = relation.as_rows()
+        key = joins.key_of([compiler.compile(one, relation) for one in partition])
+        leaders = Leaders(name, limit, _sort_key(compiler, relation, order))
+        stream = relation.stream.key_by(key).process(leaders)
+        relation = replace(relation, stream=stream)
+        identity = identity if limit == 1 else (*identity, name)
+    return replace(relation, is_plain=False, times={}, latest=(), windows=None, identity=identity)
+
+
+def _sort_key(compiler: Compiler, rows: Relation, order: list[exp.Expr]) -> SortKey:
+    """Returns the sort key of an ORDER BY over rows that are dicts of the fields."""
+    parts = []
+    for one in order:
+        read = compiler.compile(one.this, rows).function
+        parts.append((read, bool(one.args.get("desc")), bool(one.args.get("nulls_first"))))
+    return SortKey(tuple(parts))
 
 
 def _by_clock(relation: Relation, node: exp.Expr) -> bool:
     return is_clock(node) or (isinstance(node, exp.Column) and node.name in relation.clock)
 
 
-def _is_first(relation: Relation, order: exp.Order, limit: int) -> bool:
+def _is_first(compiler: Compiler, relation: Relation, order: exp.Order, limit: int) -> bool:
     """Returns whether the first row of a key is final before the end of the input."""
     (one, *more) = order.expressions
     if limit != 1 or more or one.args.get("desc"):
@@ -134,7 +182,9 @@ def _is_first(relation: Relation, order: exp.Order, limit: int) -> bool:
         return True
     if not isinstance(one.this, exp.Column):
         return False
-    return relation.times is None or relation.times.get(one.this.name) == 0
+    if relation.times is None:  # The column may be the time, or may not.
+        return not compiler.updates
+    return relation.times.get(one.this.name) == 0
 
 
 def _numbered(name: str, bounded: bool, result: Any) -> list[dict[str, Any]]:
@@ -204,38 +254,3 @@ class Best(AggregateFunction[Row, list[Row], list[Row]]):
 
     def merge(self, a: list[Row], b: list[Row]) -> list[Row]:
         return sorted([*a, *b], key=self.key)[: self.n]
-
-
-@dataclass
-class First(KeyedProcessFunction[Any, Row, Row]):
-    """Emits the earliest row of each key, once event time has passed the time of the row.
-
-    Without `by_time` it is the row that arrives first, which is emitted at once.
-    """
-
-    by_time: bool
-    ttl: str | None
-
-    def open(self, ctx: RuntimeContext) -> None:
-        self.done: ValueState[bool] = ctx.get_state(ValueStateDescriptor("done", ttl=self.ttl))
-        self.best: ValueState[Any] = ctx.get_state(ValueStateDescriptor("best"))
-        """The earliest row so far, with its time, until it is emitted."""
-
-    def process_element(self, value: Row, ctx: ProcessContext) -> Iterator[Row]:
-        if self.done.value():
-            return
-        if not self.by_time:
-            self.done.update(True)
-            yield value
-            return
-        best = self.best.value()
-        if best is None or ctx.timestamp < best[0]:
-            self.best.update((ctx.timestamp, value))
-            ctx.timer_service.register_event_time_timer(ctx.timestamp)
-
-    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Iterator[Row]:
-        best = self.best.value()
-        if best is not None and best[0] <= timestamp:
-            self.best.clear()
-            self.done.update(True)
-            yield best[1]

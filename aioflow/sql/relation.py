@@ -13,7 +13,7 @@ from typing import Any
 from sqlglot import exp
 
 from aioflow.api.streams import DataStream
-from aioflow.expressions.nodes import Column, Expr
+from aioflow.expressions.nodes import Case, Column, Expr, Literal
 from aioflow.expressions.nodes import Field as Nested
 from aioflow.operators.window.assigners import WindowAssigner
 from aioflow.sql.errors import SqlError
@@ -29,6 +29,7 @@ __all__ = [
     "Relation",
     "Windows",
     "duration_ms",
+    "refuse_updates",
     "substitute",
     "under",
 ]
@@ -112,6 +113,13 @@ class Relation:
     """Keys of fields that PROCTIME() made. They have no value."""
     pending: Pending | None = None
     windows: Windows | None = None
+    identity: tuple[str, ...] | None = None
+    """Keys of the fields that say which row a record replaces; None: records only append.
+
+    All records of a row come from one subtask, in order.
+    """
+    passes: Expr[Any] | None = None
+    """Condition over a record that updates. If it is not true, the row is gone."""
 
     def read(self, expression: Expr[Any]) -> Expr[Any]:
         """Returns `expression`, which reads fields by key, as an expression of a record."""
@@ -137,6 +145,18 @@ class Relation:
 
     def filtered(self, condition: Expr[Any]) -> Relation:
         return replace(self, stream=self.stream.filter(self.read(condition)))
+
+    def passing(self, condition: Expr[Any]) -> Relation:
+        """Returns the relation whose rows are gone while the condition is not true."""
+        condition = self.read(condition)
+        if self.passes is not None:
+            condition = Case(((self.passes, condition),), Literal(False))
+        return replace(self, passes=condition)
+
+    def in_place(self) -> Relation:
+        """Returns the relation with fields that are read from the records as they are."""
+        fields = tuple(replace(one, read=self.reads.get(one.key)) for one in self.fields)
+        return replace(self, fields=fields)
 
     def as_rows(self) -> Relation:
         """Returns the relation with dicts of just its fields as records."""
@@ -167,6 +187,17 @@ class Relation:
             times=self.times and {new(key): offset for key, offset in self.times.items()},
             clock=frozenset(map(new, self.clock)),
             windows=windows,
+            identity=None if self.identity is None else tuple(map(new, self.identity)),
+        )
+
+
+def refuse_updates(relation: Relation, what: str, node: exp.Expr) -> None:
+    """Raises SqlError if rows of the relation may change."""
+    if relation.identity is not None:
+        raise SqlError(
+            f"{what} of rows that change is not known; give the query inside a window, or write "
+            "its rows to a table that the rest reads",
+            node,
         )
 
 
@@ -179,7 +210,7 @@ def substitute(expression: Expr[Any], reads: Mapping[Any, Expr[Any]]) -> Expr[An
     return _rebuilt(expression, lambda child: substitute(child, reads))
 
 
-def under(expression: Expr[Any], side: str) -> Expr[Any]:
+def under(expression: Expr[Any], side: str | int) -> Expr[Any]:
     """Returns the expression for pairs, whose field `side` is the record."""
     if isinstance(expression, Column):
         return Nested(Column(side), expression._name)

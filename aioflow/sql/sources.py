@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from aioflow.api.build import Upstream
@@ -11,12 +13,18 @@ from aioflow.core.errors import GraphError
 from aioflow.expressions.nodes import Call, Column
 from aioflow.graph.stream_graph import StreamGraph, StreamNode
 from aioflow.io.arrow_files import ArrowTable
+from aioflow.io.changes import Upsert, key_of
 from aioflow.io.memory import IterableSource
+from aioflow.operators.sink import as_sink
+from aioflow.sql.keyed import Shown
 from aioflow.sql.relation import Relation
 from aioflow.sql.scope import Field, Schema, schema_of
 from aioflow.sql.types import ANY, INTEGER, TIMESTAMP
 
-__all__ = ["QueryStream", "Table", "relation"]
+__all__ = ["QueryStream", "Table", "UpdateStream", "relation"]
+
+PASSES = "$passes"
+"""Field that says whether the row is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,49 @@ class QueryStream(DataStream[dict[str, Any]]):
         self.relation = relation
 
 
+class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
+    """The stream of a query whose rows change: an upsert is a row's latest version, or its end.
+
+    Another query can read it as a table of the latest rows.
+    """
+
+    def __init__(self, relation: Relation) -> None:
+        identity, passes = relation.identity, relation.passes
+        assert identity is not None
+        named = {one.key: relation.column(one.key) for one in relation.fields}
+        if passes is None:
+            made = relation.stream.select(named).map(_upserts_by(identity), name="upserts")
+        else:
+            rows = relation.stream.select({**named, PASSES: passes})
+            made = rows.map(partial(_upsert_or_deletion, identity), name="upserts")
+            made = made.key_by(key_of).process(Shown(), name="deletions")
+        super().__init__(made.flow, made.upstreams)
+        self.relation = relation
+
+    def sink(self, sink: Any, *, parallelism: int | None = None, **options: Any) -> UpdateStream:
+        """Writes the upserts, those of a row in their order. Raises GraphError for a sink of a
+        table that would not replace rows by their key.
+        """
+        as_sink(sink).check_upserts(self.relation.identity or ())
+        stream = self if parallelism is None else self.key_by(key_of)
+        DataStream.sink(stream, sink, parallelism=parallelism, **options)
+        return self
+
+
+def _upserts_by(identity: tuple[str, ...]) -> Callable[[dict[str, Any]], Upsert[dict[str, Any]]]:
+    if len(identity) == 1:
+        (name,) = identity
+        return lambda row: Upsert("", {name: row[name]}, row)
+    return lambda row: Upsert("", {name: row[name] for name in identity}, row)
+
+
+def _upsert_or_deletion(identity: tuple[str, ...], row: dict[str, Any]) -> Upsert[dict[str, Any]]:
+    key = {name: row[name] for name in identity}
+    if not row[PASSES]:
+        return Upsert("", key, None)
+    return Upsert("", key, {name: value for name, value in row.items() if name != PASSES})
+
+
 def relation(flow: Any, name: str, what: Any, declared: Any) -> Relation:
     """Returns a stream or a bounded table as a relation. `declared` is its schema, or None."""
     if isinstance(what, DataStream):
@@ -52,7 +103,7 @@ def relation(flow: Any, name: str, what: Any, declared: Any) -> Relation:
                 f"table {name!r} is a stream of flow {what.flow.name!r}, and the query is of "
                 f"{flow.name!r}: build both in one flow"
             )
-        if isinstance(what, QueryStream) and declared is None:
+        if isinstance(what, QueryStream | UpdateStream) and declared is None:
             return what.relation
     schema = None if declared is None else schema_of(declared)
     if declared is not None and schema is None:

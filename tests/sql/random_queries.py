@@ -22,7 +22,7 @@ import pyarrow as pa
 import aioflow as af
 from tests.sql.random_expressions import COLUMNS, Text, Writer, plain_value, rows_of
 
-__all__ = ["Tables", "check", "query"]
+__all__ = ["Tables", "check", "latest", "query"]
 
 _ARROW = {
     "BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_(),
@@ -79,7 +79,19 @@ class Tables:
         return Counter(tuple(_shown(plain_value(one)) for one in row) for row in found)
 
     async def found(self, text: str, *, columns: bool) -> Counter[Any]:
-        flow = af.Flow("random", parallelism=2)
+        try:
+            stream = self._stream(text, columns, updates=False)
+        except af.SqlError as error:
+            if "updates=True" not in error.message:
+                raise
+            stream = self._stream(text, columns, updates=True)
+        rows = await stream.collect()
+        if rows and isinstance(rows[0], af.Upsert):
+            rows = latest(rows)
+        return Counter(tuple(map(_shown, row.values())) for row in rows)
+
+    def _stream(self, text: str, columns: bool, *, updates: Any) -> Any:
+        flow = af.Flow("random", parallelism=3 if updates else 2)
         times: Any = af.WatermarkStrategy.bounded_out_of_orderness(
             f"{_LATENESS_MS}ms", timestamp=af.col.ts
         )
@@ -90,9 +102,8 @@ class Tables:
                 given = af.io.arrow(pa.Table.from_pylist(rows, schema=_SCHEMA))
             streams[name] = flow.source(given, watermarks=times)
         used = {name: stream for name, stream in streams.items() if f" {name} " in text}
-        stream = flow.sql(text, schemas=dict.fromkeys(used, _DECLARED), **used)
-        rows_ = await stream.collect()
-        return Counter(tuple(map(_shown, row.values())) for row in rows_)
+        declared = dict.fromkeys(used, _DECLARED)
+        return flow.sql(text, schemas=declared, updates=updates, **used)
 
     def difference(self, text: Text) -> str | None:
         """Returns a description of the first difference, None if there is none."""
@@ -110,6 +121,19 @@ class Tables:
                     f"    {text.duck}"
                 )
         return None
+
+
+def latest(upserts: list[af.Upsert[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns the rows of a table to which the upserts were applied. A deletion must have a row."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for one in upserts:
+        key = tuple(one.key.items())
+        if one.row is None:
+            del rows[key]
+        else:
+            assert one.key.items() <= one.row.items()
+            rows[key] = one.row
+    return list(rows.values())
 
 
 def _moment(value: Any, kind: str) -> Any:
@@ -182,7 +206,8 @@ class QueryWriter:
             self.select, self.select, self.grouped, self.grouped, self.grouped, self.interval,
             self.window_join, self.regular, self.union, self.nested, self.top, self.distinct,
             self.around, self.star, self.windows_of_union, self.windows_of_windows, self.most,
-            self.three,
+            self.three, self.running, self.running, self.running, self.running_over_windows,
+            self.around_running, self.distinct_rows, self.best,
         ]  # fmt: skip
         return self.draw.choice(kinds)()
 
@@ -313,7 +338,7 @@ class QueryWriter:
         ))  # fmt: skip
 
     def top(self) -> Text:
-        by = self.draw.choice(["n DESC, id", "id", "COALESCE(i, 0), id DESC", "ts, id", "id DESC"])
+        by = self.draw.choice(["n DESC, id", "id", "COALESCE(i, 0), id DESC", "s, id", "id DESC"])
         key = self.draw.choice(["", ", i", ", s", ", b"])
         most = self.draw.randrange(1, 4)
         made = []
@@ -390,6 +415,75 @@ class QueryWriter:
             f"SELECT {self._pair_items()}, z.id AS last FROM x JOIN y ON x.i = y.i JOIN x AS z "
             f"ON z.n = y.n AND {self.draw.choice(['z.b', 'z.i = x.i', 'z.s = x.s', 'TRUE'])} "
             f"WHERE {self.draw.choice(_PAIRS)}"
+        )
+
+    def running(self) -> Text:
+        """Groups without a window, or all rows as one group."""
+        table, where = self.table(), self.where()
+        keys = [self.expression("ISBT", 1) for _ in range(self.draw.randrange(3))]
+        keys = [key for key in keys if _reads(key.ours)]
+        calls = [
+            self.writer.fill(self.draw.choice(_AGGREGATES), self.draw.randrange(2))
+            for _ in range(self.draw.randrange(1, 4))
+        ]
+        having = self.draw.choice(
+            ["", "", "COUNT(*) > 1", "COUNT(*) % 3 = 1", "MAX(i) IS NOT NULL", "MIN(n) < 3"]
+        )
+        made = []
+        for given, aggregates, tail, tests in (
+            ([k.ours for k in keys], [c.ours for c in calls], where.ours, [having]),
+            # Without any row, a stream has no result of all rows.
+            ([k.duck for k in keys], [c.duck for c in calls], where.duck, [having, "COUNT(*) > 0"]),
+        ):
+            items = [f"{one} AS k{n}" for n, one in enumerate(given)]
+            items += [f"{one} AS c{n}" for n, one in enumerate(aggregates)]
+            group = f" GROUP BY {', '.join(given)}" if given else ""
+            test = " AND ".join(filter(None, tests))
+            test = f" HAVING {test}" if test else ""
+            made.append(f"SELECT {', '.join(items)} FROM {table} {tail}{group}{test}")
+        return Text(*made)
+
+    def around_running(self) -> Text:
+        """A query around rows that change."""
+        inner = self.running()
+        while " AS k0" not in inner.ours or " AS k1" in inner.ours:
+            inner = self.running()
+        tail = self.draw.choice(
+            ["c0 IS NOT NULL", "k0 IS NOT NULL", "c0 = c0 AND k0 IS NOT NULL", "c0 IS NULL"]
+        )
+        return Text(*(
+            f"SELECT c0 AS a, k0 AS b FROM ({text}) AS q WHERE {tail}"
+            for text in (inner.ours, inner.duck)
+        ))  # fmt: skip
+
+    def running_over_windows(self) -> Text:
+        call = self.draw.choice(["SUM(m)", "MAX(m)", "MIN(s)", "COUNT(DISTINCT m)"])
+        made = []
+        for place, names in ((0, ("window_start", "window_end")), (1, ("ws", "we"))):
+            source = _WINDOWS["TUMBLE"][place].format(t="x")
+            source = f"({source})" if place else source
+            made.append(
+                f"SELECT i, {call} AS c FROM (SELECT i, COUNT(*) AS m, MIN(s) AS s FROM {source} "
+                f"GROUP BY i, {', '.join(names)}) AS q GROUP BY i HAVING COUNT(*) < 5"
+            )
+        return Text(*made)
+
+    def distinct_rows(self) -> Text:
+        item, where = self.draw.choice(["i", "s", "b, i", "COALESCE(i, 0), b"]), self.where()
+        texts = [f"SELECT DISTINCT {item} FROM x ", f"SELECT {item} FROM x ", f" GROUP BY {item}"]
+        if self.draw.random() < 0.5:
+            return Text(*(texts[0] + tail for tail in (where.ours, where.duck)))
+        return Text(*(texts[1] + tail + texts[2] for tail in (where.ours, where.duck)))
+
+    def best(self) -> Text:
+        """The first rows of each key."""
+        by = self.draw.choice(["n DESC, id", "id", "COALESCE(i, 0), id DESC", "s, id", "id DESC"])
+        keys = self.draw.choice([[], ["i"], ["s"], ["b", "i"]])
+        test = self.draw.choice(["r <= 1", "r = 1", "r <= 3", "r = 2", "r < 3 AND n > 1", "2 >= r"])
+        partition = f"PARTITION BY {', '.join(keys)} " if keys else ""
+        return self._same(
+            f"SELECT {', '.join(['r', *keys, 'id', 'n'])} FROM (SELECT id, i, s, b, n, "
+            f"ROW_NUMBER() OVER ({partition}ORDER BY {by}) AS r FROM x ) AS q WHERE {test}"
         )
 
     def distinct(self) -> Text:
