@@ -303,7 +303,8 @@ def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(
         "load_job(sys.stdin.buffer.read())\n"
     )
     there += (
-        "[row] = [c for c in gc.get_objects() if isinstance(c, type) and c.__name__ == 'Row']\n"
+        "[row] = [c for c in gc.get_objects() if isinstance(c, type) and str(c) == "
+        "\"<class '__main__.Row'>\"]\n"
     )
     there += "print(row('x', 1).more)\nmsgspec.convert({'a': 'x'}, row)"
     done = subprocess.run(

@@ -586,7 +586,7 @@ def test_importing_the_package_loads_no_client_library() -> None:
 
 
 def test_every_connector_is_a_function_however_its_module_was_imported() -> None:
-    for name in aioflow.io.__all__:
+    for name in set(aioflow.io.__all__) - {"formats"}:  # A package, which has functions.
         assert callable(getattr(aioflow.io, name))
         assert not isinstance(getattr(aioflow.io, name), type(aioflow.io))
     assert set(aioflow.io.__all__) <= set(dir(aioflow.io))
