@@ -180,7 +180,7 @@ async def test_a_wrong_address_and_a_wrong_password_are_named_within_ten_seconds
     [
         ("postgresql://h/d", "expected a URL as dsn, mysql://USER"),
         ("mysql://h", "names no database"),
-        ("mysql://h/d?ssl=1", "the dsn has 'ssl', expected unix_socket="),
+        ("mysql://h/d?ssl=1", "the dsn has 'ssl', expected only unix_socket="),
     ],
 )
 def test_a_dsn_that_leads_nowhere_is_refused_when_it_is_given(given: str, message: str) -> None:
