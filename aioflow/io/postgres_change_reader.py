@@ -12,7 +12,8 @@ A checkpoint may fall within a transaction. After a restore the server sends thi
 from its beginning, with the same changes, and the reader leaves out the counted ones. The reader
 stops reading the socket while its buffer is full, so memory is bounded for any transaction.
 
-Invariant: what the server is told to forget is covered by a complete checkpoint.
+Invariant: the reader confirms to the server only places in the log that a complete checkpoint
+covers. The server may remove its log before a confirmed place.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class RowReader:
     def key_of(self, cells: Sequence[Cell]) -> dict[str, Any]:
         """Returns the key of a row, by column."""
         return {
-            name: None if (cell := cells[place]) is None else decoder(cell)  # type: ignore[arg-type]
-            for place, name, decoder in self._key
+            name: None if (cell := cells[at]) is None else decoder(cell)  # type: ignore[arg-type]
+            for at, name, decoder in self._key
         }
 
     def row(self, cells: Sequence[Cell]) -> Any:

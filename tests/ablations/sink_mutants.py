@@ -146,6 +146,13 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_CHANGES}test_a_restart_anywhere_goes_on_behind_the_last_change",),
     ),
     Mutant(
+        "a table that was renamed is not read further",
+        "aioflow/io/postgres_change_reader.py",
+        "table.oid == relation.oid",
+        "False",
+        (f"{_CHANGES}test_a_table_that_was_renamed_is_read_further",),
+    ),
+    Mutant(
         "changes that a resumed snapshot contains come again",
         "aioflow/io/snapshot_ranges.py",
         "                return commit < as_of\n",
