@@ -10,42 +10,33 @@ from __future__ import annotations
 import datetime
 import enum
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, note_once
-from aioflow.io.arguments import T, checked_columns
-from aioflow.io.conversion import json_encoder, value_maker
+from aioflow.io.arguments import T
+from aioflow.io.conversion import json_encoder
 from aioflow.io.mysql_client import MysqlConnection, check_mysql_dsn, error_number
-from aioflow.io.readers import BufferedReader
+from aioflow.io.table_sources import ServerTable, checked_table
 from aioflow.io.tables import (
     SCHEMA,
     TableCommitter,
     TableLayout,
     TableWriter,
-    check_upserts,
-    checked_mode,
     decode_piece,
     key_names,
     quoted,
     resolved_key,
     was_committed,
 )
-from aioflow.operators.sink import BaseSink
-from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.io.tables import Batch, Mode, Piece, Prepared, Row
     from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.source import SourceContext, SourceReader
 
 __all__ = ["MysqlTable", "mysql"]
-
-PAGE_ROWS = 1_024
-"""Number of rows of one read."""
 
 DEADLOCK_TRIES = 5
 """Number of trials of one piece while other writers change the same rows."""
@@ -88,104 +79,35 @@ def mysql(
     key wins. Records of one key must come from one subtask, so key the stream by it.
     """
     place = f"mysql(..., {table!r})"  # Without the dsn: it may hold a password.
-    if not isinstance(table, str):
-        raise GraphError(f"{place}: table is {table!r}, expected a name")
-    checked_columns(columns, place)
     check_mysql_dsn(dsn, place)
-    if query is not None and key is None:
-        raise GraphError(
-            f"{place}: a query needs key=, the unique column of its result by which its rows are "
-            "ordered"
-        )
-    try:
-        for name in (*table.split(".", 1), *(columns or ()), *key_names(key)):
-            quoted(name, f"{place}: a name")
-        make = value_maker(type)
-    except (ValueError, TypeError) as error:
-        raise GraphError(str(error)) from None
-    checked_mode(mode, columns, key_names(key), place)
+    make = checked_table(place, table, type, columns, key, query, mode)
     return MysqlTable(
         dsn, table, make, None if columns is None else list(columns), key, query, mode
     )
 
 
-@dataclass(eq=False, repr=False)
-class MysqlTable(BaseSource[T], BaseSink[Any]):
-    """A `Source` and a `Sink` of the rows of one table. Made by `mysql`.
-
-    The source has one split, whose position is the key of the last row read.
-    """
+class MysqlTable(ServerTable[T]):
+    """A `Source` and a `Sink` of the rows of one table. Made by `mysql`."""
 
     name = "mysql"
-    bounded = True
 
-    dsn: str
-    table: str
-    make: Callable[[dict[str, Any]], T] | None
-    columns: list[str] | None
-    key: str | Sequence[str] | None
-    query: str | None
-    mode: Mode
+    async def connect(self) -> MysqlConnection:
+        return await MysqlConnection.open(self.dsn, self)
 
-    def __repr__(self) -> str:
-        return f"mysql(..., {self.table!r})"
+    async def disconnect(self, connection: MysqlConnection) -> None:
+        await connection.close()
 
-    @property
-    def quoted_table(self) -> str:
-        return ".".join(quoted(name, "the table") for name in self.table.split(".", 1))
+    async def fetch(
+        self, connection: MysqlConnection, texts: Sequence[str], values: Sequence[Any]
+    ) -> list[dict[str, Any]]:
+        return await connection.dicts("%s".join(text.replace("%", "%%") for text in texts), values)
 
-    @property
-    def rows_from(self) -> str:
-        """The SQL text after FROM when rows are read."""
-        return self.quoted_table if self.query is None else f"({self.query}) AS aioflow_query"
-
-    async def discover(self) -> list[Split]:
-        """Returns one split. Its payload is the name of the key, and the largest key that exists
-        now.
-        """
-        if self.key is not None and not isinstance(self.key, str):
-            raise GraphError(
-                f"{self!r} stands as a source, and key= is {self.key!r}, expected one unique column"
-            )
-        connection = await MysqlConnection.open(self.dsn, self)
-        try:
-            key = self.key or await self._primary_key(connection)
-            name = quoted(key, "the key")
-            ((nulls,),) = await connection.rows(
-                f"SELECT count(*) FROM {self.rows_from} WHERE {name} IS NULL"
-            )
-            last = await connection.rows(
-                f"SELECT {name} FROM {self.rows_from} WHERE {name} IS NOT NULL ORDER BY {name} "
-                "DESC LIMIT 1"
-            )
-        finally:
-            await connection.close()
-        if nulls:
-            raise GraphError(
-                f"key {key!r} of {self!r} is NULL in {nulls} rows, expected a unique column that "
-                "is never NULL"
-            )
-        return [Split("0", None, (key, last[0][0] if last else None))]
-
-    async def _primary_key(self, connection: MysqlConnection) -> str:
+    async def primary_key(self, connection: MysqlConnection) -> list[str]:
         await table_columns(connection, self)
-        unique = await unique_columns(connection, self)
-        if len(unique.get("PRIMARY", [])) != 1:
-            raise GraphError(
-                f"{self!r} has no primary key of one column: name a unique column by key="
-            )
-        return unique["PRIMARY"][0]
-
-    def reader(self, ctx: SourceContext) -> SourceReader[T]:
-        return _TableReader(ctx, self)
-
-    def check_upserts(self, key: Sequence[str]) -> None:
-        check_upserts(self, self.mode, key_names(self.key), key)
+        return (await unique_columns(connection, self)).get("PRIMARY", [])
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
-        return TableWriter(
-            ctx, f"table {self.table!r}", MysqlStore(self), self.columns, adapted, self.mode
-        )
+        return TableWriter(ctx, self.place, MysqlStore(self), self.columns, adapted, self.mode)
 
     def committer(self) -> TableCommitter:
         return TableCommitter(MysqlStore(self))
@@ -247,7 +169,7 @@ class MysqlStore:
 
     def __init__(self, config: MysqlTable[Any]) -> None:
         self._config = config
-        self._place = f"table {config.table!r}"
+        self._place = config.place
         self._connection: MysqlConnection | None = None
         self._one_key = False
         """Whether the key of an upsert is the only unique constraint."""
@@ -287,7 +209,7 @@ class MysqlStore:
             broken, self._connection = self._connection, None
             await broken.close()
         if self._connection is None:
-            self._connection = await MysqlConnection.open(self._config.dsn, self._config)
+            self._connection = await self._config.connect()
         return self._connection
 
     async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
@@ -475,52 +397,3 @@ async def _make_tables(connection: MysqlConnection) -> None:
     for statement in SCHEMA:
         made = statement.format(binary="LONGBLOB").replace(" TEXT ", f" {TEXT} ")
         await connection.execute(f"{made} ENGINE = InnoDB")
-
-
-class _TableReader(BufferedReader):
-    """A reader that reads the table page by page, in the order of the key."""
-
-    def __init__(self, ctx: SourceContext, config: MysqlTable[Any]) -> None:
-        super().__init__(ctx)
-        self._config = config
-
-    async def run(self, split: Split) -> None:
-        config, (key, end) = self._config, split.payload
-        if end is None:
-            return  # There was no row.
-        name, make, last = quoted(key, "the key"), config.make, split.position
-        columns = (
-            "aioflow_rows.*"
-            if config.columns is None
-            else ", ".join(quoted(column, "a column") for column in config.columns)
-        )
-        source = config.quoted_table if config.query is None else f"({config.query})"
-        select = (
-            f"SELECT {name} AS aioflow_key, {columns} FROM {source} AS aioflow_rows WHERE {name} "
-        ).replace("%", "%%") + "<= %s"
-        after = f" AND {name} > ".replace("%", "%%") + "%s"
-        order = f" ORDER BY {name} LIMIT {PAGE_ROWS + 1}".replace("%", "%%")
-        connection = await MysqlConnection.open(config.dsn, config)
-        try:
-            while True:
-                # One row more than a page is read, to see whether two rows at the border of the
-                # pages have the same key.
-                if last is None:
-                    rows = await connection.dicts(f"{select}{order}", (end,))
-                else:
-                    rows = await connection.dicts(f"{select}{after}{order}", (end, last))
-                for i, row in enumerate(rows):
-                    at = row.pop("aioflow_key")
-                    if at == last:
-                        raise ValueError(
-                            f"{config!r}: the key {key!r} is {at!r} in two rows, expected it to "
-                            "be unique"
-                        )
-                    if i == PAGE_ROWS:
-                        break  # The first row of the next page.
-                    last = at
-                    await self.put(row if make is None else make(row), at)
-                else:
-                    return
-        finally:
-            await connection.close()

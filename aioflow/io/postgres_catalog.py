@@ -20,7 +20,7 @@ from aioflow.io.pgoutput import lsn_number, lsn_text
 from aioflow.io.postgres_replication import SETTINGS, ReplicationConnection, literal
 from aioflow.io.postgres_tables import disconnect, open_connection
 from aioflow.io.postgres_types import PgType, known_type
-from aioflow.io.tables import quoted
+from aioflow.io.tables import quoted, quoted_table
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -95,10 +95,6 @@ class Table:
         return f"{quoted(self.schema, 'the schema')}.{quoted(self.table, 'the table')}"
 
 
-def quoted_name(table: str) -> str:
-    return ".".join(quoted(name, "the table") for name in table.split(".", 1))
-
-
 async def check_server(connection: Any, config: ChangesConfig) -> None:
     """Makes the publication. Raises GraphError if a setting would keep changes from coming."""
     level = await connection.fetchval("SHOW wal_level")
@@ -109,7 +105,7 @@ async def check_server(connection: Any, config: ChangesConfig) -> None:
             "restart the server"
         )
     for name in config.tables:
-        if await connection.fetchval("SELECT to_regclass($1)", quoted_name(name)) is None:
+        if await connection.fetchval("SELECT to_regclass($1)", quoted_table(name)) is None:
             raise GraphError(
                 f"{config!r}: the database has no table {name!r}: create it before the job "
                 'starts, or give its schema, as in "schema.table"'
@@ -134,7 +130,7 @@ async def _make_publication(connection: Any, config: ChangesConfig) -> None:
 
     publication = quoted(config.publication, "publication")
     oids = [
-        await connection.fetchval("SELECT to_regclass($1)::oid", quoted_name(name))
+        await connection.fetchval("SELECT to_regclass($1)::oid", quoted_table(name))
         for name in config.tables
     ]
     for oid, name in zip(oids, config.tables, strict=True):
@@ -146,12 +142,12 @@ async def _make_publication(connection: Any, config: ChangesConfig) -> None:
         ):
             raise GraphError(
                 f"{config!r}: table {name!r} has no replica identity, by which its changes name a "
-                f"row: add a primary key, or ALTER TABLE {quoted_name(name)} REPLICA IDENTITY FULL"
+                f"row: add a primary key, or ALTER TABLE {quoted_table(name)} REPLICA IDENTITY FULL"
             )
     found = await connection.fetchrow(
         "SELECT puballtables FROM pg_publication WHERE pubname = $1", config.publication
     )
-    tables = ", ".join(quoted_name(name) for name in config.tables)
+    tables = ", ".join(quoted_table(name) for name in config.tables)
     if found is None:
         create = (
             f"CREATE PUBLICATION {publication} FOR TABLE {tables} "
@@ -178,7 +174,7 @@ async def _make_publication(connection: Any, config: ChangesConfig) -> None:
         raise GraphError(
             f"{config!r}: publication {config.publication!r} lacks table "
             f"{', '.join(map(repr, missing))}: ALTER PUBLICATION {publication} ADD TABLE "
-            f"{', '.join(map(quoted_name, missing))}, or name another one by publication="
+            f"{', '.join(map(quoted_table, missing))}, or name another one by publication="
         )
 
 
@@ -204,7 +200,7 @@ async def load_tables(connection: Any, config: ChangesConfig) -> list[Table]:
     tables = []
     has_lists = connection.get_server_version() >= (15,)
     for name in config.tables:
-        row = await connection.fetchrow(_TABLE, quoted_name(name))
+        row = await connection.fetchrow(_TABLE, quoted_table(name))
         if row is None:
             raise StateError(
                 f"{config!r}: table {name!r} was dropped or renamed: create it again, or start "

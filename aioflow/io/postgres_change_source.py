@@ -21,7 +21,6 @@ from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.arguments import (
     T,
-    check_host_and_port,
     checked_on_error,
     checked_seconds,
     checked_text,
@@ -29,7 +28,7 @@ from aioflow.io.arguments import (
 from aioflow.io.changes import Change
 from aioflow.io.conversion import one_or_more, value_maker
 from aioflow.io.postgres_catalog import ChangesConfig, check_server, free_slot, log_end, replicate
-from aioflow.io.postgres_tables import disconnect, open_connection
+from aioflow.io.postgres_tables import check_postgres_dsn, disconnect, open_connection
 from aioflow.io.tables import quoted
 from aioflow.operators.source import BaseSource, Split
 
@@ -80,12 +79,7 @@ def postgres_changes(
             f"{place}: tables is {tables!r}, expected the name of a table, or a list of different "
             "names"
         )
-    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
-        raise GraphError(
-            f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-        )
-    if "," not in dsn:  # A dsn with several hosts separates them by commas.
-        check_host_and_port(dsn, place, needs_host=False)
+    check_postgres_dsn(dsn, place)
     checked_text(slot, "slot", place)
     if not set(slot) <= SLOT_SIGNS or len(slot) > 63:
         raise GraphError(

@@ -8,43 +8,33 @@ reader has one connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, note_once
-from aioflow.io.arguments import T, check_host_and_port, checked_columns
-from aioflow.io.conversion import json_encoder, value_maker
-from aioflow.io.readers import BufferedReader
+from aioflow.io.arguments import T, check_host_and_port
+from aioflow.io.conversion import json_encoder
+from aioflow.io.table_sources import ServerTable, checked_table
 from aioflow.io.tables import (
     SCHEMA,
     TableCommitter,
     TableLayout,
     TableWriter,
-    check_upserts,
-    checked_mode,
     decode_piece,
     key_names,
     quoted,
     resolved_key,
     was_committed,
 )
-from aioflow.operators.sink import BaseSink
-from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.io.tables import Batch, Mode, Piece, Prepared
     from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.source import SourceContext, SourceReader
 
 __all__ = ["PostgresTable", "postgres"]
-
-
-PAGE_ROWS = 1_024
-"""Number of rows of one read."""
 
 CONNECT_TIMEOUT_S = 8.0
 """Maximum time for connecting: a wrong address must not look like a job that runs."""
@@ -90,92 +80,31 @@ def postgres(
     key wins. Records of one key must come from one subtask, so key the stream by it.
     """
     place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
-    if not isinstance(table, str):
-        raise GraphError(f"{place}: table is {table!r}, expected a name")
-    checked_columns(columns, place)
-    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
-        raise GraphError(
-            f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-        )
-    if "," not in dsn:  # A dsn with several hosts separates them by commas.
-        check_host_and_port(dsn, place, needs_host=False)
-    if query is not None and key is None:
-        raise GraphError(
-            f"{place}: a query needs key=, the unique column of its result by which its rows are "
-            "ordered"
-        )
-    try:
-        for name in (*table.split(".", 1), *(columns or ()), *key_names(key)):
-            quoted(name, f"{place}: a name")
-        make = value_maker(type)
-    except (ValueError, TypeError) as error:
-        raise GraphError(str(error)) from None
-    checked_mode(mode, columns, key_names(key), place)
+    check_postgres_dsn(dsn, place)
+    make = checked_table(place, table, type, columns, key, query, mode)
     return PostgresTable(
         dsn, table, make, None if columns is None else list(columns), key, query, mode
     )
 
 
-@dataclass(eq=False, repr=False)
-class PostgresTable(BaseSource[T], BaseSink[Any]):
-    """A `Source` and a `Sink` of the rows of one table. Made by `postgres`.
-
-    The source has one split, whose position is the key of the last row read.
-    """
+class PostgresTable(ServerTable[T]):
+    """A `Source` and a `Sink` of the rows of one table. Made by `postgres`."""
 
     name = "postgres"
-    bounded = True
 
-    dsn: str
-    table: str
-    make: Callable[[dict[str, Any]], T] | None
-    columns: list[str] | None
-    key: str | Sequence[str] | None
-    query: str | None
-    mode: Mode
+    async def connect(self) -> Any:
+        return await connect(self)
 
-    def __repr__(self) -> str:
-        return f"postgres(..., {self.table!r})"
+    async def disconnect(self, connection: Any) -> None:
+        await disconnect(connection)
 
-    @property
-    def quoted_table(self) -> str:
-        return ".".join(quoted(name, "the table") for name in self.table.split(".", 1))
+    async def fetch(
+        self, connection: Any, texts: Sequence[str], values: Sequence[Any]
+    ) -> list[dict[str, Any]]:
+        sql = texts[0] + "".join(f"${i}{text}" for i, text in enumerate(texts[1:], 1))
+        return [dict(row) for row in await connection.fetch(sql, *values)]
 
-    @property
-    def rows_from(self) -> str:
-        """The SQL text after FROM when rows are read."""
-        return self.quoted_table if self.query is None else f"({self.query}) AS aioflow_query"
-
-    async def discover(self) -> list[Split]:
-        """Returns one split. Its payload is the name of the key, and the largest key that exists
-        now.
-        """
-        if self.key is not None and not isinstance(self.key, str):
-            raise GraphError(
-                f"{self!r} stands as a source, and key= is {self.key!r}, expected one unique column"
-            )
-        connection = await connect(self)
-        try:
-            key = self.key or await self._primary_key(connection)
-            name = quoted(key, "the key")
-            nulls = await connection.fetchval(
-                f"SELECT count(*) FROM {self.rows_from} WHERE {name} IS NULL"
-            )
-            # max() is not used, because PostgreSQL does not define it for every ordered type.
-            last = await connection.fetchval(
-                f"SELECT {name} FROM {self.rows_from} WHERE {name} IS NOT NULL ORDER BY {name} "
-                "DESC LIMIT 1"
-            )
-        finally:
-            await disconnect(connection)
-        if nulls:
-            raise GraphError(
-                f"key {key!r} of {self!r} is NULL in {nulls} rows, expected a unique column that "
-                "is never NULL"
-            )
-        return [Split("0", None, (key, last))]
-
-    async def _primary_key(self, connection: Any) -> str:
+    async def primary_key(self, connection: Any) -> list[str]:
         await table_columns(connection, self)
         rows = await connection.fetch(
             "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND "
@@ -183,22 +112,12 @@ class PostgresTable(BaseSource[T], BaseSink[Any]):
             "WHERE i.indisprimary AND i.indrelid = to_regclass($1)",
             self.quoted_table,
         )
-        if len(rows) != 1:
-            raise GraphError(
-                f"{self!r} has no primary key of one column: name a unique column by key="
-            )
-        return str(rows[0][0])
-
-    def reader(self, ctx: SourceContext) -> SourceReader[T]:
-        return _TableReader(ctx, self)
-
-    def check_upserts(self, key: Sequence[str]) -> None:
-        check_upserts(self, self.mode, key_names(self.key), key)
+        return [row[0] for row in rows]
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
         return TableWriter(
             ctx,
-            f"table {self.table!r}",
+            self.place,
             PostgresStore(self),
             self.columns,
             _as_it_is,
@@ -212,6 +131,16 @@ class PostgresTable(BaseSource[T], BaseSink[Any]):
 
 def _as_it_is(value: Any, column: str) -> Any:
     return value
+
+
+def check_postgres_dsn(dsn: object, place: str) -> None:
+    """Raises GraphError unless `dsn` is the URL of a database."""
+    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
+        raise GraphError(
+            f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        )
+    if "," not in dsn:  # A dsn with several hosts separates them by commas.
+        check_host_and_port(dsn, place, needs_host=False)
 
 
 async def connect(config: PostgresTable[Any]) -> Any:
@@ -324,7 +253,7 @@ class PostgresStore:
 
     def __init__(self, config: PostgresTable[Any]) -> None:
         self._config = config
-        self._place = f"table {config.table!r}"
+        self._place = config.place
         self._connection: Any = None
 
     async def open(self) -> TableLayout:
@@ -521,51 +450,3 @@ async def _make_tables(connection: Any) -> None:
     await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
     for statement in SCHEMA:
         await connection.execute(statement.format(binary="BYTEA"))
-
-
-class _TableReader(BufferedReader):
-    """A reader that reads the table page by page, in the order of the key."""
-
-    def __init__(self, ctx: SourceContext, config: PostgresTable[Any]) -> None:
-        super().__init__(ctx)
-        self._config = config
-
-    async def run(self, split: Split) -> None:
-        config, (key, end) = self._config, split.payload
-        if end is None:
-            return  # There was no row.
-        name, make, last = quoted(key, "the key"), config.make, split.position
-        columns = (
-            "*"
-            if config.columns is None
-            else ", ".join(quoted(column, "a column") for column in config.columns)
-        )
-        select = (
-            f"SELECT {name} AS aioflow_key, {columns} FROM {config.rows_from} WHERE {name} <= $1"
-        )
-        order = f"ORDER BY {name} LIMIT {PAGE_ROWS + 1}"
-        connection = await connect(config)
-        try:
-            while True:
-                # One row more than a page is read, to see whether two rows at the border of the
-                # pages have the same key.
-                if last is None:
-                    rows = await connection.fetch(f"{select} {order}", end)
-                else:
-                    rows = await connection.fetch(f"{select} AND {name} > $2 {order}", end, last)
-                for i, record in enumerate(rows):
-                    row = dict(record)
-                    at = row.pop("aioflow_key")
-                    if at == last:
-                        raise ValueError(
-                            f"{config!r}: the key {key!r} is {at!r} in two rows, expected it to "
-                            "be unique"
-                        )
-                    if i == PAGE_ROWS:
-                        break  # The first row of the next page.
-                    last = at
-                    await self.put(row if make is None else make(row), at)
-                else:
-                    return
-        finally:
-            await disconnect(connection)

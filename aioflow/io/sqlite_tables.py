@@ -25,7 +25,7 @@ from aioflow.core.errors import Closed, GraphError, describe_record, note_once
 from aioflow.io.arguments import T, checked_columns
 from aioflow.io.conversion import value_maker
 from aioflow.io.paths import checked_path, lent
-from aioflow.io.readers import BufferedReader
+from aioflow.io.table_sources import KEY, PAGE_ROWS, PageReader, selected
 from aioflow.io.tables import (
     SCHEMA,
     TableCommitter,
@@ -44,7 +44,7 @@ from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
-    from aioflow.io.tables import Batch, Mode, Piece, Prepared, Row
+    from aioflow.io.tables import Batch, Mode, Piece, Prepared
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
@@ -57,9 +57,6 @@ BUSY_TIMEOUT_S = 60.0
 
 Then it fails with "database is locked".
 """
-
-PAGE_ROWS = 1_024
-"""Number of rows of one read."""
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
@@ -480,8 +477,8 @@ def _last_key(connection: sqlite3.Connection, table: str, key: str) -> Any:
     return last
 
 
-class _TableReader(BufferedReader):
-    """A reader that reads the table page by page, in the order of the key."""
+class _TableReader(PageReader):
+    """A reader of a `SqliteTable`."""
 
     def __init__(self, ctx: SourceContext, config: SqliteTable[Any]) -> None:
         super().__init__(ctx)
@@ -493,22 +490,14 @@ class _TableReader(BufferedReader):
         if end is None:
             return  # There was no row.
         await self._connection.open(must_exist=True)
-        last = split.position
-        while True:
-            names, rows = await self._connection.run(_page, self._config, last, end)
-            for i, (key, *cells) in enumerate(rows):
-                if key == last:
-                    raise ValueError(
-                        f"{self._config!r}: the key {self._config.key!r} is {key!r} in two rows, "
-                        "expected it to be unique"
-                    )
-                if i == PAGE_ROWS:
-                    break  # The first row of the next page.
-                last = key
-                row = dict(zip(names, cells, strict=True))
-                await self.put(row if make is None else make(row), key)
-            else:
-                return
+        key = str(self._config.key)
+        await self.put_pages(
+            self._config,
+            key,
+            make,
+            split.position,
+            lambda last: self._connection.run(_page, self._config, last, end),
+        )
 
     async def close(self) -> None:
         await super().close()
@@ -517,22 +506,14 @@ class _TableReader(BufferedReader):
 
 def _page(
     connection: sqlite3.Connection, config: SqliteTable[Any], last: Any, end: Any
-) -> tuple[list[str], list[Row]]:
-    """Returns the column names and the rows of the next page, and the first row of the page after
-    it.
-
-    This extra row shows whether two rows at the border of the pages have the same key.
-    """
+) -> list[dict[str, Any]]:
+    """Returns the rows of the next page, and the first row of the page after it."""
     key, table = quoted(str(config.key), "the key"), quoted(config.table, "the table")
-    columns = (
-        "*"
-        if config.columns is None
-        else ", ".join(quoted(name, "a column") for name in config.columns)
-    )
     after = "" if last is None else f"{key} > ? AND "
     cursor = connection.execute(
-        f"SELECT {key}, {columns} FROM {table} WHERE {after}{key} <= ? ORDER BY {key} LIMIT "
-        f"{PAGE_ROWS + 1}",
+        f"SELECT {key} AS {KEY}, {selected(config.columns, '*')} FROM {table} WHERE {after}{key} "
+        f"<= ? ORDER BY {key} LIMIT {PAGE_ROWS + 1}",
         (end,) if last is None else (last, end),
     )
-    return [description[0] for description in cursor.description[1:]], cursor.fetchall()
+    names = [description[0] for description in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]

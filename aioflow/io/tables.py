@@ -59,6 +59,7 @@ __all__ = [
     "decode_piece",
     "key_names",
     "quoted",
+    "quoted_table",
     "resolved_key",
     "was_committed",
 ]
@@ -99,6 +100,11 @@ def quoted(name: str, what: str) -> str:
             f"{what} is {name!r}, expected a name that is not empty and has no NUL in it"
         )
     return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_table(table: str) -> str:
+    """Returns `table`, "name" or "schema.name", as SQL."""
+    return ".".join(quoted(name, "the table") for name in table.split(".", 1))
 
 
 class Prepared(NamedTuple):

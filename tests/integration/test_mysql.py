@@ -21,7 +21,8 @@ import pytest
 import aioflow as af
 from aioflow.core.errors import GraphError
 from aioflow.io.mysql_client import CONNECT_TIMEOUT_S
-from aioflow.io.mysql_tables import PAGE_ROWS, mysql
+from aioflow.io.mysql_tables import mysql
+from aioflow.io.table_sources import PAGE_ROWS
 from aioflow.io.tables import PIECE_ROWS
 from tests.integration.processes import eventually, open_workers
 from tests.integration.upsert_flows import counted, expected
