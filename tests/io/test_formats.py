@@ -226,7 +226,10 @@ async def test_models_are_read_inside_other_types(ctx: Context) -> None:
 @pytest.mark.parametrize("type", TYPES)
 async def test_elements_are_of_the_connectors_type(ctx: Context, type: Any) -> None:
     schema = {"type": "record", "name": "Any", "fields": [{"name": "id", "type": "int"}]}
-    schema["fields"] += [{"name": "name", "type": "string"}, {"name": "old", "type": "boolean"}]  # type: ignore[operator]
+    schema["fields"] += [  # type: ignore[operator]
+        {"name": "name", "type": "string"},
+        {"name": "old", "type": "boolean"},
+    ]
     (body,) = await written(avro(schema), ctx, {"id": 3, "name": "x", "old": True})
     assert await read(avro(schema), ctx, [body]) == [{"id": 3, "name": "x", "old": True}]
     assert await read(avro(schema).of(type), ctx, [body]) == [type(id=3, name="x")]
@@ -892,6 +895,15 @@ def test_each_broker_takes_formats() -> None:
 def test_wrong_arguments_are_refused(call: Any, reason: str) -> None:
     with pytest.raises((GraphError, AttributeError), match=reason):
         call()
+
+
+def test_an_incomplete_format_of_ones_own_cannot_be_made() -> None:
+    class Incomplete(af.io.formats.Format[Any]):
+        def decoder(self, host: Any) -> Any:
+            raise AssertionError
+
+    with pytest.raises(TypeError, match="encoder"):
+        Incomplete()  # type: ignore[abstract]
 
 
 def test_formats_can_be_sent_to_workers() -> None:

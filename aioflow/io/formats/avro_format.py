@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,7 +19,16 @@ from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.arguments import T, checked_options
 from aioflow.io.conversion import one_or_more
 from aioflow.io.formats.avro_types import avro_schema_of, checked_written, differing_field, renamed
-from aioflow.io.formats.format import Decoder, Encoder, Format, PlainValues, maker_of
+from aioflow.io.formats.format import (
+    Decoder,
+    Encoder,
+    Format,
+    PlainValues,
+    TypedFormat,
+    maker_of,
+    reason_of,
+    with_type,
+)
 from aioflow.io.formats.registered import (
     HEAD_BYTES,
     Registration,
@@ -101,10 +110,7 @@ def avro(
         namespace,
         former,
     )
-    try:
-        return made if type is None else made.of(type)
-    except TypeError as error:
-        raise GraphError(f"{place}: {error}") from None
+    return with_type(made, type, place)
 
 
 def _library() -> Any:
@@ -139,10 +145,9 @@ def _parsed(schema: Any, named: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class AvroFormat(Format[T]):
+class AvroFormat(TypedFormat[T]):
     """The format of Avro bodies. Made by `avro`."""
 
-    type: Any
     schema: Any
     """The schema that the user gave, as JSON."""
     registration: Registration | None
@@ -152,12 +157,6 @@ class AvroFormat(Format[T]):
     def __repr__(self) -> str:
         shown = getattr(self.type, "__name__", "" if self.schema is None else "schema")
         return f"avro({shown})"
-
-    def of(self, type: Any) -> Format[Any]:
-        if self.type is not None:
-            raise TypeError(f"format is {self!r}, which has a type: leave out the other one")
-        maker_of(type)
-        return replace(self, type=type)
 
     def _own_schema(self, place: str) -> Any:
         """Returns the schema of this format, or None without type and schema."""
@@ -182,15 +181,13 @@ class AvroFormat(Format[T]):
             try:
                 return read(body)
             except Exception as error:  # fastavro raises many errors for bad bytes.
-                raise ValueError(str(error) or type(error).__name__) from error
+                raise ValueError(reason_of(error)) from error
 
         return Decoder(decode)
 
     def _reader(self, schema: Schema) -> Callable[[bytes], Any]:
         """Returns the reader of bodies that were written with `schema`."""
-        named: dict[str, Any] = {}
-        for _, text in schema.references:
-            _parsed(_json(text), named)
+        named = _referred(schema)
         written = _json(schema.text)
         if self.aliases:
             written = renamed(written, self.aliases)
@@ -212,10 +209,7 @@ class AvroFormat(Format[T]):
             return Encoder(writer.encode)
 
         def learn(found: Schema) -> None:
-            named: dict[str, Any] = {}
-            for _, text in found.references:
-                _parsed(_json(text), named)
-            writer.use(_json(found.text), named)
+            writer.use(_json(found.text), _referred(found))
 
         heads = SchemaHeads(
             host, self.registration, AVRO, document, record, learn=learn, is_key=is_key
@@ -229,6 +223,14 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _referred(schema: Schema) -> dict[str, Any]:
+    """Returns the named types of the schemas that `schema` refers to."""
+    named: dict[str, Any] = {}
+    for _, text in schema.references:
+        _parsed(_json(text), named)
+    return named
 
 
 def _body_reader(
@@ -302,6 +304,6 @@ class _Writer:
         except Exception as error:  # fastavro raises many errors for values of another type.
             raise TypeError(
                 f"sink {self._place} got {describe_record(value)}, which does not fit the Avro "
-                f"schema {self._shown}: {str(error) or type(error).__name__}"
+                f"schema {self._shown}: {reason_of(error)}"
             ) from error
         return stream.getvalue()

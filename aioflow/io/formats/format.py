@@ -11,8 +11,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
@@ -36,7 +37,17 @@ from aioflow.io.conversion import (
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["Decoder", "Encoder", "Format", "PlainValues", "checked_format", "maker_of"]
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "Format",
+    "PlainValues",
+    "TypedFormat",
+    "checked_format",
+    "maker_of",
+    "reason_of",
+    "with_type",
+]
 
 
 class Decoder(NamedTuple):
@@ -57,19 +68,34 @@ class Encoder(NamedTuple):
     """Returns the bytes before each body at a destination: a topic, a subject or a stream."""
 
 
-class Format(Generic[T]):
+class Format(ABC, Generic[T]):
     """A format of the bodies of messages. The functions of `af.io.formats` return formats."""
 
     def of(self, type: Any) -> Format[Any]:
         """Returns this format with elements of `type`. Raises TypeError if it has another one."""
         raise TypeError(f"{self!r} takes no type")
 
+    @abstractmethod
     def decoder(self, host: Host) -> Decoder:
-        raise NotImplementedError
+        """Returns the functions that read bodies."""
 
+    @abstractmethod
     def encoder(self, place: str, host: Host, *, is_key: bool = False) -> Encoder:
         """Returns the functions that write bodies; `place` is the sink, for messages."""
-        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class TypedFormat(Format[T]):
+    """A format whose elements can become objects of a type."""
+
+    type: Any
+    """The type of the elements. None leaves them as the bodies have them."""
+
+    def of(self, type: Any) -> Format[Any]:
+        if self.type is not None:
+            raise TypeError(f"format is {self!r}, which has a type: leave out the other one")
+        maker_of(type)
+        return replace(self, type=type)
 
 
 @dataclass(frozen=True)
@@ -92,10 +118,7 @@ def checked_format(format: str | Format[Any], type: Any, place: str) -> Format[A
     Raises GraphError naming `place`, also for a type that the format cannot be decoded into.
     """
     if isinstance(format, Format):
-        try:
-            return format if type is None else format.of(type)
-        except TypeError as error:
-            raise GraphError(f"{place}: {error}") from None
+        return with_type(format, type, place)
     if not isinstance(format, str) or format not in FORMATS:
         hint = did_you_mean(format, FORMATS) if isinstance(format, str) else ""
         raise GraphError(
@@ -114,6 +137,22 @@ def checked_format(format: str | Format[Any], type: Any, place: str) -> Format[A
             f"{place}: type is {type!r}, which JSON cannot be decoded into: {error}"
         ) from None
     return PlainFormat(format, type)
+
+
+def with_type(format: Format[Any], type: Any, place: str) -> Format[Any]:
+    """Returns `format` with elements of `type`, or unchanged if `type` is None.
+
+    Raises GraphError naming `place`.
+    """
+    try:
+        return format if type is None else format.of(type)
+    except TypeError as error:
+        raise GraphError(f"{place}: {error}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the message of an error, or the name of its class if it has no message."""
+    return str(error) or type(error).__name__
 
 
 def maker_of(type: Any) -> Callable[[Any], Any] | None:

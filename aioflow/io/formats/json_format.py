@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
@@ -18,7 +18,7 @@ from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T
 from aioflow.io.conversion import body_decoder, body_encoder, is_model, is_namedtuple
-from aioflow.io.formats.format import Decoder, Encoder, Format
+from aioflow.io.formats.format import Decoder, Encoder, Format, TypedFormat, with_type
 from aioflow.io.formats.registered import (
     HEAD_BYTES,
     Registration,
@@ -72,30 +72,19 @@ def json_schema(
         raise GraphError(f"{place}: expected registry=; without a registry, give format='json'")
     if isinstance(type, Mapping):
         return JsonSchemaFormat(None, dict(type), registration)
-    made = JsonSchemaFormat(None, None, registration)
-    try:
-        return made if type is None else made.of(type)
-    except TypeError as error:
-        raise GraphError(f"{place}: {error}") from None
+    return with_type(JsonSchemaFormat(None, None, registration), type, place)
 
 
 @dataclass(frozen=True, eq=False)
-class JsonSchemaFormat(Format[T]):
+class JsonSchemaFormat(TypedFormat[T]):
     """The format of JSON bodies of a registry. Made by `json_schema`."""
 
-    type: Any
     schema: dict[str, Any] | None
     registration: Registration
 
     def __repr__(self) -> str:
         shown = getattr(self.type, "__name__", "" if self.schema is None else "schema")
         return f"json_schema({shown})"
-
-    def of(self, type: Any) -> Format[Any]:
-        if self.type is not None:
-            raise TypeError(f"format is {self!r}, which has a type: leave out the other one")
-        body_decoder("json", type)
-        return replace(self, type=type)
 
     def decoder(self, host: Host) -> Decoder:
         read = body_decoder("json", self.type)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, overload
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.io.arguments import T
-from aioflow.io.formats.format import Decoder, Encoder, Format, PlainValues, maker_of
+from aioflow.io.formats.format import (
+    Decoder,
+    Encoder,
+    Format,
+    PlainValues,
+    TypedFormat,
+    maker_of,
+    with_type,
+)
 from aioflow.io.formats.registered import (
     HEAD_BYTES,
     Registration,
@@ -30,7 +38,7 @@ from aioflow.io.formats.registered import (
     Subject,
     checked_registration,
 )
-from aioflow.io.formats.registry import PROTOBUF, Document
+from aioflow.io.formats.registry import PROTOBUF, Document, is_proto_file
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -86,13 +94,9 @@ def protobuf(
     is_message = isinstance(message, type) and issubclass(message, base)
     if not is_message and registration is None:
         raise GraphError(f"{place}: expected a message class that protoc has made, or registry=")
-    made = ProtobufFormat(message if is_message else None, None, registration)
-    if is_message or message is None:
-        return made
-    try:
-        return made.of(message)
-    except TypeError as error:
-        raise GraphError(f"{place}: {error}") from None
+    if is_message:
+        return ProtobufFormat(None, message, registration)
+    return with_type(ProtobufFormat(None, None, registration), message, place)
 
 
 def _library() -> Any:
@@ -107,22 +111,15 @@ def _library() -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class ProtobufFormat(Format[T]):
+class ProtobufFormat(TypedFormat[T]):
     """The format of Protobuf bodies. Made by `protobuf`."""
 
     message: Any
-    type: Any
-    """The type of the elements, unless they are messages or dicts."""
+    """The class of messages; None for those of the registry's descriptors."""
     registration: Registration | None
 
     def __repr__(self) -> str:
         return f"protobuf({getattr(self.message or self.type, '__name__', '')})"
-
-    def of(self, type: Any) -> Format[Any]:
-        if self.type is not None:
-            raise TypeError(f"format is {self!r}, which has a type: leave out the other one")
-        maker_of(type)
-        return replace(self, type=type)
 
     # Read.
 
@@ -151,7 +148,7 @@ class ProtobufFormat(Format[T]):
 
     def _reader(self, schema: Schema) -> Callable[[bytes], Any]:
         """Returns the reader of bodies that were written with `schema`."""
-        file = None if self.message is not None and _is_source(schema) else _file_of(schema)
+        file = None if self.message is not None and is_proto_file(schema.text) else _file_of(schema)
         readers: dict[tuple[int, ...], Callable[[bytes], Any]] = {}
 
         def reader_of(path: tuple[int, ...]) -> Callable[[bytes], Any]:
@@ -329,11 +326,6 @@ def _document_of(file: Any) -> Document:
         if not other.name.startswith(WELL_KNOWN)
     }
     return Document(PROTOBUF, base64.b64encode(file.serialized_pb).decode(), references)
-
-
-def _is_source(schema: Schema) -> bool:
-    """Returns whether a registry gave the text of a .proto file, which only protoc can read."""
-    return ";" in schema.text or "{" in schema.text
 
 
 def _file_of(schema: Schema) -> Any:

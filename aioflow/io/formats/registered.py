@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.io.formats.format import Decoder
+from aioflow.io.formats.format import Decoder, reason_of
 from aioflow.io.formats.registry import ID_MAX, SchemaRegistry
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Registration:
     auto_register: bool
 
     def subject_of(self, topic: str, record: str | None, is_key: bool) -> str:
-        """Returns the subject of the bodies of a topic; `record` is the full name of their
-        schema."""
+        """Returns the subject of the bodies of a topic; `record` is their schema's full name."""
         if self.subject == "topic":
             return f"{topic}-{'key' if is_key else 'value'}"
         if record is None:
@@ -151,7 +150,7 @@ class SchemaReaders:
         try:
             read = self._reader_of(schema)
         except Exception as error:  # noqa: BLE001  # Libraries raise many errors for a bad schema.
-            reason = f"{schema} cannot be read: {_told(error)}"
+            reason = f"{schema} cannot be read: {reason_of(error)}"
 
             def refuse(body: bytes) -> Any:
                 raise ValueError(reason)
@@ -162,7 +161,7 @@ class SchemaReaders:
             try:
                 return read(body)
             except Exception as error:  # Libraries raise many errors for bad bytes.
-                raise ValueError(f"{schema}: {_told(error)}") from error
+                raise ValueError(f"{schema}: {reason_of(error)}") from error
 
         return explaining
 
@@ -176,10 +175,6 @@ class SchemaReaders:
                 "schema registry"
             )
         return f"schema {id_} is not in {self._registry!r}"
-
-
-def _told(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 class SchemaHeads:

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
 
-__all__ = ["AVRO", "JSON", "PROTOBUF", "Document", "RegistryClient", "Schema", "SchemaRegistry"]
+__all__ = [
+    "AVRO",
+    "JSON",
+    "PROTOBUF",
+    "Document",
+    "RegistryClient",
+    "Schema",
+    "SchemaRegistry",
+    "is_proto_file",
+]
 
 AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 """The types of schemas, as registries name them."""
@@ -299,7 +308,7 @@ class RegistryClient:
         """
         status, answer = await self._ask(host, "GET", path)
         text = answer.get("schema") if kind == PROTOBUF and isinstance(answer, dict) else None
-        if isinstance(text, str) and (";" in text or "{" in text):  # A .proto file, no base64.
+        if isinstance(text, str) and is_proto_file(text):
             asked = await self._ask(host, "GET", f"{path}?format=serialized", may_fail=True)
             return asked if asked[0] == 200 else (status, answer)
         return status, answer
@@ -407,6 +416,14 @@ class RegistryClient:
                 f"{self!r}: an answer has the references {str(given)[:80]}, expected name, "
                 "subject and version of each, so the server is not a schema registry: check the URL"
             ) from None
+
+
+def is_proto_file(schema: str) -> bool:
+    """Returns whether `schema` is the text of a .proto file, which only protoc can read.
+
+    A serialized descriptor is base64, which has none of these characters.
+    """
+    return ";" in schema or "{" in schema
 
 
 def _quoted(subject: str) -> str:
