@@ -62,7 +62,7 @@ def from_arrow(array: Any) -> Column:
         try:
             return _coded(array.dictionary_encode())
         except pa.ArrowNotImplementedError:
-            pass  # Durations and the like are converted value by value.
+            pass  # Arrow has no dictionaries of durations and the like: convert value by value.
     return ObjectColumn(array.to_pylist())
 
 

@@ -107,8 +107,8 @@ class ColumnPartWriter(PartWriter):
         try:
             fitted = table.cast(self._schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            # The values do not fit the columns of this file, so the table begins the next file. So
-            # does a table whose conversion would lose data.
+            # The values do not fit the columns of this file, or Arrow cannot cast their types.
+            # So the table begins the next file, as one does whose conversion would lose data.
             pass
         else:
             if all(

@@ -229,6 +229,7 @@ class _Catalog:
                 "credentials and the rights to this table"
             ) from error
         except (ValueError, ImportError, NotImplementedError) as error:
+            # NotImplementedError: a call that pyiceberg does not offer for this kind of catalog.
             raise GraphError(
                 f"{config!r}: the catalog {self._place} cannot be used: {error}"
             ) from error

@@ -351,6 +351,7 @@ def _cast(column: Any, field: Any, place: str) -> Any:
             raise pa.ArrowInvalid(difference)
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        # ArrowNotImplementedError: Arrow has no cast between these types.
         raise GraphError(
             f"{place}: column {field.name!r} is {field.type}, and the records have {column.type} "
             f"({error}): convert it before the sink, as with "
