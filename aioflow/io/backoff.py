@@ -35,6 +35,11 @@ START_BACKOFF_S = 0.1, 2.0
 logger = logging.getLogger(__name__)
 
 
+def _described(error: BaseException) -> str:
+    """Returns the class and the message of an error, without secrets."""
+    return redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
 class Backoff:
     """The delays between the attempts to connect of one connection. The caller calls `reset` after
     a success.
@@ -61,8 +66,7 @@ class Backoff:
         lasts_s = self._log_backoff.failed(asyncio.get_running_loop().time())
         level = logging.DEBUG if lasts_s is None else logging.WARNING
         since = f"; it has failed for {lasts_s:.0f} s" if lasts_s else ""
-        why = redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
-        logger.log(level, "%r: %s, %s%s", subject, why, then, since)
+        logger.log(level, "%r: %s, %s%s", subject, _described(error), then, since)
 
     def ended(self, subject: object) -> None:
         """Notes that the peer has ended the connection of `subject`.
@@ -103,9 +107,8 @@ async def reached(
             left_s = until - loop.time()
             if left_s <= 0 or not is_away(error):
                 raise
-            why = redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
-            is_told = log_backoff.failed(loop.time()) is not None
-            level = logging.WARNING if is_told else logging.DEBUG
+            level = logging.DEBUG if log_backoff.failed(loop.time()) is None else logging.WARNING
+            why = _described(error)
             logger.log(level, "%s: %s; trying again for %.0f s", subject, why, left_s)
         await asyncio.sleep(delay_s if rng is None else delay_s * rng.uniform(0.5, 1.0))
         delay_s = min(2 * delay_s, longest_s)

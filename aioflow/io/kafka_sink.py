@@ -213,7 +213,7 @@ class KafkaWriter(BaseWriter[Any]):
 
     async def _with_heads(self, records: list[Record]) -> list[Record]:
         """Returns the records with the bytes that belong before their keys and values."""
-        for topic in sorted(_by_topic(records).keys() - self._heads.keys()):
+        for topic in sorted({record[0] for record in records} - self._heads.keys()):
             await self._learn(topic)
         heads = self._heads
         return [

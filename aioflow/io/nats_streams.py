@@ -75,10 +75,10 @@ def nats(
 
     `servers` are one or several "nats://host:port"; `subject` may have wildcards. Each element is
     the body, decoded by `format`: "json" (or a `type` of it), "text", "bytes", or a format of
-    `af.io.formats`. `stream` is needed
-    unless exactly one stream contains the subject. `start` is "earliest", "latest", or the sequence
-    number after which to begin; the position in a checkpoint takes precedence. With
-    `until="latest"` the source ends with the last message that exists when the job begins.
+    `af.io.formats`. `stream` is needed unless exactly one stream contains the subject. `start` is
+    "earliest", "latest", or the sequence number after which to begin; the position in a checkpoint
+    takes precedence. With `until="latest"` the source ends with the last message that exists when
+    the job begins.
     `options` are further arguments of `nats.connect`, such as `user`, `password`, `token`,
     `user_credentials` and `tls`.
 

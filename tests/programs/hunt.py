@@ -88,8 +88,10 @@ def run_seed(seed: int, given: Given) -> Seen:
 
 
 def service_of(way: str, cluster: Path | None = None) -> Any:
-    """Returns what serves all programs of a way."""
-    return {"on_spark": spark_bridge, "on_cluster": lambda: cluster}.get(way, lambda: None)()
+    """Returns what serves all programs of a way: the bridge to Spark, the cluster, or None."""
+    if way == "on_spark":
+        return spark_bridge()
+    return cluster if way == "on_cluster" else None
 
 
 @cache
