@@ -31,6 +31,8 @@ PASSES = "$passes"
 class Table(Relation):
     """A bounded table in which a join looks up rows."""
 
+    stream: Any = None
+    """None: `streamed` makes a stream of the rows."""
     rows: tuple[Any, ...] = ()
 
     def streamed(self, flow: Any) -> Relation:
@@ -153,7 +155,7 @@ def _table(name: str, what: Any, schema: Schema | None) -> Table:
             f"schemas={{{name!r}: ...}}"
         )
     made = _relation(None, schema, None)
-    return Table(stream=None, fields=made.fields, reads=made.reads, rows=rows, times={})  # type: ignore[arg-type]
+    return Table(fields=made.fields, reads=made.reads, rows=rows, times={})
 
 
 def _of_rows(rows: Any) -> Schema | None:
