@@ -5,7 +5,7 @@ Bound trees are compared as trees, for example to find an expression of GROUP BY
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from sqlglot import exp
 from aioflow.core.functions import MapFunction
 from aioflow.sql.aggregates import is_aggregate
 from aioflow.sql.dialect import WindowTable
-from aioflow.sql.errors import SqlError
+from aioflow.sql.errors import SqlError, span_of
 from aioflow.sql.relation import END, START, TIME, Relation, refuse_updates
 from aioflow.sql.scalars import Functions, Scalar, arguments_of, async_calls, compile_scalar
 from aioflow.sql.scope import Field, Scope
@@ -22,9 +22,11 @@ from aioflow.sql.types import ANY, BOOLEAN, NULL
 
 __all__ = [
     "LEGACY",
+    "MIRRORED",
     "Compiler",
     "Keys",
     "aggregates_in",
+    "by_clock",
     "conjuncts",
     "is_clock",
     "is_key",
@@ -64,6 +66,16 @@ LEGACY = {
 """Windows as functions in GROUP BY and SELECT, by name: the kind, and the field that it reads."""
 
 
+MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
+    exp.LT: exp.GT,
+    exp.LTE: exp.GTE,
+    exp.GT: exp.LT,
+    exp.GTE: exp.LTE,
+    exp.EQ: exp.EQ,
+}
+"""The comparison that means the same with its operands exchanged."""
+
+
 class Keys(Scope):
     """The scope of bound names, which are keys of fields."""
 
@@ -83,11 +95,9 @@ class Keys(Scope):
 
 def key_column(key: str, place: exp.Expr) -> exp.Column:
     """Returns a bound column, which stands at the place of another node in the text."""
-    spans = [part.meta for part in place.walk() if "start" in part.meta]
     name = exp.Identifier(this=key, quoted=True)
-    if spans:
-        name.meta["start"] = min(meta["start"] for meta in spans)
-        name.meta["end"] = max(meta["end"] for meta in spans)
+    if span := span_of(place):
+        name.meta["start"], name.meta["end"] = span[0], span[1] - 1
     return exp.Column(this=name)
 
 
@@ -126,12 +136,17 @@ def mention(nodes: Iterable[exp.Expr], fields: Iterable[Field]) -> bool:
     return any(column.name in names for node in nodes for column in node.find_all(exp.Column))
 
 
-def is_key(node: exp.Expr, names: tuple[str, ...]) -> bool:
+def is_key(node: exp.Expr, names: Collection[str]) -> bool:
     return isinstance(node, exp.Column) and node.name in names
 
 
 def is_clock(node: exp.Expr) -> bool:
     return isinstance(node, exp.Anonymous) and node.name.upper() == "PROCTIME"
+
+
+def by_clock(node: exp.Expr, relation: Relation) -> bool:
+    """Returns whether `node` is PROCTIME(), or a field that it made."""
+    return is_clock(node) or is_key(node, relation.clock)
 
 
 def replaced(
@@ -173,9 +188,7 @@ def rank_limit(entry: exp.Expr, conditions: list[exp.Expr]) -> tuple[str, int] |
     for given in conditions:
         one = given
         if isinstance(one, exp.GTE | exp.GT):  # 3 >= rank
-            one = {exp.GTE: exp.LTE, exp.GT: exp.LT}[type(one)](
-                this=one.expression, expression=one.this
-            )
+            one = MIRRORED[type(one)](this=one.expression, expression=one.this)
         if not isinstance(one, exp.LTE | exp.LT | exp.EQ) or not isinstance(one.this, exp.Column):
             continue
         limit = one.expression

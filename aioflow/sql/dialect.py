@@ -23,7 +23,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from aioflow.sql.errors import SqlError
 
-__all__ = ["WINDOWS", "WindowTable", "parse"]
+__all__ = ["DURATIONS", "WINDOWS", "WindowTable", "parse"]
 
 WINDOWS = {
     "TUMBLE": ("DATA", "TIMECOL", "SIZE", "OFFSET"),
@@ -32,7 +32,6 @@ WINDOWS = {
     "SESSION": ("DATA", "TIMECOL", "GAP"),
 }
 """The table functions of windows, with the names of their arguments in order."""
-
 
 DURATIONS = ("SIZE", "SLIDE", "STEP", "GAP", "OFFSET")
 

@@ -6,11 +6,15 @@ from typing import Any
 
 from aioflow.core.errors import GraphError
 
-__all__ = ["SqlError"]
+__all__ = ["SqlError", "span_of"]
 
 
-def _has_place(node: Any) -> bool:
-    return any("start" in part.meta for part in node.walk())
+def span_of(node: Any) -> tuple[int, int] | None:
+    """Returns the offsets of a node in the text, its beginning and its end; None if not known."""
+    metas = [part.meta for part in node.walk() if "start" in part.meta]
+    if not metas:
+        return None
+    return min(meta["start"] for meta in metas), max(meta["end"] for meta in metas) + 1
 
 
 class SqlError(GraphError):
@@ -22,17 +26,13 @@ class SqlError(GraphError):
     # Any: a node of sqlglot, whose parts have their offsets in `meta`.
     def __init__(self, message: str, node: Any = None) -> None:
         super().__init__(message)
-        while node is not None and node.parent is not None and not _has_place(node):
-            node = node.parent
+        span = None
+        while node is not None and span is None:
+            span, node = span_of(node), node.parent
         self.message = message
         self.text = ""
         """The whole query. `flow.sql` sets it."""
-        spans = [
-            (part.meta["start"], part.meta["end"] + 1)
-            for part in (() if node is None else node.walk())
-            if "start" in part.meta
-        ]
-        self.span = (min(a for a, _ in spans), max(b for _, b in spans)) if spans else None
+        self.span = span
         """Offsets of the place in the text: its beginning and its end."""
 
     @property

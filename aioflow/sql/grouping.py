@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from aioflow.operators.window.assigners import TumblingWindows
 from aioflow.sql import joins
 from aioflow.sql.aggregates import compile_aggregate
 from aioflow.sql.bound import LEGACY, Compiler, Keys, aggregates_in, is_key, replaced
+from aioflow.sql.dialect import DURATIONS, WINDOWS
 from aioflow.sql.errors import SqlError
 from aioflow.sql.keyed import First
 from aioflow.sql.relation import (
@@ -26,13 +27,14 @@ from aioflow.sql.relation import (
     Pending,
     Relation,
     Windows,
+    bounds_of,
     duration_ms,
     refuse_updates,
     substitute,
 )
 from aioflow.sql.scope import Field
 from aioflow.sql.types import ANY, DATE, INTEGER, TIMESTAMP
-from aioflow.sql.windows import CumulativeWindows, FieldWindows
+from aioflow.sql.windows import CumulativeWindows
 
 __all__ = ["aggregate", "applied", "pending_windows"]
 
@@ -116,8 +118,8 @@ def applied(relation: Relation) -> Relation:
     rows = relation.stream.select(plain)
     if pending.kind == "SESSION":
         joins.require_event_time(relation, "a window")
-        by = [compile_row(af.col(key)) for key in pending.partition]
-        stream = rows.key_by(partial(_parts, by)).window(assigner).process(_framed)
+        key = tuple(map(af.col, pending.partition)) or af.lit(0)
+        stream = rows.key_by(key).window(assigner).process(_framed)
         times = {TIME: 0, END: 1}
         windows = pending.windows(pending.ends)
         return replace(base, stream=stream, windows=windows, times=times)
@@ -190,7 +192,7 @@ def aggregate(
         assert relation.pending is not None
         assigner = relation.pending.assigner
     elif windows is not None:
-        assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
+        assigner = windows.assigner
     if bounded and assigner.is_event_time:
         joins.require_event_time(relation, "a window", node.args.get("group") or node)
     whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
@@ -227,7 +229,7 @@ def aggregate(
         identity = tuple(f"$k{i}" for i in range(len(keys))) if whole else None
     elif windows is None:
         assert relation.pending is not None
-        reads |= {START: af.col.start, END: af.col.end, TIME: af.col.end - 1}
+        reads |= bounds_of(af.col.start, af.col.end)
         fields += WINDOW_FIELDS
         by_event_time = assigner.is_event_time
         if by_event_time:
@@ -289,10 +291,8 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
         raise SqlError("GROUP BY has two windows; write one, or a query around a query", calls[-1])
     (call,) = calls
     kind = call.name.upper()
-    names = {"TUMBLE": ("size", "offset"), "HOP": ("slide", "size", "offset")}
-    names["SESSION"] = ("gap",)
     time, *given = call.expressions or [None]
-    labels = names[kind]
+    labels = [name.lower() for name in WINDOWS[kind] if name in DURATIONS]
     if not isinstance(time, exp.Column) or not 1 <= len(given) <= len(labels):
         raise SqlError(f"{kind} takes a time and {', '.join(labels)}", call)
     durations = {
@@ -312,13 +312,10 @@ def _grouping_windows(
     names = {one.name for one in group if isinstance(one, exp.Column)}
     if relation.pending and relation.pending.kind == "CUMULATE" and names & {START, END} == {START}:
         raise SqlError("the groups of CUMULATE need window_end among their columns", place)
-    windows = relation.windows
     if relation.pending:
         return bool(names & {START, END}), None
-    if windows is None:
-        return False, None
-    bounded = windows.end in names or bool(windows.size and windows.start in names)
-    return bounded, windows if bounded else None
+    windows = relation.windows
+    return (True, windows) if windows and windows.are_among(names) else (False, None)
 
 
 def _named(node: exp.Select, group: list[exp.Expr]) -> tuple[str, exp.Expr]:
@@ -349,12 +346,8 @@ def _require_updates(compiler: Compiler, relation: Relation, what: str, place: e
     )
 
 
-def _parts(functions: Sequence[Callable[[Any], Any]], row: Any) -> tuple[Any, ...]:
-    return tuple(function(row) for function in functions)
-
-
 def _framed(key: Any, ctx: Any, elements: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    bounds = {START: ctx.window.start, END: ctx.window.end, TIME: ctx.window.end - 1}
+    bounds = bounds_of(*ctx.window)
     return ({**row, **bounds} for row in elements)
 
 
@@ -362,4 +355,4 @@ def _copies(
     assigner: Any, time: Callable[[Any], int], row: dict[str, Any]
 ) -> Iterable[dict[str, Any]]:
     for start, end in assigner.assign(row, time(row)):
-        yield {**row, START: start, END: end, TIME: end - 1}
+        yield row | bounds_of(start, end)

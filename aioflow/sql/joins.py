@@ -17,23 +17,17 @@ import aioflow as af
 from aioflow.api.build import event_time_of
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_predicate, compile_row
-from aioflow.sql.bound import Compiler
+from aioflow.sql.bound import MIRRORED, Compiler
+from aioflow.sql.casts import Scalar
 from aioflow.sql.errors import SqlError
 from aioflow.sql.relation import Relation, Windows, duration_ms, under
-from aioflow.sql.scalars import Scalar
 from aioflow.sql.sources import Table
 from aioflow.sql.types import INTERVAL, unify
+from aioflow.sql.values import greatest, least
 from aioflow.sql.windows import FieldWindows
 
 __all__ = ["Joins", "key_of", "reads_of_key", "require_event_time", "require_ttl", "together"]
 
-MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
-    exp.LT: exp.GT,
-    exp.LTE: exp.GTE,
-    exp.GT: exp.LT,
-    exp.GTE: exp.LTE,
-    exp.EQ: exp.EQ,
-}
 FRAME = "$start", "$end"
 """Fields that both sides of a join get if their windows have different names."""
 
@@ -89,9 +83,7 @@ class Joins:
     ) -> tuple[Relation, list[exp.Expr]]:
         """Filters a side by the conditions that read only this side."""
         own = [one for one in conditions if _read(one) <= _keys(relation)]
-        for one in own:
-            relation = relation.filtered(self._compile(one, relation).expression)
-        return relation, [one for one in conditions if one not in own]
+        return self._rest(relation, own), [one for one in conditions if one not in own]
 
     def _one(
         self,
@@ -149,10 +141,11 @@ class Joins:
             windows=windows,
         )
 
-    def _rest(self, met: Relation, rest: Sequence[exp.Expr]) -> Relation:
-        for one in rest:
-            met = met.filtered(self._compile(one, met).expression)
-        return met
+    def _rest(self, relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
+        """Filters a relation by each of the conditions."""
+        for one in conditions:
+            relation = relation.filtered(self._compile(one, relation).expression)
+        return relation
 
     def _predicate(self, met: Relation, rest: Sequence[exp.Expr]) -> list[Any]:
         return [compile_predicate(met.read(self._compile(one, met).expression)) for one in rest]
@@ -311,10 +304,8 @@ def _split(left: Relation, right: Relation, conditions: Sequence[exp.Expr]) -> C
             if bound is not None:
                 split.times.append(part)
                 lower, upper = bound
-                known = [x for x in (split.lower, lower) if x is not None]
-                split.lower = max(known) if known else None
-                known = [x for x in (split.upper, upper) if x is not None]
-                split.upper = min(known) if known else None
+                split.lower = greatest(split.lower, lower)
+                split.upper = least(split.upper, upper)
             if isinstance(turned, exp.EQ):
                 split.equal.append((turned.this, turned.expression))
             elif bound is None:
@@ -387,11 +378,7 @@ def _window_pairs(
     if left is None or right is None:
         return []
     ends = {(left.end, right.end), (left.start, right.start)}
-    found = []
-    for a, b in split.equal:
-        names = a.name, b.name
-        if names in ends:
-            found.append((a, b))
+    found = [(a, b) for a, b in split.equal if (a.name, b.name) in ends]
     by_end = any(a.name == left.end for a, _ in found)
     fixed = left.size is not None and left.size == right.size
     if not by_end and not (found and fixed):

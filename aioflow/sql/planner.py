@@ -23,6 +23,7 @@ from aioflow.sql import joins, sources
 from aioflow.sql.bound import (
     Compiler,
     aggregates_in,
+    by_clock,
     conjuncts,
     is_clock,
     key_column,
@@ -32,7 +33,7 @@ from aioflow.sql.bound import (
     unused,
 )
 from aioflow.sql.casts import Scalar, widened
-from aioflow.sql.dialect import WindowTable, parse
+from aioflow.sql.dialect import DURATIONS, WindowTable, parse
 from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import aggregate, applied, pending_windows
 from aioflow.sql.ranking import ranked
@@ -478,7 +479,7 @@ class Planner:
         durations = {
             name: duration_ms(node, f"{name.upper()} of {entry.args['kind']}")
             for name, node in entry.args.items()
-            if name in ("size", "slide", "step", "gap", "offset") and node is not None
+            if name.upper() in DURATIONS and node is not None
         }
         time = scope.resolve(entry.args["timecol"])
         if relation.pending or relation.windows:
@@ -542,7 +543,7 @@ class Planner:
         computed = False
         for (name, _), one in zip(items, nodes, strict=True):
             key = unused(name, reads.keys() | clock)
-            if is_clock(one) or (isinstance(one, exp.Column) and one.name in relation.clock):
+            if by_clock(one, relation):
                 clock.add(key)
                 own.append(Field(key, TIMESTAMP, False, key))
                 continue
@@ -637,6 +638,3 @@ def _aliased(relation: Relation, alias: exp.TableAlias | None) -> Relation:
         )
     named = zip(relation.fields, columns, strict=True)
     return replace(relation, fields=tuple(replace(f, name=c.name) for f, c in named))
-
-
-# Functions of records.

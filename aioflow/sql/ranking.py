@@ -14,7 +14,7 @@ import aioflow as af
 from aioflow.core.functions import AggregateFunction
 from aioflow.expressions.nodes import Literal
 from aioflow.sql import joins
-from aioflow.sql.bound import Compiler, is_clock, key_column
+from aioflow.sql.bound import Compiler, by_clock, key_column
 from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import applied, sessions_differ
 from aioflow.sql.keyed import First, Leaders
@@ -24,12 +24,12 @@ from aioflow.sql.relation import (
     TIME,
     WINDOW_FIELDS,
     Relation,
+    bounds_of,
     refuse_updates,
     under,
 )
 from aioflow.sql.scope import Field
 from aioflow.sql.types import INTEGER
-from aioflow.sql.windows import FieldWindows
 
 __all__ = ["ranked"]
 
@@ -66,8 +66,7 @@ def ranked(
         raise SqlError("ROW_NUMBER() needs ORDER BY; write OVER (... ORDER BY column)", over)
     names = {one.name for one in partition if isinstance(one, exp.Column)}
     windows = relation.windows
-    ends = windows and (windows.end in names or (windows.size and windows.start in names))
-    if (relation.pending and names & {START, END}) or ends:
+    if (relation.pending and names & {START, END}) or (windows and windows.are_among(names)):
         relation = _best_of_windows(compiler, relation, over, rank)
     elif _is_first(compiler, relation, order, rank[1]):
         joins.require_ttl(
@@ -75,9 +74,9 @@ def ranked(
         )
         rows = relation.as_rows()
         keys = [compiler.compile(part, rows) for part in partition]
-        first = First(not _by_clock(relation, order.expressions[0].this), compiler.ttl)
+        first = First(not by_clock(order.expressions[0].this, relation), compiler.ttl)
         stream = rows.stream.key_by(joins.key_of(keys)).process(first)
-        relation = replace(rows, stream=stream.map(partial(_with, name, 1)))
+        relation = replace(rows, stream=stream, reads={name: Literal(1)})
     elif compiler.updates:
         relation = _best_so_far(compiler, relation, over, rank)
     else:
@@ -115,7 +114,7 @@ def _best_of_windows(
         assigner, after, times = pending.assigner, pending.windows(pending.ends), {TIME: 0, END: 1}
     else:
         assert windows is not None, "one of both brings the windows"
-        assigner = windows.regroup or FieldWindows(windows.start or "", windows.end)
+        assigner = windows.assigner
         after, times = windows.after(windows.start, windows.end), {windows.end: 1}
     if assigner.is_event_time:
         joins.require_event_time(rows, "a window", over)
@@ -140,7 +139,7 @@ def _best_so_far(
     identity = tuple(dict.fromkeys(one.name for one in partition))
     order = over.args["order"].expressions
     for one in order:
-        if _by_clock(relation, one.this):
+        if by_clock(one.this, relation):
             raise SqlError("ORDER BY PROCTIME() is known for ASC and rank = 1 alone", one)
     source = relation.in_place()
     key = joins.key_of([compiler.compile(one, source) for one in partition])
@@ -169,16 +168,12 @@ def _sort_key(compiler: Compiler, rows: Relation, order: list[exp.Expr]) -> Sort
     return SortKey(tuple(parts))
 
 
-def _by_clock(relation: Relation, node: exp.Expr) -> bool:
-    return is_clock(node) or (isinstance(node, exp.Column) and node.name in relation.clock)
-
-
 def _is_first(compiler: Compiler, relation: Relation, order: exp.Order, limit: int) -> bool:
     """Returns whether the first row of a key is final before the end of the input."""
     (one, *more) = order.expressions
     if limit != 1 or more or one.args.get("desc"):
         return False
-    if _by_clock(relation, one.this):
+    if by_clock(one.this, relation):
         return True
     if not isinstance(one.this, exp.Column):
         return False
@@ -188,12 +183,8 @@ def _is_first(compiler: Compiler, relation: Relation, order: exp.Order, limit: i
 
 
 def _numbered(name: str, bounded: bool, result: Any) -> list[dict[str, Any]]:
-    more = {START: result.start, END: result.end, TIME: result.end - 1} if bounded else {}
+    more = bounds_of(result.start, result.end) if bounded else {}
     return [{**row, **more, name: place} for place, row in enumerate(result.value, 1)]
-
-
-def _with(name: str, value: Any, row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, name: value}
 
 
 class _Descending:

@@ -6,7 +6,7 @@ the same key. So a projection of plain columns costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,10 +15,12 @@ from sqlglot import exp
 from aioflow.api.streams import DataStream
 from aioflow.expressions.nodes import Case, Column, Expr, Literal
 from aioflow.expressions.nodes import Field as Nested
-from aioflow.operators.window.assigners import WindowAssigner
+from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows, WindowAssigner
 from aioflow.sql.errors import SqlError
+from aioflow.sql.functions import UNITS_MS
 from aioflow.sql.scope import Field
 from aioflow.sql.types import TIMESTAMP
+from aioflow.sql.windows import FieldWindows
 
 __all__ = [
     "END",
@@ -28,6 +30,7 @@ __all__ = [
     "Pending",
     "Relation",
     "Windows",
+    "bounds_of",
     "duration_ms",
     "refuse_updates",
     "substitute",
@@ -37,15 +40,6 @@ __all__ = [
 START, END, TIME = "window_start", "window_end", "window_time"
 WINDOW_FIELDS = tuple(Field(name, TIMESTAMP, False, name) for name in (START, END, TIME))
 """The fields that a table function of windows adds."""
-
-_UNITS_MS = {
-    "MILLISECOND": 1,
-    "SECOND": 1_000,
-    "MINUTE": 60_000,
-    "HOUR": 3_600_000,
-    "DAY": 86_400_000,
-    "WEEK": 604_800_000,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,9 @@ class Pending:
 
     @property
     def size(self) -> int | None:
-        return self.assigner.size if self.kind in ("TUMBLE", "HOP") else None  # type: ignore[attr-defined]
+        """Length of all windows in ms; None if it varies."""
+        assigner = self.assigner
+        return assigner.size if isinstance(assigner, TumblingWindows | SlidingWindows) else None
 
     def windows(self, regroup: WindowAssigner | None) -> Windows:
         return Windows(START, END, regroup, self.size, self.ends)
@@ -85,6 +81,15 @@ class Windows:
     """Length of all windows in ms, so that the end alone says which it is; None: it varies."""
     ends: WindowAssigner
     """Windows that bring the results of one window together, whose time is its last ms."""
+
+    @property
+    def assigner(self) -> WindowAssigner:
+        """Assigner of the windows to the records."""
+        return self.regroup or FieldWindows(self.start or "", self.end)
+
+    def are_among(self, names: Collection[str]) -> bool:
+        """Returns whether the fields `names` say which window a record belongs to."""
+        return self.end in names or (self.size is not None and self.start in names)
 
     def after(self, start: str | None, end: str) -> Windows:
         """Returns the windows of results, with the fields `start` and `end`."""
@@ -191,6 +196,11 @@ class Relation:
         )
 
 
+def bounds_of(start: Any, end: Any) -> dict[str, Any]:
+    """Returns the fields of a window from `start` to `end`: ms, or expressions of ms."""
+    return {START: start, END: end, TIME: end - 1}
+
+
 def refuse_updates(relation: Relation, what: str, node: exp.Expr) -> None:
     """Raises SqlError if rows of the relation may change."""
     if relation.identity is not None:
@@ -233,7 +243,7 @@ def duration_ms(node: exp.Expr | None, what: str) -> int:
     while isinstance(node, exp.Neg | exp.Paren):
         sign, node = (-sign if isinstance(node, exp.Neg) else sign), node.this
     unit = "" if not isinstance(node, exp.Interval) else str(node.args.get("unit") or "").upper()
-    per_unit = _UNITS_MS.get(unit.removesuffix("S"))
+    per_unit = UNITS_MS.get(unit.removesuffix("S"))
     try:
         if node is None or per_unit is None:
             raise ValueError
@@ -243,7 +253,7 @@ def duration_ms(node: exp.Expr | None, what: str) -> int:
     except ValueError:
         raise SqlError(
             f"{what} needs an interval such as INTERVAL '10' SECOND, in "
-            f"{', '.join(_UNITS_MS)}; months and years have no fixed length",
+            f"{', '.join(UNITS_MS)}; months and years have no fixed length",
             node,
         ) from None
     return sign * int(value)
