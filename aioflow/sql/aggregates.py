@@ -118,10 +118,6 @@ def spread(moments: list[Any], *, sample: bool, root: bool) -> float | None:
     return math.sqrt(variance) if root else variance
 
 
-def _texts(separator: str, texts: list[str]) -> str:
-    return separator.join(texts)
-
-
 def is_aggregate(node: exp.Expr) -> bool:
     """Returns whether `node` is a call of an aggregate, with or without FILTER."""
     return isinstance(node.this if isinstance(node, exp.Filter) else node, exp.AggFunc) or (
@@ -251,8 +247,7 @@ def _sum(call: _Call) -> Aggregate:
 def _mean(call: _Call) -> Aggregate:
     if call.is_distinct:
         return _finished(call, _mean_of)
-    part: Any = af.mean(call.of.expression, where=call.where)
-    return _one(part, call.type, call.may_be_empty)
+    return _direct(af.mean)(call)
 
 
 def _mean_of(values: list[Any]) -> Any:
@@ -299,10 +294,10 @@ def _spread(sample: bool, root: bool) -> Callable[[_Call], Aggregate]:
     return make
 
 
-def _finished(call: _Call, finish: Callable[[list[Any]], Any], name: str = "") -> Aggregate:
+def _finished(call: _Call, finish: Callable[[list[Any]], Any]) -> Aggregate:
     """Returns the aggregate that applies `finish` to the list of values; None without values."""
     function = partial(_unless_empty, finish)
-    name = name or call.name.lower()
+    name = call.name.lower()
     return _one(
         call.values(),
         call.type,
@@ -332,11 +327,7 @@ def _joined(call: _Call) -> Aggregate:
     separator = call.others[0] if call.others else exp.Literal.string(",")
     if not isinstance(separator, exp.Literal):
         raise SqlError(f"the separator of {call.name} must be a literal", call.node)
-    return _finished(call, partial(_texts, separator.name))
-
-
-def _median(call: _Call) -> Aggregate:
-    return _finished(call, statistics.median)
+    return _finished(call, separator.name.join)
 
 
 _Maker = tuple[tuple[SqlType, ...], SqlType | None, Callable[[_Call], Aggregate]]
@@ -358,7 +349,7 @@ _AGGREGATES: dict[str, _Maker] = {
     "STDDEVPOP": (NUMERIC, FLOAT, _spread(sample=False, root=True)),
     "VARIANCE": (NUMERIC, FLOAT, _spread(sample=True, root=False)),
     "VARIANCEPOP": (NUMERIC, FLOAT, _spread(sample=False, root=False)),
-    "MEDIAN": (NUMERIC, FLOAT, _median),
+    "MEDIAN": (NUMERIC, FLOAT, lambda call: _finished(call, statistics.median)),
     "ARRAYAGG": ((), None, _array),
     "GROUPCONCAT": ((STRING,), None, _joined),
 }

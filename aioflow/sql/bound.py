@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlglot import exp
 
-from aioflow.core.functions import MapFunction
 from aioflow.sql.aggregates import is_aggregate
+from aioflow.sql.casts import Scalar
 from aioflow.sql.dialect import WindowTable
 from aioflow.sql.errors import SqlError, span_of
 from aioflow.sql.relation import END, START, TIME, Relation, refuse_updates
-from aioflow.sql.scalars import Functions, Scalar, arguments_of, async_calls, compile_scalar
+from aioflow.sql.scalars import Functions, arguments_of, async_calls, compile_scalar
 from aioflow.sql.scope import Field, Scope
 from aioflow.sql.types import ANY, BOOLEAN, NULL
 
@@ -179,9 +180,7 @@ def rank_limit(entry: exp.Expr, conditions: list[exp.Expr]) -> tuple[str, int] |
 
     Removes the condition from `conditions` if this limit says all of it.
     """
-    inner = entry
-    while isinstance(inner, exp.Subquery):
-        inner = inner.this
+    inner = entry.unnest()
     if not isinstance(inner, exp.Select):
         return None
     ranked = [one.alias for one in inner.expressions if isinstance(one.unalias(), exp.Window)]
@@ -250,7 +249,8 @@ class Compiler:
             own = self.functions.find(call)
             assert own is not None, "a call of an async function"
             arguments = [self.compile(one, relation).function for one in arguments_of(call)]
-            stream = relation.stream.map(_AsyncCall(own.function, arguments, key), name=call.name)
+            function = partial(_awaited, own.function, arguments, key)
+            stream = relation.stream.map(function, name=call.name)
             field = Field(key, own.type, own.nullable, key)
             relation = replace(relation, stream=stream, fields=(*relation.fields, field))
             column = key_column(key, call)
@@ -260,16 +260,11 @@ class Compiler:
         return relation, nodes
 
 
-class _AsyncCall(MapFunction[dict[str, Any], dict[str, Any]]):
-    """Adds the result of an async function as a field."""
-
-    def __init__(
-        self, function: Callable[..., Any], arguments: list[Callable[[Any], Any]], key: str
-    ) -> None:
-        self._function = function
-        self._arguments = arguments
-        self._key = key
-
-    async def map(self, value: dict[str, Any]) -> dict[str, Any]:
-        given = [argument(value) for argument in self._arguments]
-        return {**value, self._key: await self._function(*given)}
+async def _awaited(
+    function: Callable[..., Any],
+    arguments: list[Callable[[Any], Any]],
+    key: str,
+    row: dict[str, Any],
+) -> dict[str, Any]:
+    """Returns the row with the result of an async function as the field `key`."""
+    return {**row, key: await function(*(argument(row) for argument in arguments))}

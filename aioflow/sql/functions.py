@@ -225,18 +225,17 @@ FUNCTIONS: dict[str, Builtin] = {
     "HASH_CODE": _of("A", INTEGER, v.hash_code),
     "DATE_FORMAT": Builtin("TS", STRING, _formatted(True)),
     "STRFTIME": Builtin("TS", STRING, _formatted(False)),
-    "TO_TIMESTAMP": Builtin("S?S", TIMESTAMP, _to_timestamp, None),
+    "TO_TIMESTAMP": Builtin("S?S", TIMESTAMP, _to_timestamp),
     "TO_DATE": Builtin("S?S", DATE, lambda *given: _to_timestamp(*given).dt.truncate("1d")),
     "TO_TIMESTAMP_LTZ": Builtin("I?I", TIMESTAMP, _from_number),
     "UNIX_TIMESTAMP": Builtin("T", INTEGER, lambda t: t // 1000),
     "CARDINALITY": _of("A", INTEGER, len),
-    "ARRAY_SIZE": _of("A", INTEGER, len),
     "PI": Builtin("", FLOAT, lambda: Literal(math.pi)),
 }
 _ALIASES = {
     "CEILING": "CEIL", "SUBSTR": "SUBSTRING", "STRPOS": "STR_POSITION",
     "REGEXP_MATCHES": "REGEXP_LIKE", "REGEXP": "REGEXP_LIKE", "POW": "POWER", "TRUNCATE": "TRUNC",
-    "HASH": "HASH_CODE", "SHA": "SHA1",
+    "HASH": "HASH_CODE", "SHA": "SHA1", "ARRAY_SIZE": "CARDINALITY",
 }  # fmt: skip
 FUNCTIONS |= {alias: FUNCTIONS[name] for alias, name in _ALIASES.items()}
 

@@ -53,7 +53,6 @@ from aioflow.sql.types import (
 
 __all__ = [
     "Functions",
-    "Scalar",
     "UserFunction",
     "arguments_of",
     "async_calls",

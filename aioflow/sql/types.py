@@ -1,4 +1,4 @@
-"""The types of SQL expressions, and the error that names a place in the text.
+"""The types of SQL expressions.
 
 A type says how a value stands in a row: INTEGER is int, FLOAT float, DECIMAL `decimal.Decimal`,
 STRING str, BYTES bytes, ARRAY list, MAP and ROW dict. TIMESTAMP and DATE are int milliseconds since
@@ -27,7 +27,6 @@ __all__ = [
     "NUMERIC",
     "STRING",
     "TIMESTAMP",
-    "SqlError",
     "SqlType",
     "array_of",
     "map_of",

@@ -20,8 +20,9 @@ from typing import Any
 
 from aioflow.expressions.nodes import Expr, as_expression
 from aioflow.expressions.operations import Apply, Operation
+from aioflow.expressions.values import epoch_ms
 
-__all__ = ["DAY_MS", "Apply", "apply", "java_pattern", "json_path", "like_pattern", "parse_time"]
+__all__ = ["DAY_MS", "apply", "java_pattern", "json_path", "like_pattern", "parse_time"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000
@@ -417,7 +418,7 @@ def parse_time(text: str) -> int:
     if zone is not None and zone not in ("Z", "UTC"):
         hours, minutes = int(zone[1:3]), int(zone[3:].lstrip(":") or 0)
         moment -= timedelta(hours=hours, minutes=minutes) * (-1 if zone[0] == "-" else 1)
-    return (moment - _EPOCH) // timedelta(milliseconds=1) + int(f"{fraction or '':0<3}"[:3])
+    return epoch_ms(moment) + int(f"{fraction or '':0<3}"[:3])
 
 
 @_operation(gives_none=True)
@@ -468,7 +469,7 @@ def add_months(ms: int, months: int) -> int:
     year, month = divmod(date.year * 12 + date.month - 1 + months, 12)
     last = calendar.monthrange(year, month + 1)[1]
     moved = date.replace(year=year, month=month + 1, day=min(date.day, last))
-    return (moved - _EPOCH).days * DAY_MS + rest
+    return epoch_ms(moved) + rest
 
 
 @_operation()
@@ -495,7 +496,7 @@ def truncate_to(ms: int, unit: str) -> int:
             date = date.replace(month=(date.month - 1) // 3 * 3 + 1, day=1)
         case _:
             date = date.replace(month=1, day=1)
-    return (date - _EPOCH).days * DAY_MS
+    return epoch_ms(date)
 
 
 _JAVA = {
@@ -530,9 +531,7 @@ def format_time(ms: int, pattern: str) -> str:
 
 @_operation(gives_none=True)
 def scan_time(text: str, pattern: str) -> int:
-    found = datetime.strptime(text, pattern.replace("%g", "%f").replace("%-", "%"))
-    moment = found.replace(tzinfo=UTC) if found.tzinfo is None else found
-    return (moment - _EPOCH) // timedelta(milliseconds=1)
+    return epoch_ms(datetime.strptime(text, pattern.replace("%g", "%f").replace("%-", "%")))
 
 
 # Nested values.
