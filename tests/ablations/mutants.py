@@ -11,6 +11,7 @@ from tests.ablations.rocksdb_mutants import ROCKSDB_MUTANTS
 from tests.ablations.runner import Mutant
 from tests.ablations.sink_mutants import SINK_MUTANTS
 from tests.ablations.spark_mutants import SPARK_MUTANTS
+from tests.ablations.sql_mutants import SQL_MUTANTS
 from tests.ablations.state_mutants import STATE_MUTANTS
 from tests.ablations.store_mutants import STORE_MUTANTS
 from tests.ablations.unaligned_mutants import UNALIGNED_MUTANTS
@@ -26,6 +27,7 @@ MUTANTS: list[Mutant] = [
     *SINK_MUTANTS,
     *SPARK_MUTANTS,
     *BRIDGE_MUTANTS,
+    *SQL_MUTANTS,
     *STORE_MUTANTS,
     *UNALIGNED_MUTANTS,
     *WIRE_MUTANTS,

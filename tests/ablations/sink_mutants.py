@@ -626,27 +626,6 @@ SINK_MUTANTS: list[Mutant] = [
         ("tests/io/test_sqlite.py::test_a_row_that_the_table_refuses_fails_before_the_checkpoint",),
     ),
     Mutant(
-        "a row that passes HAVING no more stays",
-        "aioflow/sql/planner.py",
-        "        return relation.passing(self._all(",
-        "        return relation.filtered(self._all(",
-        ("tests/sql/test_updates.py::test_a_row_that_passes_no_more_is_deleted",),
-    ),
-    Mutant(
-        "a row that HAVING never took is deleted",
-        "aioflow/sql/keyed.py",
-        "        if shown:\n            self.shown.clear()\n",
-        "        if True:\n            self.shown.clear()\n",
-        ("tests/sql/test_updates.py::test_a_row_that_never_passed_is_not_deleted",),
-    ),
-    Mutant(
-        "the upserts of a row come to a sink by several subtasks",
-        "aioflow/sql/sources.py",
-        "        stream = self if parallelism is None else self.key_by(key_of)\n",
-        "        stream = self\n",
-        ("tests/sql/test_updates.py::test_a_sink_of_another_parallelism_is_keyed",),
-    ),
-    Mutant(
         "a file that was shortened ends where it was read to",
         "aioflow/io/blocks.py",
         "            if end < self._offset:\n",

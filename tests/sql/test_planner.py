@@ -163,6 +163,16 @@ async def test_the_first_row_of_each_key_is_the_earliest() -> None:
     assert await rows_of(query) == [("cup", 7), ("tea", 3), (None, 9)]
 
 
+async def test_the_first_row_of_a_key_may_arrive_after_a_later_one() -> None:
+    flow = af.Flow("late")
+    rows = [{"item": "tea", "ts": ts} for ts in (4_000, 1_000, 20_000)]
+    query = """SELECT ts FROM (
+                   SELECT *, ROW_NUMBER() OVER (PARTITION BY item ORDER BY ts) AS n FROM bids)
+               WHERE n = 1"""
+    stream = flow.sql(query, bids=flow.source(rows, watermarks=TIMES))
+    assert await stream.collect() == [{"ts": 1_000}]
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -1,0 +1,113 @@
+"""The bugs of streaming SQL: windows, joins, ranks, and rows that change."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["SQL_MUTANTS"]
+
+_PLANNER, _UPDATES = "tests/sql/test_planner.py::", "tests/sql/test_updates.py::"
+
+SQL_MUTANTS: list[Mutant] = [
+    Mutant(
+        "an assigner of one's own gets the side of a join beside the element",
+        "aioflow/operators/join/joins.py",
+        "        return self._assigner.assign(value[1], timestamp)\n",
+        "        return self._assigner.assign(value, timestamp)\n",
+        (_PLANNER + "test_windows_that_overlap_are_joined_row_by_row",),
+    ),
+    Mutant(
+        "a window of a session is made for the groups instead of its partition",
+        "aioflow/sql/grouping.py",
+        "    if legacy is None and sessions_differ(relation, [one.name for one in group]):\n",
+        "    if False:\n",
+        (_PLANNER + "test_a_session_is_that_of_its_partition_and_not_of_its_groups",),
+    ),
+    Mutant(
+        "a session is ranked by the partition of OVER",
+        "aioflow/sql/ranking.py",
+        "    if sessions_differ(relation, names):\n",
+        "    if False:\n",
+        (_PLANNER + "test_a_session_is_that_of_its_partition_and_not_of_its_groups",),
+    ),
+    Mutant(
+        "all sessions of a stream are one",
+        "aioflow/sql/grouping.py",
+        "        key = tuple(map(af.col, pending.partition)) or af.lit(0)\n",
+        "        key = af.lit(0)\n",
+        (_PLANNER + "test_a_session_is_that_of_its_partition_and_not_of_its_groups",),
+    ),
+    Mutant(
+        "windows of one end meet although they begin at different times",
+        "aioflow/sql/joins.py",
+        "            if not by_start and (one.size is None or one.size != other.size):\n",
+        "            if False:\n",
+        (_PLANNER + "test_windows_of_one_end_alone_are_not_joined_if_their_starts_differ",),
+    ),
+    Mutant(
+        "NULL meets NULL in a join",
+        "aioflow/sql/joins.py",
+        "            relation = relation.filtered(~key.expression.is_null())\n",
+        "            pass\n",
+        (_PLANNER + "test_a_null_in_a_join_key_meets_nothing",),
+    ),
+    Mutant(
+        "an outer join gives a row without a partner no row",
+        "aioflow/sql/joins.py",
+        "        if alone and keeps[0]:\n",
+        "        if False:\n",
+        (_PLANNER + "test_windows_are_joined_inner_and_outer",),
+    ),
+    Mutant(
+        "NaN ranks first",
+        "aioflow/sql/ranking.py",
+        "                key.append((0.5 if descending else 1.5, None))\n",
+        "                key.append((0.5, None))\n",
+        (_PLANNER + "test_nan_is_the_greatest_number_of_a_ranking",),
+    ),
+    Mutant(
+        "the first row of a key is the first to arrive",
+        "aioflow/sql/keyed.py",
+        "        if best is None or ctx.timestamp < best[0]:\n",
+        "        if best is None:\n",
+        (_PLANNER + "test_the_first_row_of_a_key_may_arrive_after_a_later_one",),
+    ),
+    Mutant(
+        "a join of endless streams keeps its rows for ever",
+        "aioflow/sql/joins.py",
+        "    if endless:\n",
+        "    if False:\n",
+        (
+            _PLANNER + "test_a_join_of_endless_streams_asks_for_a_time_to_live",
+            _PLANNER + "test_sources_that_do_not_end_are_named_once",
+        ),
+    ),
+    Mutant(
+        "rows that fall out of the first ranks leave the others where they were",
+        "aioflow/sql/keyed.py",
+        "for at, row in enumerate(best[place:], place + 1)]\n",
+        "for at, row in enumerate([value], place + 1)]\n",
+        (_UPDATES + "test_ranks_move_when_a_row_comes_before_them",),
+    ),
+    Mutant(
+        "a row that passes HAVING no more stays",
+        "aioflow/sql/planner.py",
+        "        return relation.passing(self._all(",
+        "        return relation.filtered(self._all(",
+        (_UPDATES + "test_a_row_that_passes_no_more_is_deleted",),
+    ),
+    Mutant(
+        "a row that HAVING never took is deleted",
+        "aioflow/sql/keyed.py",
+        "        if shown:\n            self.shown.clear()\n",
+        "        if True:\n            self.shown.clear()\n",
+        (_UPDATES + "test_a_row_that_never_passed_is_not_deleted",),
+    ),
+    Mutant(
+        "the upserts of a row come to a sink by several subtasks",
+        "aioflow/sql/sources.py",
+        "        stream = self if parallelism is None else self.key_by(key_of)\n",
+        "        stream = self\n",
+        (_UPDATES + "test_a_sink_of_another_parallelism_is_keyed",),
+    ),
+]
