@@ -11,7 +11,6 @@ them. So a killed attempt leaves only files that no version names, and `vacuum` 
 
 from __future__ import annotations
 
-import copy
 import datetime
 import json
 import os
@@ -19,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, RestoreError
@@ -30,32 +29,26 @@ from aioflow.io.arguments import (
     checked_whole,
     require_columns,
 )
+from aioflow.io.lake_rows import latest_rows, stored_type
 from aioflow.io.lakes import (
-    Calls,
     CommitConflict,
     Deletes,
-    LakeCommitter,
+    LakeConnector,
     LakeMode,
-    LakeReader,
-    LakeWriter,
+    change_columns,
+    check_key_columns,
     checked_deletes,
     checked_key,
     files_after,
-    latest_rows,
+    no_file_of,
     properties_of,
-    refuse_upserts,
 )
-from aioflow.io.memory import ONLY_SPLIT
-from aioflow.io.paths import checked_place, lent
-from aioflow.operators.sink import BaseSink
-from aioflow.operators.source import BaseSource, Split
+from aioflow.io.paths import checked_place
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
     from aioflow.io.lakes import Prepared
-    from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.source import SourceContext
 
 __all__ = ["DeltaTable", "delta"]
 
@@ -108,77 +101,36 @@ def delta(
     if version is not None:
         checked_whole(version, "version", place, least=0)
     return DeltaTable(
-        str(checked_place(path, "delta")),
-        checked_options(storage_options, "storage_options", place),
-        None if columns is None else tuple(checked_columns(columns, place) or ()),
-        version,
-        None if poll is None else checked_seconds(poll, "poll", place),
-        checked_deletes(deletes, place),
-        mode,
-        checked_key(mode, key, place),
-        evolve,
+        path=str(checked_place(path, "delta")),
+        storage_options=checked_options(storage_options, "storage_options", place),
+        columns=None if columns is None else tuple(checked_columns(columns, place) or ()),
+        version=version,
+        poll_s=None if poll is None else checked_seconds(poll, "poll", place),
+        deletes=checked_deletes(deletes, place),
+        mode=mode,
+        key=checked_key(mode, key, place),
+        evolve=evolve,
     )
 
 
-@dataclass(eq=False, repr=False)
-class DeltaTable(BaseSource[Any], BaseSink[Any]):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DeltaTable(LakeConnector):
     """A `Source` and a `Sink` of one table. Made by `delta`."""
 
     name = "delta"
-    columnar = True
-    reads_columns = True
-    parallelism_max = None
-    commits_globally = True
 
     path: str
     storage_options: dict[str, str]
-    columns: tuple[str, ...] | None
     version: int | None
-    poll_s: float | None
-    deletes: Deletes
-    mode: LakeMode
-    key: list[str]
-    evolve: bool
 
     def __repr__(self) -> str:
         return f"delta({self.path!r})"
 
-    @property
-    def bounded(self) -> bool:
-        return self.poll_s is None
+    def lake_table(self, host: Host) -> _Table:
+        return _Table(self, host)
 
-    def with_fields(self, names: tuple[str, ...]) -> Self:
-        """Returns a copy of this source that reads only the columns `names`."""
-        if self.columns is not None and not set(names) <= set(self.columns):
-            return self
-        source = copy.copy(self)
-        source.columns = names
-        return source
-
-    async def discover(self, host: Host | None = None) -> list[Split]:
-        """Returns one split, which begins with the chosen or the latest version."""
-        async with lent(host) as machine:
-            calls = Calls(machine)
-            try:
-                return [
-                    Split(ONLY_SPLIT, None, await calls.first(_Versions(self).start, f"{self!r}"))
-                ]
-            finally:
-                await calls.end()
-
-    def reader(self, ctx: SourceContext) -> LakeReader:
-        return LakeReader(ctx, _Versions(self), self.poll_s)
-
-    def check_upserts(self, key: Sequence[str]) -> None:
-        refuse_upserts(self)
-
-    def writer(self, ctx: OperatorContext) -> LakeWriter:
-        return LakeWriter(
-            ctx, _Table(self, ctx.host), f"{self!r}", evolve=self.evolve, key=self.key
-        )
-
-    def global_committer(self, ctx: OperatorContext) -> LakeCommitter:
-        return LakeCommitter(ctx, _Table(self, ctx.host), f"{self!r}")
+    def lake_versions(self) -> _Versions:
+        return _Versions(self)
 
 
 def _load(config: DeltaTable, version: int | None = None) -> Any:
@@ -202,6 +154,14 @@ def _load(config: DeltaTable, version: int | None = None) -> Any:
             f"{config!r}: version {version} cannot be loaded: {error}; its log was cleaned up, or "
             "it never was"
         ) from error
+
+
+def _files_of(table: Any, config: DeltaTable) -> Any:
+    """Returns the file system whose root is the directory of the table."""
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    return PyFileSystem(DeltaStorageHandler(table.table_uri, config.storage_options or None))
 
 
 def _arrow_schema(table: Any) -> Any:
@@ -233,9 +193,7 @@ class _Table:
                 "does not support: remove it, or write to another table"
             )
         schema = _arrow_schema(table)
-        missing = [name for name in self._config.key if name not in schema.names]
-        if missing:
-            raise GraphError(f"{self._config!r} has no column {missing[0]!r}, which key= names")
+        check_key_columns(self._config, schema.names)
         return schema
 
     def add_columns(self, fields: Sequence[Any]) -> Any:
@@ -244,31 +202,21 @@ class _Table:
         from deltalake.exceptions import DeltaError
 
         wanted = Schema.from_arrow(
-            pa.schema([pa.field(field.name, _stored(field.type)) for field in fields])
+            pa.schema([pa.field(field.name, stored_type(field.type)) for field in fields])
         ).fields
-        for last in (False,) * 9 + (True,):
-            self._table = table = _load(self._config)
+
+        def change() -> None:
+            table = _load(self._config)
             known = {field.name for field in table.schema().fields}
             new = [
                 Field(one.name, one.type, nullable=True) for one in wanted if one.name not in known
             ]
-            try:
-                if new:
-                    table.alter.add_columns(new)
-                break
-            except DeltaError:
-                if last:
-                    raise
+            if new:
+                table.alter.add_columns(new)
+
+        change_columns(change, DeltaError)
         self._table = _load(self._config)
         return _arrow_schema(self._table)
-
-    def _files(self) -> Any:
-        from deltalake.fs import DeltaStorageHandler
-        from pyarrow.fs import PyFileSystem
-
-        return PyFileSystem(
-            DeltaStorageHandler(self._table.table_uri, self._config.storage_options or None)
-        )
 
     def write(self, rows: Any) -> list[Any]:
         import pyarrow.parquet as pq
@@ -277,7 +225,7 @@ class _Table:
         partition_by = self._table.metadata().partition_columns
         if self._config.mode == "upsert":
             partition_by = []  # The merge divides the rows.
-        files, made = self._files(), []
+        files, made = _files_of(self._table, self._config), []
         for values, part in _partitions(rows, partition_by):
             path = f"part-{self._host.ids.new('part')}.parquet"
             with files.open_output_stream(path) as out:
@@ -321,11 +269,7 @@ class _Table:
         for file in files:
             path = file[0] if isinstance(file, list | tuple) and len(file) == 4 else None
             if not isinstance(path, str) or _STAGED.fullmatch(path) is None:
-                raise RestoreError(
-                    f"{self._config!r}: the checkpoint has {path or file!r}, which is no data file "
-                    "of this table, and nothing was committed: restore with the sink that wrote "
-                    "it, or from a checkpoint that you trust"
-                )
+                raise no_file_of(self._config, path or file)
 
     def _append(self, table: Any, files: Sequence[Any], properties: Any) -> None:
         from deltalake.transaction import AddAction
@@ -346,7 +290,7 @@ class _Table:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        store = self._files()
+        store = _files_of(table, self._config)
         staged = []
         for path, *_ in files:
             with store.open_input_file(path) as file:
@@ -362,13 +306,6 @@ class _Table:
 
     def close(self) -> None:
         self._table = None
-
-
-def _stored(type_: Any) -> Any:
-    """Returns the type of a new column for values of `type_`. A column has no dictionary."""
-    import pyarrow as pa
-
-    return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
 def _partitions(rows: Any, names: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:
@@ -479,13 +416,8 @@ class _Versions:
         """Returns the paths of the files that a version added."""
         from urllib.parse import unquote
 
-        from deltalake.fs import DeltaStorageHandler
-        from pyarrow.fs import PyFileSystem
-
         config = self._config
-        files = PyFileSystem(
-            DeltaStorageHandler(self._loaded.table_uri, config.storage_options or None)
-        )
+        files = _files_of(self._loaded, config)
         try:
             with files.open_input_stream(f"_delta_log/{version:020}.json") as log:
                 actions = [json.loads(line) for line in log.read().splitlines() if line.strip()]

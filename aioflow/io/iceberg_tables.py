@@ -10,13 +10,12 @@ Removed and new files are in the same snapshot, while pyiceberg's own `upsert` m
 
 from __future__ import annotations
 
-import copy
 import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, RestoreError
@@ -28,33 +27,26 @@ from aioflow.io.arguments import (
     checked_whole,
     require_columns,
 )
+from aioflow.io.lake_rows import latest_rows, stored_type
 from aioflow.io.lakes import (
-    Calls,
     CommitConflict,
     Deletes,
-    LakeCommitter,
+    LakeConnector,
     LakeMode,
-    LakeReader,
-    LakeWriter,
+    change_columns,
+    check_key_columns,
     checked_deletes,
     checked_key,
     committed_checkpoint,
     files_after,
-    latest_rows,
+    no_file_of,
     properties_of,
-    refuse_upserts,
 )
-from aioflow.io.memory import ONLY_SPLIT
-from aioflow.io.paths import lent
-from aioflow.operators.sink import BaseSink
-from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
     from aioflow.io.lakes import Prepared
-    from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.source import SourceContext
 
 __all__ = ["IcebergTable", "iceberg"]
 
@@ -119,74 +111,36 @@ def iceberg(
     if snapshot is not None:
         checked_whole(snapshot, "snapshot", place, least=0)
     return IcebergTable(
-        table,
-        catalog if isinstance(catalog, str) else dict(catalog),
-        None if columns is None else tuple(checked_columns(columns, place) or ()),
-        snapshot,
-        None if poll is None else checked_seconds(poll, "poll", place),
-        checked_deletes(deletes, place),
-        mode,
-        checked_key(mode, key, place),
-        evolve,
+        table=table,
+        catalog=catalog if isinstance(catalog, str) else dict(catalog),
+        columns=None if columns is None else tuple(checked_columns(columns, place) or ()),
+        snapshot=snapshot,
+        poll_s=None if poll is None else checked_seconds(poll, "poll", place),
+        deletes=checked_deletes(deletes, place),
+        mode=mode,
+        key=checked_key(mode, key, place),
+        evolve=evolve,
     )
 
 
-@dataclass(eq=False, repr=False)
-class IcebergTable(BaseSource[Any], BaseSink[Any]):
+@dataclass(eq=False, repr=False, kw_only=True)
+class IcebergTable(LakeConnector):
     """A `Source` and a `Sink` of one table. Made by `iceberg`."""
 
     name = "iceberg"
-    columnar = True
-    reads_columns = True
-    parallelism_max = None
-    commits_globally = True
 
     table: str
     catalog: dict[str, str] | str
-    columns: tuple[str, ...] | None
     snapshot: int | None
-    poll_s: float | None
-    deletes: Deletes
-    mode: LakeMode
-    key: list[str]
-    evolve: bool
 
     def __repr__(self) -> str:
         return f"iceberg({self.table!r})"
 
-    @property
-    def bounded(self) -> bool:
-        return self.poll_s is None
+    def lake_table(self, host: Host) -> _Table:
+        return _Table(self)
 
-    def with_fields(self, names: tuple[str, ...]) -> Self:
-        """Returns a copy of this source that reads only the columns `names`."""
-        if self.columns is not None and not set(names) <= set(self.columns):
-            return self
-        source = copy.copy(self)
-        source.columns = names
-        return source
-
-    async def discover(self, host: Host | None = None) -> list[Split]:
-        """Returns one split, which begins with the chosen or the current snapshot."""
-        async with lent(host) as machine:
-            calls, versions = Calls(machine), _Versions(self)
-            try:
-                return [Split(ONLY_SPLIT, None, await calls.first(versions.start, f"{self!r}"))]
-            finally:
-                await calls.end()
-                versions.close()
-
-    def reader(self, ctx: SourceContext) -> LakeReader:
-        return LakeReader(ctx, _Versions(self), self.poll_s)
-
-    def check_upserts(self, key: Sequence[str]) -> None:
-        refuse_upserts(self)
-
-    def writer(self, ctx: OperatorContext) -> LakeWriter:
-        return LakeWriter(ctx, _Table(self), f"{self!r}", evolve=self.evolve, key=self.key)
-
-    def global_committer(self, ctx: OperatorContext) -> LakeCommitter:
-        return LakeCommitter(ctx, _Table(self), f"{self!r}")
+    def lake_versions(self) -> _Versions:
+        return _Versions(self)
 
 
 class _Catalog:
@@ -261,9 +215,7 @@ class _Table(_Catalog):
                 f"{self._config!r}: the table is written as {file_format}, expected parquet: set "
                 "its property write.format.default"
             )
-        missing = [name for name in self._config.key if name not in _names(table)]
-        if missing:
-            raise GraphError(f"{self._config!r} has no column {missing[0]!r}, which key= names")
+        check_key_columns(self._config, _names(table))
         return self._schema()
 
     def _schema(self) -> Any:
@@ -276,17 +228,14 @@ class _Table(_Catalog):
         import pyarrow as pa
         from pyiceberg.exceptions import CommitFailedException
 
-        wanted = pa.schema([pa.field(field.name, _stored(field.type)) for field in fields])
-        for last in (False,) * 9 + (True,):
-            self._table = self.load()
-            try:
-                # Columns that another writer added are left as they are.
-                with self._table.update_schema() as update:
-                    update.union_by_name(wanted)
-                break
-            except CommitFailedException:
-                if last:
-                    raise
+        wanted = pa.schema([pa.field(field.name, stored_type(field.type)) for field in fields])
+
+        def change() -> None:
+            # Columns that another writer added are left as they are.
+            with self.load().update_schema() as update:
+                update.union_by_name(wanted)
+
+        change_columns(change, CommitFailedException)
         self._table = self.load()
         return self._schema()
 
@@ -347,11 +296,7 @@ class _Table(_Catalog):
         for file in files:
             path = file.get("path") if isinstance(file, dict) else None
             if not isinstance(path, str) or not path.startswith(place) or "/../" in path:
-                raise RestoreError(
-                    f"{self._config!r}: the checkpoint has {path or file!r}, which is no data file "
-                    "of this table, and nothing was committed: restore with the sink that wrote "
-                    "it, or from a checkpoint that you trust"
-                )
+                raise no_file_of(self._config, path or file)
 
 
 class _Upsert:
@@ -485,13 +430,6 @@ def _names(table: Any) -> list[str]:
 def _partition_types(table: Any, spec_id: int) -> list[Any]:
     spec = table.specs()[spec_id]
     return [field.field_type for field in spec.partition_type(table.schema()).fields]
-
-
-def _stored(type_: Any) -> Any:
-    """Returns the type of a new column for values of `type_`. A column has no dictionary."""
-    import pyarrow as pa
-
-    return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
 class _Versions(_Catalog):

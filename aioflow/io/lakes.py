@@ -16,43 +16,53 @@ All calls of the libraries block, so they run in the executor.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, TypeVarTuple
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar, TypeVarTuple
 
 from aioflow.core.aio import wait_all
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, RestoreError
 from aioflow.io.column_parts import PAGE_ROWS, arrow_tables
+from aioflow.io.lake_rows import fitted, latest_rows
+from aioflow.io.memory import ONLY_SPLIT
+from aioflow.io.paths import lent
 from aioflow.io.readers import ReadAhead
-from aioflow.operators.sink import BaseWriter, GlobalCommitter
-from aioflow.operators.source import BaseReader
+from aioflow.io.tables import key_names
+from aioflow.operators.sink import BaseSink, BaseWriter, GlobalCommitter
+from aioflow.operators.source import BaseReader, BaseSource, Split
 
 if TYPE_CHECKING:
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.sink import CommitId
-    from aioflow.operators.source import SourceContext, Split
+    from aioflow.operators.source import SourceContext
 
 __all__ = [
     "At",
     "CommitConflict",
     "Deletes",
     "LakeCommitter",
+    "LakeConnector",
     "LakeMode",
     "LakeReader",
     "LakeTable",
     "LakeVersions",
     "LakeWriter",
     "Prepared",
+    "change_columns",
+    "check_key_columns",
     "checked_deletes",
     "checked_key",
     "committed_checkpoint",
     "files_after",
-    "latest_rows",
+    "no_file_of",
     "properties_of",
-    "refuse_upserts",
 ]
 
 T = TypeVar("T")
@@ -66,6 +76,9 @@ FILE_BYTES = 64 << 20
 
 CONFLICTS_MAX = 50
 """Number of conflicts with other writers before a commit fails, and the job restarts."""
+
+CHANGE_TRIES = 10
+"""Number of trials of adding columns while other writers change the table."""
 
 ANSWER_S = 8.0
 """Maximum time for the first answer of a catalog or store."""
@@ -318,112 +331,11 @@ class LakeCommitter(GlobalCommitter):
         await self._calls.run(self._table.close)
 
 
-def fitted(rows: Any, schema: Any, place: str, key: Sequence[str] = ()) -> Any:
-    """Returns the Arrow table `rows` with the columns and types of `schema`.
-
-    Raises GraphError naming a column whose type or nulls do not fit.
-    """
-    import pyarrow as pa
-
-    columns = []
-    for field in schema:
-        if field.name in rows.schema.names:
-            column = rows.column(field.name)
-        else:
-            column = pa.nulls(rows.num_rows, field.type)
-        if column.null_count and (not field.nullable or field.name in key):
-            what = "is required" if field.name not in key else "is in key="
-            raise GraphError(
-                f"{place}: column {field.name!r} {what}, and {column.null_count} of "
-                f"{rows.num_rows} records have no value for it: fill it before the sink"
-            )
-        columns.append(_cast(column, field, place))
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _cast(column: Any, field: Any, place: str) -> Any:
-    import pyarrow as pa
-
-    if column.type == field.type:
-        return column
-    try:
-        if (difference := _difference(column.type, field.type)) is not None:
-            raise pa.ArrowInvalid(difference)
-        return column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        # ArrowNotImplementedError: Arrow has no cast between these types.
-        raise GraphError(
-            f"{place}: column {field.name!r} is {field.type}, and the records have {column.type} "
-            f"({error}): convert it before the sink, as with "
-            f"select(..., {field.name}=af.col({field.name!r}).cast(...)) or map(...)"
-        ) from error
-
-
-def _difference(given: Any, wanted: Any) -> str | None:
-    """Returns why a safe cast would not keep the meaning, or None.
-
-    It must parse no text, spell no number and leave out no field.
-    """
-    import pyarrow as pa
-
-    types = pa.types
-    kinds: tuple[tuple[Callable[[Any], bool], ...], ...] = (
-        (types.is_integer, types.is_floating, types.is_decimal),
-        (types.is_string, types.is_large_string, types.is_dictionary),
-        (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
-        (types.is_timestamp,),
-        (types.is_date,),
-        (types.is_time,),
-        (types.is_list, types.is_large_list, types.is_fixed_size_list),
-        (types.is_struct, types.is_map),
-    )
-    if types.is_null(given) or given == wanted:
-        return None
-    if not any(
-        any(is_one(given) for is_one in kind) and any(is_one(wanted) for is_one in kind)
-        for kind in kinds
-    ):
-        return "the types are of different kinds"
-    if types.is_struct(given) and types.is_struct(wanted):
-        known = {field.name: field.type for field in wanted}
-        for field in given:
-            if field.name not in known:
-                return f"the column has no field {field.name!r}"
-            if (difference := _difference(field.type, known[field.name])) is not None:
-                return f"field {field.name!r}: {difference}"
-    if not types.is_nested(given) or types.is_struct(given) or types.is_map(given):
-        return None
-    return _difference(given.value_type, wanted.value_type)
-
-
-def latest_rows(rows: Any, key: Sequence[str]) -> Any:
-    """Returns the last row of each key, in the order of the last rows."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    numbered = rows.select(key).append_column(
-        "__number", pa.array(range(rows.num_rows), pa.int64())
-    )
-    last = numbered.group_by(list(key)).aggregate([("__number", "max")])["__number_max"]
-    if len(last) == rows.num_rows:
-        return rows
-    last = last.combine_chunks()
-    return rows.take(last.take(pc.sort_indices(last)))
-
-
-def refuse_upserts(sink: object) -> None:
-    """Raises GraphError: sinks of lakes delete no rows."""
-    raise GraphError(
-        f"the rows of this query may be deleted, and {sink!r} deletes none: without a condition "
-        "on what changes, write .map(lambda change: change.row) before the sink"
-    )
-
-
 def checked_key(mode: str, key: str | Sequence[str] | None, place: str) -> list[str]:
     """Returns the columns that `key` names. Raises GraphError if they or `mode` do not fit."""
     if mode not in ("append", "upsert"):
         raise GraphError(f"{place}: mode is {mode!r}, expected 'append' or 'upsert'")
-    names = [] if key is None else [key] if isinstance(key, str) else list(key)
+    names = key_names(key)
     if mode == "upsert" and not names:
         raise GraphError(
             f'{place}: mode="upsert" needs key=, the columns that identify a row, as in key="id"'
@@ -438,6 +350,30 @@ def checked_deletes(deletes: str, place: str) -> Deletes:
     if deletes not in ("refuse", "skip"):
         raise GraphError(f"{place}: deletes is {deletes!r}, expected 'refuse' or 'skip'")
     return deletes  # type: ignore[return-value]
+
+
+def check_key_columns(config: LakeConnector, columns: Sequence[str]) -> None:
+    """Raises GraphError unless all columns that `key=` names are among `columns`."""
+    for name in config.key:
+        if name not in columns:
+            raise GraphError(f"{config!r} has no column {name!r}, which key= names")
+
+
+def no_file_of(config: LakeConnector, told: object) -> RestoreError:
+    """Returns the error for a data file of a checkpoint, `told`, that is not of the table."""
+    return RestoreError(
+        f"{config!r}: the checkpoint has {told!r}, which is no data file of this table, and "
+        "nothing was committed: restore with the sink that wrote it, or from a checkpoint that you "
+        "trust"
+    )
+
+
+def change_columns(change: Callable[[], None], conflict: type[Exception]) -> None:
+    """Calls `change`, again if another writer changed the table at the same time."""
+    for _ in range(CHANGE_TRIES - 1):
+        with suppress(conflict):
+            return change()
+    change()
 
 
 class At(NamedTuple):
@@ -567,3 +503,68 @@ class LakeReader(BaseReader[Any]):
 
 def _next(batches: Iterator[Any]) -> Any:
     return next(batches, None)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LakeConnector(BaseSource[Any], BaseSink[Any]):
+    """A `Source` and a `Sink` of one table, for any library."""
+
+    columnar = True
+    reads_columns = True
+    parallelism_max = None
+    commits_globally = True
+
+    columns: tuple[str, ...] | None
+    poll_s: float | None
+    deletes: Deletes
+    mode: LakeMode
+    key: list[str]
+    evolve: bool
+
+    @abstractmethod
+    def lake_table(self, host: Host) -> LakeTable:
+        """Returns the table for a writer or a committer."""
+
+    @abstractmethod
+    def lake_versions(self) -> LakeVersions:
+        """Returns the table for a reader."""
+
+    @property
+    def bounded(self) -> bool:
+        return self.poll_s is None
+
+    def with_fields(self, names: tuple[str, ...]) -> Self:
+        """Returns a copy of this source that reads only the columns `names`."""
+        if self.columns is not None and not set(names) <= set(self.columns):
+            return self
+        source = copy.copy(self)
+        source.columns = names
+        return source
+
+    async def discover(self, host: Host | None = None) -> list[Split]:
+        """Returns one split, which begins with the chosen or the latest version."""
+        async with lent(host) as machine:
+            calls, versions = Calls(machine), self.lake_versions()
+            try:
+                return [Split(ONLY_SPLIT, None, await calls.first(versions.start, f"{self!r}"))]
+            finally:
+                await calls.end()
+                versions.close()
+
+    def reader(self, ctx: SourceContext) -> LakeReader:
+        return LakeReader(ctx, self.lake_versions(), self.poll_s)
+
+    def check_upserts(self, key: Sequence[str]) -> None:
+        """Raises GraphError: sinks of lakes delete no rows."""
+        raise GraphError(
+            f"the rows of this query may be deleted, and {self!r} deletes none: without a "
+            "condition on what changes, write .map(lambda change: change.row) before the sink"
+        )
+
+    def writer(self, ctx: OperatorContext) -> LakeWriter:
+        return LakeWriter(
+            ctx, self.lake_table(ctx.host), f"{self!r}", evolve=self.evolve, key=self.key
+        )
+
+    def global_committer(self, ctx: OperatorContext) -> LakeCommitter:
+        return LakeCommitter(ctx, self.lake_table(ctx.host), f"{self!r}")
