@@ -15,17 +15,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
-from aioflow.core.errors import GraphError, note_once
+from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T
 from aioflow.io.conversion import json_encoder
 from aioflow.io.mysql_client import MysqlConnection, check_mysql_dsn, error_number
 from aioflow.io.table_sources import ServerTable, checked_table
 from aioflow.io.tables import (
     SCHEMA,
+    STAGED_COLUMNS,
     TableCommitter,
     TableLayout,
     TableWriter,
     decode_piece,
+    despite_deadlocks,
     key_names,
     quoted,
     resolved_key,
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["MysqlTable", "mysql"]
-
-DEADLOCK_TRIES = 5
-"""Number of trials of one piece while other writers change the same rows."""
 
 DEADLOCKS = (1205, 1213)
 """Errors of a transaction that waited for rows of another one."""
@@ -233,13 +232,10 @@ class MysqlStore:
 
     async def stage(self, batch: Batch, piece: Piece) -> None:
         content = piece.content(self._place)
-        for left in reversed(range(DEADLOCK_TRIES)):
-            try:
-                return await self._stage(batch, piece, content)
-            except Exception as error:
-                # Another writer changed the same rows in another order, and goes on.
-                if not left or error_number(error) not in DEADLOCKS:
-                    raise
+        await despite_deadlocks(
+            lambda: self._stage(batch, piece, content),
+            lambda error: error_number(error) in DEADLOCKS,
+        )
 
     async def _stage(self, batch: Batch, piece: Piece, content: bytes) -> None:
         async with _Transaction(await self._connected()) as connection:
@@ -247,17 +243,9 @@ class MysqlStore:
             await self._apply(connection, piece)
             await connection.execute("ROLLBACK TO SAVEPOINT tried")
             await connection.execute(
-                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, "
-                "content) VALUES (%s, %s, %s, %s, %s, %s, %s)",
-                (
-                    batch.sink,
-                    batch.subtask,
-                    batch.name,
-                    piece.number,
-                    batch.since,
-                    batch.generation,
-                    content,
-                ),
+                f"INSERT INTO aioflow_staged ({STAGED_COLUMNS}) VALUES "
+                "(%s, %s, %s, %s, %s, %s, %s)",
+                batch.staged(piece, content),
             )
 
     async def write(self, piece: Piece) -> None:
@@ -278,10 +266,7 @@ class MysqlStore:
                 else:
                     await self._upsert(connection, piece, [row[:-1] for row in rows])
         except Exception as error:
-            note_once(
-                error,
-                f"in {self._place}, at one of {len(piece.rows)} rows that begin with {piece.first}",
-            )
+            piece.explain(error, self._place)
             raise
 
     async def _insert(

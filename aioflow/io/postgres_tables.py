@@ -20,10 +20,12 @@ from aioflow.io.conversion import json_encoder
 from aioflow.io.table_sources import ServerTable, checked_table
 from aioflow.io.tables import (
     SCHEMA,
+    STAGED_COLUMNS,
     TableCommitter,
     TableLayout,
     TableWriter,
     decode_piece,
+    despite_deadlocks,
     key_names,
     quoted,
     resolved_key,
@@ -38,9 +40,6 @@ __all__ = ["PostgresTable", "postgres"]
 
 CONNECT_TIMEOUT_S = 8.0
 """Maximum time for connecting: a wrong address must not look like a job that runs."""
-
-DEADLOCK_TRIES = 5
-"""Number of trials of one piece while other writers change the same rows."""
 
 CLOSE_TIMEOUT_S = 5.0
 """Maximum time for closing a connection."""
@@ -304,13 +303,10 @@ class PostgresStore:
         import asyncpg
 
         content = piece.content(self._place)
-        for left in reversed(range(DEADLOCK_TRIES)):
-            try:
-                return await self._stage(batch, piece, content)
-            except asyncpg.DeadlockDetectedError:
-                # Another writer changed the same rows in another order, and goes on.
-                if not left:
-                    raise
+        await despite_deadlocks(
+            lambda: self._stage(batch, piece, content),
+            lambda error: isinstance(error, asyncpg.DeadlockDetectedError),
+        )
 
     async def _stage(self, batch: Batch, piece: Piece, content: bytes) -> None:
         connection = await self._connected()
@@ -320,15 +316,9 @@ class PostgresStore:
             await self._apply(connection, piece)
             await tried.rollback()
             await connection.execute(
-                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, "
-                "content) VALUES ($1, $2, $3, $4, $5, $6, $7)",
-                batch.sink,
-                batch.subtask,
-                batch.name,
-                piece.number,
-                batch.since,
-                batch.generation,
-                content,
+                f"INSERT INTO aioflow_staged ({STAGED_COLUMNS}) VALUES "
+                "($1, $2, $3, $4, $5, $6, $7)",
+                *batch.staged(piece, content),
             )
 
     async def write(self, piece: Piece) -> None:
@@ -347,10 +337,7 @@ class PostgresStore:
                     table, schema_name=schema or None, columns=piece.columns, records=piece.rows
                 )
         except Exception as error:
-            note_once(
-                error,
-                f"in {self._place}, at one of {len(piece.rows)} rows that begin with {piece.first}",
-            )
+            piece.explain(error, self._place)
             raise
 
     async def _change(self, connection: Any, piece: Piece) -> None:

@@ -28,6 +28,7 @@ from aioflow.io.paths import checked_path, lent
 from aioflow.io.table_sources import KEY, PAGE_ROWS, PageReader, selected
 from aioflow.io.tables import (
     SCHEMA,
+    STAGED_COLUMNS,
     TableCommitter,
     TableLayout,
     TableWriter,
@@ -282,17 +283,8 @@ class SqliteStore:
             self._apply(connection, piece)
             connection.execute("ROLLBACK TO tried")
             connection.execute(
-                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, "
-                "content) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    batch.sink,
-                    batch.subtask,
-                    batch.name,
-                    piece.number,
-                    batch.since,
-                    batch.generation,
-                    content,
-                ),
+                f"INSERT INTO aioflow_staged ({STAGED_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                batch.staged(piece, content),
             )
 
     async def write(self, piece: Piece) -> None:

@@ -29,10 +29,10 @@ pieces of a batch are applied in order, so the latest change of a key wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from aioflow.core.errors import GraphError, StateError, describe_record
+from aioflow.core.errors import GraphError, StateError, describe_record, note_once
 from aioflow.core.wire.serializers import Codec
 from aioflow.io.backoff import reached
 from aioflow.io.changes import Upsert
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA",
+    "STAGED_COLUMNS",
     "Batch",
     "Mode",
     "Piece",
@@ -57,6 +58,7 @@ __all__ = [
     "check_upserts",
     "checked_mode",
     "decode_piece",
+    "despite_deadlocks",
     "key_names",
     "quoted",
     "quoted_table",
@@ -84,6 +86,12 @@ SCHEMA = (
 
 The other rows hold the last checkpoint that a writer has committed.
 """
+
+STAGED_COLUMNS = "sink, subtask, batch, piece, since, generation, content"
+"""Columns of `aioflow_staged`, in the order of `Batch.staged`."""
+
+DEADLOCK_TRIES = 5
+"""Number of trials of one piece while other writers change the same rows."""
 
 Row = tuple[Any, ...]
 
@@ -128,6 +136,18 @@ class Batch(NamedTuple):
     """The checkpoint after whose barrier the batch was begun."""
     generation: int
 
+    def staged(self, piece: Piece, content: bytes) -> Row:
+        """Returns the row of `piece` for `STAGED_COLUMNS`."""
+        return (
+            self.sink,
+            self.subtask,
+            self.name,
+            piece.number,
+            self.since,
+            self.generation,
+            content,
+        )
+
 
 class Piece(NamedTuple):
     """Some rows of a batch, staged together."""
@@ -145,14 +165,16 @@ class Piece(NamedTuple):
         head = [self.columns, self.key] if self.key else self.columns
         return _CODEC.encode_batch([head, *self.rows], owner=owner)
 
-    @property
-    def first(self) -> str:
-        """The first row, for messages."""
-        return self.described(0)
-
     def described(self, number: int) -> str:
         """Returns row `number` with its columns, for messages."""
         return describe_record(dict(zip(self.columns, self.rows[number], strict=False)))
+
+    def explain(self, error: Exception, place: str) -> None:
+        """Adds to `error` that it came while these rows were written to `place`."""
+        note_once(
+            error,
+            f"in {place}, at one of {len(self.rows)} rows that begin with {self.described(0)}",
+        )
 
 
 def decode_piece(number: int, content: bytes) -> Piece:
@@ -278,6 +300,22 @@ class TableStore(Protocol):
         """Removes a staged batch."""
 
     async def close(self) -> None: ...
+
+
+async def despite_deadlocks(
+    stage: Callable[[], Awaitable[None]], is_deadlock: Callable[[Exception], bool]
+) -> None:
+    """Awaits `stage`, again if another writer changed the same rows in another order.
+
+    The other writer goes on, and the transaction of this one was rolled back.
+    """
+    for _ in range(DEADLOCK_TRIES - 1):
+        try:
+            return await stage()
+        except Exception as error:
+            if not is_deadlock(error):
+                raise
+    await stage()
 
 
 def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:

@@ -125,7 +125,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a trial of changes that deadlocks is not repeated",
-        "aioflow/io/postgres_tables.py",
+        "aioflow/io/tables.py",
         "DEADLOCK_TRIES = 5\n",
         "DEADLOCK_TRIES = 1\n",
         (f"{_UPSERTS}test_trials_that_lock_the_same_rows_in_another_order_are_repeated",),
