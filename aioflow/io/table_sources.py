@@ -7,6 +7,7 @@ on the server.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -99,25 +100,25 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
         source = self.quoted_table if self.query is None else f"({self.query})"
         return f"{source} AS aioflow_rows"
 
+    @abstractmethod
     async def connect(self) -> Any:
         """Returns a connection to the database."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def disconnect(self, connection: Any) -> None:
         """Closes `connection`."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def fetch(
         self, connection: Any, texts: Sequence[str], values: Sequence[Any]
     ) -> list[dict[str, Any]]:
         """Returns the rows of a SELECT. `texts` are its parts before, between and after the
         values.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def primary_key(self, connection: Any) -> list[str]:
         """Returns the columns of the primary key. Raises GraphError if there is no such table."""
-        raise NotImplementedError
 
     async def discover(self) -> list[Split]:
         """Returns one split. Its payload is the name of the key, and the largest key that exists
