@@ -50,6 +50,7 @@ reader is gone.
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class ChangesConfig:
     """The arguments of `postgres_changes`, for its source and its reader."""
 

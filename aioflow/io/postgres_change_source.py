@@ -13,9 +13,8 @@ server, and `postgres_change_reader` reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, did_you_mean
@@ -111,7 +110,6 @@ def postgres_changes(
     )
 
 
-@dataclass(eq=False, repr=False)
 class PostgresChanges(ChangesConfig, BaseSource[Change[T]]):
     """A `Source` of the changes of some tables. Made by `postgres_changes`.
 
@@ -122,16 +120,6 @@ class PostgresChanges(ChangesConfig, BaseSource[Change[T]]):
     name = "postgres_changes"
     parallelism_max = 1
     record_type = Change
-
-    dsn: str
-    tables: list[str]
-    make: Callable[[dict[str, Any]], T] | None
-    slot: str
-    publication: str
-    snapshot: bool
-    until: str | None
-    backoff: Duration
-    on_error: OnError
 
     def __repr__(self) -> str:
         return f"postgres_changes(..., {', '.join(map(repr, self.tables))})"
