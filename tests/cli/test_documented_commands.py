@@ -22,17 +22,19 @@ STANDS_FOR = {
     "[DIR]": "DIR",
     "N": "2",
 }
-LINE = re.compile(r"^aioflow [^\n]+$|`aioflow ([^`]+)`", re.MULTILINE)
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINE = re.compile(r"^aioflow [^\n]+$", re.MULTILINE)
+SPOKEN = re.compile(r"`(aioflow [^`]+)`")
 
 
 def documented() -> list[tuple[str, str]]:
-    """(page, command) of each, without its remark."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    found = [
-        (page.name, match[0].strip("`"))
-        for page in pages
-        for match in LINE.finditer(page.read_text(encoding="utf-8"))
-    ]
+    """(page, command) of each, without its remark: the lines of code blocks, and code in a text."""
+    found: list[tuple[str, str]] = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        blocks = "\n".join(BLOCK.findall(text))
+        found += [(page.name, line) for line in LINE.findall(blocks)]
+        found += [(page.name, command) for command in SPOKEN.findall(BLOCK.sub("", text))]
     return [(page, command.partition("  #")[0].strip()) for page, command in dict.fromkeys(found)]
 
 
