@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from aioflow.expressions.nodes import Expr
+from aioflow.expressions.nodes import Expr, T
 
 __all__ = ["Composite"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -40,6 +40,7 @@ __all__ = [
     "Judge",
     "Text",
     "check",
+    "duck_value",
     "every_form",
     "expression",
     "plain_value",
@@ -282,7 +283,8 @@ class Judge:
         marks = ", ".join("?" for _ in range(len(COLUMNS) + 1))
         self.connection.executemany(
             f"INSERT INTO x VALUES ({marks})",
-            [[n, *(_duck(v, k) for v, (k, _) in zip(row.values(), COLUMNS.values(), strict=True))]
+            [[n, *(duck_value(v, kind.name)
+                   for v, (kind, _) in zip(row.values(), COLUMNS.values(), strict=True))]
              for n, row in enumerate(self.rows)],
         )  # fmt: skip
 
@@ -346,11 +348,12 @@ def same(mine: Any, theirs: Any, kind: SqlType) -> bool:
     return bool(mine == theirs)
 
 
-def _duck(value: Any, kind: SqlType) -> Any:
-    if value is None or kind not in (TIMESTAMP, DATE):
+def duck_value(value: Any, kind: str) -> Any:
+    """Returns a value of a row as DuckDB takes it for a column of type `kind`."""
+    if value is None or kind not in ("TIMESTAMP", "DATE"):
         return value
     moment = datetime(1970, 1, 1) + timedelta(milliseconds=value)
-    return moment if kind == TIMESTAMP else moment.date()
+    return moment if kind == "TIMESTAMP" else moment.date()
 
 
 def plain_value(value: Any) -> Any:

@@ -13,14 +13,13 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 import aioflow as af
-from tests.sql.random_expressions import COLUMNS, Text, Writer, plain_value, rows_of
+from tests.sql.random_expressions import COLUMNS, Text, Writer, duck_value, plain_value, rows_of
 
 __all__ = ["Tables", "check", "latest", "query"]
 
@@ -65,7 +64,7 @@ class Tables:
             if rows:
                 marks = ", ".join("?" * len(_DECLARED))
                 values = [
-                    [_moment(row[column], kind) for column, kind in _DECLARED.items()]
+                    [duck_value(row[column], kind) for column, kind in _DECLARED.items()]
                     for row in rows
                 ]
                 self.connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
@@ -136,13 +135,6 @@ def latest(upserts: list[af.Upsert[dict[str, Any]]]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _moment(value: Any, kind: str) -> Any:
-    if value is None or kind not in ("TIMESTAMP", "DATE"):
-        return value
-    moment = datetime(1970, 1, 1) + timedelta(milliseconds=value)
-    return moment if kind == "TIMESTAMP" else moment.date()
-
-
 def _shown(value: Any) -> Any:
     """Returns a value that equals those which are the same to 9 digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -175,6 +167,14 @@ _WINDOWS: dict[str, tuple[str, str]] = {
         "ELSE 1 END AS fresh FROM {t}))",
     ),
 }
+
+
+def _windowed(kind: str, table: str) -> list[tuple[str, str, str]]:
+    """Returns the windows of a table with the names of their bounds, here and in DuckDB."""
+    ours, duck = (text.format(t=table) for text in _WINDOWS[kind])
+    return [(ours, "window_start", "window_end"), (f"({duck})", "ws", "we")]
+
+
 _AGGREGATES = [
     "COUNT(*)", "COUNT({I})", "SUM({I})", "SUM({F})", "AVG({I})", "AVG({F})", "MIN({I})",
     "MAX({F})", "MIN({S})", "MAX({S})", "MAX({T})", "COUNT(DISTINCT {S})", "COUNT(DISTINCT i)",
@@ -293,16 +293,12 @@ class QueryWriter:
     def window_join(self) -> Text:
         side = self.draw.choice(["JOIN", "LEFT JOIN"])
         made = []
-        for place in (0, 1):
-            names = ("window_start", "window_end") if place == 0 else ("ws", "we")
-            parts = []
-            for table in "xy":
-                source = _WINDOWS["TUMBLE"][place].format(t=table)
-                source = f"({source})" if place else source
-                parts.append(
-                    f"(SELECT i, COUNT(*) AS m, MIN(s) AS s, {names[0]} AS starts, "
-                    f"{names[1]} AS ends FROM {source} GROUP BY i, {', '.join(names)})"
-                )
+        for both in zip(*(_windowed("TUMBLE", table) for table in "xy"), strict=True):
+            parts = [
+                f"(SELECT i, COUNT(*) AS m, MIN(s) AS s, {start} AS starts, {end} AS ends "
+                f"FROM {source} GROUP BY i, {start}, {end})"
+                for source, start, end in both
+            ]
             made.append(
                 f"SELECT a.i, b.i AS j, a.m, b.m AS o, a.s, b.s AS u FROM {parts[0]} a {side} "
                 f"{parts[1]} b ON a.i = b.i AND a.starts = b.starts AND a.ends = b.ends"
@@ -341,16 +337,11 @@ class QueryWriter:
         by = self.draw.choice(["n DESC, id", "id", "COALESCE(i, 0), id DESC", "s, id", "id DESC"])
         key = self.draw.choice(["", ", i", ", s", ", b"])
         most = self.draw.randrange(1, 4)
-        made = []
-        for place in (0, 1):
-            source = _WINDOWS["TUMBLE"][place].format(t="x")
-            source = f"({source})" if place else source
-            names = ("window_start", "window_end") if place == 0 else ("ws", "we")
-            made.append(
-                f"SELECT id, i, r FROM (SELECT id, i, ROW_NUMBER() OVER (PARTITION BY "
-                f"{', '.join(names)}{key} ORDER BY {by}) AS r FROM {source}) AS q WHERE r <= {most}"
-            )
-        return Text(*made)
+        return Text(*(
+            f"SELECT id, i, r FROM (SELECT id, i, ROW_NUMBER() OVER (PARTITION BY "
+            f"{start}, {end}{key} ORDER BY {by}) AS r FROM {source}) AS q WHERE r <= {most}"
+            for source, start, end in _windowed("TUMBLE", "x")
+        ))  # fmt: skip
 
     def star(self) -> Text:
         where, table = self.where(), self.table()
@@ -395,10 +386,7 @@ class QueryWriter:
         """The keys with the greatest count of each window, as in Nexmark's q5."""
         kind = self.draw.choice(["TUMBLE", "HOP"])
         made = []
-        for place in (0, 1):
-            source = _WINDOWS[kind][place].format(t="x")
-            source = f"({source})" if place else source
-            start, end = ("window_start", "window_end") if place == 0 else ("ws", "we")
+        for source, start, end in _windowed(kind, "x"):
             counted = (
                 f"SELECT i, COUNT(*) AS m, {start} AS starts, {end} AS ends FROM {source} "
                 f"GROUP BY i, {start}, {end}"
@@ -458,15 +446,11 @@ class QueryWriter:
 
     def running_over_windows(self) -> Text:
         call = self.draw.choice(["SUM(m)", "MAX(m)", "MIN(s)", "COUNT(DISTINCT m)"])
-        made = []
-        for place, names in ((0, ("window_start", "window_end")), (1, ("ws", "we"))):
-            source = _WINDOWS["TUMBLE"][place].format(t="x")
-            source = f"({source})" if place else source
-            made.append(
-                f"SELECT i, {call} AS c FROM (SELECT i, COUNT(*) AS m, MIN(s) AS s FROM {source} "
-                f"GROUP BY i, {', '.join(names)}) AS q GROUP BY i HAVING COUNT(*) < 5"
-            )
-        return Text(*made)
+        return Text(*(
+            f"SELECT i, {call} AS c FROM (SELECT i, COUNT(*) AS m, MIN(s) AS s FROM {source} "
+            f"GROUP BY i, {start}, {end}) AS q GROUP BY i HAVING COUNT(*) < 5"
+            for source, start, end in _windowed("TUMBLE", "x")
+        ))  # fmt: skip
 
     def distinct_rows(self) -> Text:
         item, where = self.draw.choice(["i", "s", "b, i", "COALESCE(i, 0), b"]), self.where()
@@ -487,16 +471,13 @@ class QueryWriter:
         )
 
     def distinct(self) -> Text:
-        made = []
         item = self.draw.choice(["i", "s", "b, i", "COALESCE(i, 0)"])
-        for place in (0, 1):
-            source = _WINDOWS["TUMBLE"][place].format(t="x")
-            source = f"({source})" if place else source
-            bounds = ("window_start", "window_end")
-            if place:
-                bounds = ("make_timestamp_ms(ws)", "make_timestamp_ms(we)")
-            made.append(f"SELECT DISTINCT {item}, {', '.join(bounds)} FROM {source}")
-        return Text(*made)
+        (ours, *bounds), (duck, *others) = _windowed("TUMBLE", "x")
+        return Text(
+            f"SELECT DISTINCT {item}, {', '.join(bounds)} FROM {ours}",
+            f"SELECT DISTINCT {item}, {', '.join(map('make_timestamp_ms({})'.format, others))} "
+            f"FROM {duck}",
+        )
 
 
 def _reads(text: str) -> bool:
