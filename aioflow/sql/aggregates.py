@@ -30,7 +30,6 @@ from aioflow.sql.types import (
     DECIMAL,
     FLOAT,
     INTEGER,
-    NULL,
     NUMERIC,
     STRING,
     SqlType,
@@ -132,7 +131,7 @@ def compile_aggregate(node: exp.Expr, scope: Scope, functions: Functions) -> Agg
     if isinstance(node, exp.Filter):
         call = node.this
         condition = compile_scalar(node.expression.this, scope, functions)
-        if condition.type not in (BOOLEAN, ANY, NULL):
+        if not condition.type.may_be(BOOLEAN):
             raise SqlError(f"FILTER takes a condition, not {condition.type}", node.expression)
         where = condition.expression
     name = call.name.upper() if isinstance(call, exp.Anonymous) else call.key.upper()
@@ -168,7 +167,7 @@ def compile_aggregate(node: exp.Expr, scope: Scope, functions: Functions) -> Agg
     if maker is None:
         raise SqlError(f"the aggregate {name} is not supported{_instead(name)}", call)
     kinds, kind, make = maker
-    if kinds and of.type not in (*kinds, ANY, NULL):
+    if kinds and not of.type.may_be(*kinds):
         expected = "a number" if kinds == NUMERIC else kinds[0]
         raise SqlError(f"{name} takes {expected}, not {of.type}: write a CAST", call)
     kind = of.type if kind is None or (of.type == DECIMAL and kind == FLOAT) else kind

@@ -19,7 +19,7 @@ from aioflow.sql.errors import SqlError, span_of
 from aioflow.sql.relation import END, START, TIME, Relation, refuse_updates
 from aioflow.sql.scalars import Functions, arguments_of, async_calls, compile_scalar
 from aioflow.sql.scope import Field, Scope
-from aioflow.sql.types import ANY, BOOLEAN, NULL
+from aioflow.sql.types import ANY, BOOLEAN
 
 __all__ = [
     "LEGACY",
@@ -231,7 +231,7 @@ class Compiler:
     def condition(self, node: exp.Expr, relation: Relation) -> Scalar:
         """Returns the compiled condition. Raises SqlError for another type than BOOLEAN."""
         made = self.compile(node, relation)
-        if made.type not in (BOOLEAN, ANY, NULL):
+        if not made.type.may_be(BOOLEAN):
             raise SqlError(f"a condition takes BOOLEAN, not {made.type}: write a comparison", node)
         return made
 

@@ -217,7 +217,7 @@ class _Compiler:
         kinds = LETTERS[letter]
         if letter not in "ACS" and given.type == STRING and given.constant is not None:
             given = self._read(given, kinds[0], node)
-        if letter not in "AC" and given.type not in (*kinds, ANY, NULL):
+        if letter not in "AC" and not given.type.may_be(*kinds):
             expected = " or ".join(map(str, kinds))
             raise SqlError(f"{name} takes {expected}, not {given.type}: write a CAST", node)
         return Scalar(FLOAT, given.nullable, widened(given, FLOAT)) if letter == "F" else given
@@ -242,7 +242,7 @@ class _Compiler:
         if INTERVAL in kinds or {DATE, TIMESTAMP} & set(kinds):
             return self._time_arithmetic(sign, a, b, null, node)
         (x, y), kind, null = self._unified([a, b], node, convert=False)
-        if kind not in (*NUMERIC, ANY, NULL):
+        if not kind.may_be(*NUMERIC):
             told = ": write || to join texts" if kind == STRING and sign == "+" else ""
             raise SqlError(f"{sign} takes numbers, not {kind}{told}", node)
         if sign in "+-*":
@@ -282,7 +282,7 @@ class _Compiler:
 
     def negation(self, node: exp.Neg) -> Scalar:
         given = self.compile(node.this)
-        if given.type not in (*NUMERIC, INTERVAL, ANY, NULL):
+        if not given.type.may_be(*NUMERIC, INTERVAL):
             raise SqlError(f"- takes a number, not {given.type}", node)
         if given.constant is not None:
             return literal(given.type, -given.constant)

@@ -50,6 +50,10 @@ class SqlType:
     fields: tuple[tuple[str, SqlType], ...] = ()
     scale: int | None = field(default=None, compare=False)
 
+    def may_be(self, *kinds: SqlType) -> bool:
+        """Returns whether the type is one of `kinds`, or fits everywhere."""
+        return self in (*kinds, ANY, NULL)
+
     def __str__(self) -> str:
         if self.name == "ROW":
             return f"ROW<{', '.join(f'{name} {kind}' for name, kind in self.fields)}>"
