@@ -9,7 +9,7 @@ import datetime
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from aioflow.io.table_sources import PAGE_ROWS
 from aioflow.io.tables import PIECE_ROWS
 from tests.integration.processes import eventually, open_workers
 from tests.integration.upsert_flows import counted, expected
-from tests.io.driver import SinkContext, read_all, system_context, write
+from tests.io.driver import SinkContext, read_all, write
 from tests.io.mysql_server import PASSWORD, MysqlServer, mysql_server
 
 
@@ -39,23 +39,6 @@ class Count(NamedTuple):
 def server() -> Iterator[MysqlServer]:
     with mysql_server() as running:
         yield running
-
-
-@pytest.fixture
-def schema(request: pytest.FixtureRequest) -> str:
-    name: str = request.node.originalname
-    return name[:60]
-
-
-@pytest.fixture
-def dsn(server: MysqlServer, schema: str) -> str:
-    return server.create(schema)
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 async def test_values_come_out_as_they_went_in(

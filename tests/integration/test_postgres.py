@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import decimal
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +20,7 @@ from aioflow.io.table_sources import PAGE_ROWS
 from aioflow.io.tables import PIECE_ROWS
 from aioflow.operators.call_pool import Retry
 from aioflow.operators.sink import SinkOperator
-from tests.io.driver import Runtime, SinkContext, read_all, system_context, write
+from tests.io.driver import Runtime, SinkContext, read_all, write
 from tests.io.postgres_server import PostgresServer, postgres_server
 
 
@@ -33,23 +33,6 @@ class Count(NamedTuple):
 def server() -> Iterator[PostgresServer]:
     with postgres_server() as running:
         yield running
-
-
-@pytest.fixture
-def schema(request: pytest.FixtureRequest) -> str:
-    name: str = request.node.originalname
-    return name[:60]
-
-
-@pytest.fixture
-def dsn(server: PostgresServer, schema: str) -> str:
-    return server.create(schema)
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 async def test_values_come_out_as_they_went_in(

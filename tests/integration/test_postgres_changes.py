@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,17 +39,6 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def schema(request: pytest.FixtureRequest) -> str:
-    name: str = request.node.originalname
-    return name[:50]
-
-
-@pytest.fixture
-def dsn(server: PostgresServer, schema: str) -> str:
-    return server.create(schema)
-
-
-@pytest.fixture
 async def ctx() -> AsyncIterator[Context]:
     async with system_context() as context:
         context.replays = True
@@ -68,25 +58,32 @@ async def at_position(
     return reader, split
 
 
+@asynccontextmanager
+async def opened(source: Any, ctx: Context) -> AsyncIterator[Any]:
+    """A reader from the beginning, closed at the end."""
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        yield reader
+    finally:
+        await reader.close()
+
+
 async def test_rows_come_first_and_then_each_change_in_the_order_of_the_commits(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (id INT PRIMARY KEY, n INT); INSERT INTO t VALUES (1, 10), (2, 20);"
         "CREATE TABLE u (id INT PRIMARY KEY); ALTER TABLE u REPLICA IDENTITY FULL;"
         "CREATE TABLE other (id INT)",
     )
     source = postgres_changes(dsn, ["t", f"{schema}.u"], slot=schema)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
+    async with opened(source, ctx) as reader:
         read = await take(reader, 2)
         assert [plain(one) for one in read] == [
             ("read", "t", {"id": i}, None, {"id": i, "n": 10 * i}) for i in (1, 2)
         ]
-        await asyncio.to_thread(
-            server.query,
+        await server.run(
             schema,
             "BEGIN; INSERT INTO t VALUES (3, 30); INSERT INTO u VALUES (7), (8); COMMIT;"
             "BEGIN; INSERT INTO t VALUES (9, 9); ROLLBACK; INSERT INTO other VALUES (1);"
@@ -112,8 +109,6 @@ async def test_rows_come_first_and_then_each_change_in_the_order_of_the_commits(
         now_ms = ctx.host.clock.wall_ms()
         assert all(0 <= now_ms - change.timestamp_ms < 600_000 for change in changes)
         assert reader.timestamps[-1] == changes[-1].timestamp_ms
-    finally:
-        await reader.close()
 
 
 class Row(NamedTuple):
@@ -124,8 +119,7 @@ class Row(NamedTuple):
 async def test_values_of_the_snapshot_and_of_changes_are_the_same(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TYPE mood AS ENUM ('sad', 'so so'); CREATE DOMAIN cents AS NUMERIC;"
         "CREATE TABLE t (id INT PRIMARY KEY, big BIGINT, price NUMERIC, cents cents, x FLOAT8, "
@@ -140,15 +134,12 @@ async def test_values_of_the_snapshot_and_of_changes_are_the_same(
         '\'{"a,\\"\\\\\\\\",NULL,"NULL",""}\', \'{{1,2},{3,4}}\', NULL, DEFAULT, \'infinity\', '
         "'10.0.0.1'"
     )
-    await asyncio.to_thread(server.query, schema, f"INSERT INTO t VALUES (1, {values})")
+    await server.run(schema, f"INSERT INTO t VALUES (1, {values})")
     source = postgres_changes(dsn, "t", slot=schema)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
+    async with opened(source, ctx) as reader:
         (first,) = await take(reader, 1)
-        await asyncio.to_thread(server.query, schema, f"INSERT INTO t VALUES (2, {values})")
+        await server.run(schema, f"INSERT INTO t VALUES (2, {values})")
         (second,) = await take(reader, 1)
-    finally:
-        await reader.close()
     expected = {
         "big": 9007199254740993, "price": Decimal("1.10"), "cents": Decimal("2.50"), "x": 1.5,
         "ok": True, "at": datetime.datetime(2024, 5, 6, 5, 8, 9, 500_000, datetime.UTC),
@@ -166,21 +157,17 @@ async def test_a_large_value_that_stays_is_named_or_taken_from_the_row_before(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
     large = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 500) i)"
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (id INT PRIMARY KEY, n INT, large TEXT); CREATE TABLE u (LIKE t INCLUDING "
         f"ALL); ALTER TABLE u REPLICA IDENTITY FULL; INSERT INTO t VALUES (1, 1, {large}); "
         "INSERT INTO u SELECT * FROM t",
     )
     source = postgres_changes(dsn, ["t", "u"], slot=schema)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
+    async with opened(source, ctx) as reader:
         rows = await take(reader, 2)
-        await asyncio.to_thread(server.query, schema, "UPDATE t SET n = 2; UPDATE u SET n = 2")
+        await server.run(schema, "UPDATE t SET n = 2; UPDATE u SET n = 2")
         lacking, whole = await take(reader, 2)
-    finally:
-        await reader.close()
     assert len(rows[0].after["large"]) == 16_000
     assert lacking.after == {"id": 1, "n": 2}
     assert lacking.unchanged == ("large",)
@@ -193,48 +180,40 @@ async def test_a_large_value_that_stays_is_named_or_taken_from_the_row_before(
 async def test_a_column_of_the_key_that_was_renamed_stays_in_the_key(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (id INT PRIMARY KEY, n INT); INSERT INTO t VALUES (1, 1)",
     )
     source = postgres_changes(dsn, "t", slot=schema)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
+    async with opened(source, ctx) as reader:
         await take(reader, 1)
         for sql in (
             "ALTER TABLE t RENAME COLUMN id TO number",
             "INSERT INTO t VALUES (2, 2)",
             "DELETE FROM t WHERE number = 1",
         ):
-            await asyncio.to_thread(server.query, schema, sql)
+            await server.run(schema, sql)
         assert [plain(one) for one in await take(reader, 2)] == [
             ("insert", "t", {"number": 2}, None, {"number": 2, "n": 2}),
             ("delete", "t", {"number": 1}, None, None),
         ]
-    finally:
-        await reader.close()
 
 
 async def test_a_table_that_was_renamed_is_read_further(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (id INT PRIMARY KEY, n INT); INSERT INTO t VALUES (1, 1)",
     )
     source = postgres_changes(dsn, "t", slot=schema)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
+    async with opened(source, ctx) as reader:
         await take(reader, 1)
         for sql in ("ALTER TABLE t RENAME TO u", "INSERT INTO u VALUES (2, 2)"):
-            await asyncio.to_thread(server.query, schema, sql)
+            await server.run(schema, sql)
         assert [plain(one) for one in await take(reader, 1)] == [
             ("insert", "t", {"id": 2}, None, {"id": 2, "n": 2}),
         ]
-    finally:
-        await reader.close()
 
 
 async def test_changes_whose_key_is_gone_are_refused(
@@ -244,38 +223,28 @@ async def test_changes_whose_key_is_gone_are_refused(
         "t": "RENAME COLUMN id TO number; ALTER TABLE t REPLICA IDENTITY FULL",
         "u": "DROP COLUMN id",
     }.items():
-        await asyncio.to_thread(
-            server.query, schema, f"CREATE TABLE {table} (id SERIAL PRIMARY KEY, n INT)"
-        )
+        await server.run(schema, f"CREATE TABLE {table} (id SERIAL PRIMARY KEY, n INT)")
         source = postgres_changes(dsn, table, slot=f"{table}_of_lost_key")
-        reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-        try:
+        async with opened(source, ctx) as reader:
             for sql in (
                 f"INSERT INTO {table} (n) VALUES (1)",
                 f"ALTER TABLE {table} {change}",
                 f"INSERT INTO {table} (n) VALUES (2)",
             ):
-                await asyncio.to_thread(server.query, schema, sql)
+                await server.run(schema, sql)
             with pytest.raises(af.StateError, match=f"the primary key of table '{table}' was id"):
                 await take(reader, 2)
-        finally:
-            await reader.close()
 
 
 async def test_rows_of_a_type_and_what_is_not_of_it(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY, name TEXT, more INT)"
-    )
+    await server.run(schema, "CREATE TABLE t (id INT PRIMARY KEY, name TEXT, more INT)")
     bad: af.OutputTag[Any] = af.OutputTag("bad")
     source = postgres_changes(dsn, "t", Row, slot=schema, on_error=bad)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
-        await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (1, 'a')")
+    async with opened(source, ctx) as reader:
+        await server.run(schema, "INSERT INTO t VALUES (1, 'a')")
         assert (await take(reader, 1))[0].after == Row(1, "a")
-    finally:
-        await reader.close()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 5, 6, 8, 11])
@@ -285,8 +254,7 @@ async def test_a_restart_anywhere_goes_on_behind_the_last_change(
     """The snapshot, a transaction of three tables, and the rows that changed meanwhile."""
     schema = f"{schema}_{cut}"
     dsn = server.create(schema)
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (a TEXT, b INT, n INT, PRIMARY KEY (b, a)); CREATE TABLE u (id UUID "
         "PRIMARY KEY, n INT);"
@@ -299,8 +267,7 @@ async def test_a_restart_anywhere_goes_on_behind_the_last_change(
     first = await take(reader, min(cut, 6), 1)
     position = reader.position("0")
     await reader.close()
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "BEGIN; UPDATE t SET n = 1; INSERT INTO u VALUES ('00000000-0000-0000-0000-000000000002', "
         "2); DELETE FROM t WHERE b = 1; COMMIT; UPDATE t SET b = 9 - b; DELETE FROM u WHERE n = 1",
@@ -334,8 +301,7 @@ async def test_a_restart_anywhere_goes_on_behind_the_last_change(
 async def test_a_table_without_a_key_is_read_again_after_a_restart_in_its_midst(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (n INT); ALTER TABLE t REPLICA IDENTITY FULL;INSERT INTO t VALUES (1), (2)",
     )
@@ -344,7 +310,7 @@ async def test_a_table_without_a_key_is_read_again_after_a_restart_in_its_midst(
     (first,) = await take(reader, 1, 1)
     position = reader.position("0")
     await reader.close()
-    await asyncio.to_thread(server.query, schema, "UPDATE t SET n = 3 WHERE n = 1")
+    await server.run(schema, "UPDATE t SET n = 3 WHERE n = 1")
     (split,) = await source.discover()
     rest = await read_all(source, ctx, [Split("0", position, split.payload)])
     assert first.after == {"n": 1}
@@ -354,8 +320,7 @@ async def test_a_table_without_a_key_is_read_again_after_a_restart_in_its_midst(
 
 
 async def _confirmed(server: PostgresServer, schema: str) -> str:
-    (found,) = await asyncio.to_thread(
-        server.query,
+    (found,) = await server.run(
         schema,
         f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{schema}'",
     )
@@ -365,21 +330,17 @@ async def _confirmed(server: PostgresServer, schema: str) -> str:
 async def test_the_slot_moves_when_a_checkpoint_is_complete_also_while_nothing_comes(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE other (id INT)"
-    )
+    await server.run(schema, "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE other (id INT)")
     source = postgres_changes(dsn, "t", slot=schema, snapshot=False)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
+    async with opened(source, ctx) as reader:
         async with asyncio.timeout(60):
-            while not await asyncio.to_thread(
-                server.query,
+            while not await server.run(
                 schema,
                 f"SELECT 1 FROM pg_replication_slots WHERE active AND slot_name = '{schema}'",
             ):
                 await asyncio.sleep(0.05)
             began = await _confirmed(server, schema)
-            await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (1)")
+            await server.run(schema, "INSERT INTO t VALUES (1)")
             await take(reader, 1)
             reader.checkpoint(1)
             await asyncio.sleep(0.2)
@@ -388,13 +349,10 @@ async def test_the_slot_moves_when_a_checkpoint_is_complete_also_while_nothing_c
             while await _confirmed(server, schema) == began:
                 await asyncio.sleep(0.05)
             # Other tables fill the log: the position follows the keepalives.
-            await asyncio.to_thread(
-                server.query, schema, "INSERT INTO other SELECT generate_series(1, 1000)"
-            )
-            (end,) = await asyncio.to_thread(server.query, schema, "SELECT pg_current_wal_lsn()")
+            await server.run(schema, "INSERT INTO other SELECT generate_series(1, 1000)")
+            (end,) = await server.run(schema, "SELECT pg_current_wal_lsn()")
             checkpoint_id = 1
-            while await asyncio.to_thread(
-                server.query,
+            while await server.run(
                 schema,
                 f"SELECT confirmed_flush_lsn < '{end}' FROM pg_replication_slots "
                 f"WHERE slot_name = '{schema}'",
@@ -403,19 +361,15 @@ async def test_the_slot_moves_when_a_checkpoint_is_complete_also_while_nothing_c
                 reader.checkpoint(checkpoint_id)
                 reader.checkpoint_completed(checkpoint_id)
                 await asyncio.sleep(0.05)
-    finally:
-        await reader.close()
 
 
 async def test_a_flow_begins_where_the_slot_stands_without_a_snapshot(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)"
-    )
+    await server.run(schema, "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)")
     source = postgres_changes(dsn, "t", slot=schema, snapshot=False, until="latest")
     assert await read_all(source, ctx) == []
-    await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (2)")
+    await server.run(schema, "INSERT INTO t VALUES (2)")
     assert [one.after for one in await read_all(source, ctx)] == [{"id": 2}]
     assert [one.after for one in await read_all(source, ctx)] == [{"id": 2}]  # No checkpoint.
     again = postgres_changes(dsn, "t", slot=schema, until="latest")
@@ -423,21 +377,17 @@ async def test_a_flow_begins_where_the_slot_stands_without_a_snapshot(
     assert await drop_postgres_slot(dsn, schema)
     assert not await drop_postgres_slot(dsn, schema)
     assert (
-        await asyncio.to_thread(
-            server.query, schema, f"SELECT 1 FROM pg_publication WHERE pubname = '{schema}'"
-        )
-        == []
+        await server.run(schema, f"SELECT 1 FROM pg_publication WHERE pubname = '{schema}'") == []
     )
 
 
 async def test_a_large_transaction_waits_at_the_server(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY, pad TEXT)")
+    await server.run(schema, "CREATE TABLE t (id INT PRIMARY KEY, pad TEXT)")
     source = postgres_changes(dsn, "t", slot=schema, snapshot=False, until="latest")
     await read_all(source, ctx)
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 30000) i",
     )
@@ -458,15 +408,13 @@ async def test_a_large_transaction_waits_at_the_server(
 async def test_a_server_that_restarts_goes_on_in_the_snapshot_and_in_the_log(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (id INT PRIMARY KEY, pad TEXT); INSERT INTO t SELECT i, repeat('x', 2000) "
         "FROM generate_series(1, 20000) i",
     )
     source = postgres_changes(dsn, "t", slot=schema)
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
+    async with opened(source, ctx) as reader:
         rows: set[int] = set()
 
         async def read_until(wanted: set[int]) -> None:
@@ -479,22 +427,19 @@ async def test_a_server_that_restarts_goes_on_in_the_snapshot_and_in_the_log(
         async def restart(sql: str) -> None:
             await asyncio.to_thread(server.crash)
             await asyncio.to_thread(server.start, wal_level="logical", max_replication_slots="40")
-            await asyncio.to_thread(server.query, schema, sql)
+            await server.run(schema, sql)
 
         await read_until(set(range(1, 101)))
         await restart("DELETE FROM t WHERE id > 19000 OR id < 3; INSERT INTO t VALUES (99999, 'y')")
         await read_until({*range(3, 19_001), 99_999})
         await restart("INSERT INTO t VALUES (99998, 'y')")
         await read_until({*range(3, 19_001), 99_998, 99_999})
-    finally:
-        await reader.close()
 
 
 async def test_what_cannot_be_read_is_refused_with_the_way_out(
     server: PostgresServer, schema: str, dsn: str, ctx: Context
 ) -> None:
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE bare (id INT); CREATE TABLE u (id INT "
         "PRIMARY KEY); CREATE ROLE reader LOGIN; CREATE ROLE replicator LOGIN REPLICATION; "
@@ -520,34 +465,31 @@ async def test_what_cannot_be_read_is_refused_with_the_way_out(
     ):
         with pytest.raises(GraphError, match=message):
             await postgres_changes(given, tables, slot=schema).discover()
-    await asyncio.to_thread(server.query, schema, "GRANT SELECT ON t TO reader, replicator")
+    await server.run(schema, "GRANT SELECT ON t TO reader, replicator")
     with pytest.raises(GraphError, match=r"may not replicate.*ALTER ROLE name REPLICATION"):
         await postgres_changes(as_reader, "t", slot=schema).discover()
     await postgres_changes(as_replicator, "t", slot=schema).discover()
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         f"SELECT pg_create_logical_replication_slot('{schema}_x', 'test_decoding')",
     )
     with pytest.raises(GraphError, match=r"with the plugin 'test_decoding'.*name another"):
         await postgres_changes(dsn, "t", slot=f"{schema}_x", publication=schema).discover()
-    await asyncio.to_thread(server.query, schema, f"SELECT pg_drop_replication_slot('{schema}_x')")
+    await server.run(schema, f"SELECT pg_drop_replication_slot('{schema}_x')")
 
 
 async def test_a_slot_that_another_job_uses_or_was_dropped_is_named(
     server: PostgresServer, schema: str, dsn: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aioflow.io.postgres_catalog.IN_USE_WAIT_S", 0.3)
-    await asyncio.to_thread(
-        server.query, schema, "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)"
-    )
+    await server.run(schema, "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)")
     source = postgres_changes(dsn, "t", slot=schema, until="latest")
     (split,) = await source.discover()
     unending = postgres_changes(dsn, "t", slot=schema)
     reader, _ = await at_position(unending, ctx, split.position)
     try:
         await take(reader, 1)
-        await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (2)")
+        await server.run(schema, "INSERT INTO t VALUES (2)")
         await take(reader, 1)
         with pytest.raises(GraphError, match=r"is in use by another connection.*name another"):
             await unending.discover()
@@ -555,14 +497,12 @@ async def test_a_slot_that_another_job_uses_or_was_dropped_is_named(
     finally:
         await reader.close()
     await source.discover()
-    await asyncio.to_thread(
-        server.query,
+    await server.run(
         schema,
         f"SELECT pg_replication_slot_advance('{schema}', pg_current_wal_lsn())",
     )
-    await asyncio.to_thread(server.query, schema, "INSERT INTO t VALUES (3)")
-    await asyncio.to_thread(
-        server.query,
+    await server.run(schema, "INSERT INTO t VALUES (3)")
+    await server.run(
         schema,
         f"SELECT pg_replication_slot_advance('{schema}', pg_current_wal_lsn())",
     )
@@ -613,25 +553,21 @@ async def test_the_flow_of_the_page_keeps_a_copy_in_another_schema(
     exec(re.findall(r"```python[^\n]*\n(.*?)```", page, re.DOTALL)[0], example)
     target = server.create(f"{schema}_copy")
     create = "CREATE TABLE orders (id INT PRIMARY KEY, n INT);"
-    await asyncio.to_thread(server.query, f"{schema}_copy", create)
-    await asyncio.to_thread(
-        server.query,
+    await server.run(f"{schema}_copy", create)
+    await server.run(
         schema,
         f"{create} INSERT INTO orders SELECT i, i FROM generate_series(1, 5) i",
     )
 
     async def reaches(rows: list[str]) -> None:
         async with asyncio.timeout(60):
-            while rows != await asyncio.to_thread(
-                server.query, f"{schema}_copy", "SELECT * FROM orders ORDER BY id"
-            ):
+            while rows != await server.run(f"{schema}_copy", "SELECT * FROM orders ORDER BY id"):
                 await asyncio.sleep(0.1)
 
     flow = example["copy"](dsn, target)
     async with flow.run(checkpoints="memory://copied", every="200ms") as job:
         await reaches([f"{i}|{i}" for i in range(1, 6)])
-        await asyncio.to_thread(
-            server.query,
+        await server.run(
             schema,
             "UPDATE orders SET id = 9 WHERE id = 1; DELETE FROM orders WHERE id = 2; "
             "INSERT INTO orders VALUES (6, 6); UPDATE orders SET n = 0 WHERE id = 3",
@@ -695,9 +631,9 @@ async def test_kills_of_workers_and_of_the_server_leave_the_exact_copy(tmp_path:
             await writing
             await open_connection.pop().close()
             query = "SELECT * FROM t ORDER BY id"
-            wanted = await asyncio.to_thread(server.query, "killed", query)
+            wanted = await server.run("killed", query)
             async with asyncio.timeout(120):
-                while wanted != await asyncio.to_thread(server.query, "killed_copy", query):
+                while wanted != await server.run("killed_copy", query):
                     await asyncio.sleep(0.2)
             await job.cancel()
 

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from aioflow.io.postgres_tables import CONNECT_TIMEOUT_S, postgres
 from aioflow.io.tables import PIECE_ROWS
 from tests.integration.processes import eventually, open_workers
 from tests.integration.upsert_flows import counted, expected
-from tests.io.driver import Runtime, SinkContext, system_context, write
+from tests.io.driver import Runtime, SinkContext, write
 from tests.io.postgres_server import USER, PostgresServer, postgres_server
 
 
@@ -29,23 +29,6 @@ from tests.io.postgres_server import USER, PostgresServer, postgres_server
 def server() -> Iterator[PostgresServer]:
     with postgres_server() as running:
         yield running
-
-
-@pytest.fixture
-def schema(request: pytest.FixtureRequest) -> str:
-    name: str = request.node.originalname
-    return name[:60]
-
-
-@pytest.fixture
-def dsn(server: PostgresServer, schema: str) -> str:
-    return server.create(schema)
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 async def test_the_latest_row_of_a_key_wins_as_the_database_compares_keys(

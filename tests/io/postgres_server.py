@@ -5,6 +5,7 @@ PostgreSQL refuses to run as root, so a session of root starts it as `nobody`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -93,6 +94,10 @@ class PostgresServer:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
+
+    async def run(self, schema: str, sql: str) -> list[str]:
+        """Does the same beside the event loop."""
+        return await asyncio.to_thread(self.query, schema, sql)
 
     def _run(self, name: str, *options: str) -> None:
         subprocess.run(
