@@ -1398,4 +1398,18 @@ JOB_MUTANTS: list[Mutant] = [
             "test_a_split_that_has_ended_no_longer_holds_splits_ahead_of_it",
         ),
     ),
+    Mutant(
+        "a start that a signal cancels too late for a stop is not a KeyboardInterrupt",
+        "aioflow/api/runner.py",
+        "            self._is_late = True\n",
+        "",
+        ("tests/api/test_run.py::test_a_signal_ends_a_job_that_does_not_come_to_start_in_time",),
+    ),
+    Mutant(
+        "the state of windows reads as empty",
+        "aioflow/api/subscription.py",
+        """        if "window" in self._node.kind and (""",
+        """        if False and (""",
+        ("tests/api/test_mistakes.py::test_the_state_of_windows_is_refused_and_not_read_as_empty",),
+    ),
 ]

@@ -126,6 +126,27 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "an assigner of the program gets the elements of a join with the number of their input",
+        "aioflow/operators/join/joins.py",
+        "            assigner = _Untagged(assigner)\n",
+        "            pass\n",
+        ("tests/operators/test_joins.py::test_an_assigner_of_the_program_gets_the_elements",),
+    ),
+    Mutant(
+        "a filter that drops all elements without a result is not warned of at the end",
+        "aioflow/operators/stateless.py",
+        "                first.tell()\n",
+        "                pass\n",
+        ("tests/api/test_mistakes.py::test_a_filter_that_only_returns_none_is_told_once",),
+    ),
+    Mutant(
+        "a filter that has returned another result is warned of",
+        "aioflow/operators/results.py",
+        "        elif not was_seen:\n            self._nones = 0\n",
+        "",
+        ("tests/api/test_mistakes.py::test_a_filter_that_also_returns_other_results_is_not_told",),
+    ),
+    Mutant(
         "overdue timers that a checkpoint interrupted set event time back",
         "aioflow/operators/window/operator.py",
         "max(self._reached, self._timers.event_time_done)",

@@ -903,4 +903,25 @@ SINK_MUTANTS: list[Mutant] = [
         "        if (known := self._schemas.get(",
         ("tests/io/test_formats.py::test_readers_share_a_request",),
     ),
+    Mutant(
+        "a misspelled field of an element is left out of its Avro body",
+        "aioflow/io/formats/avro_format.py",
+        "                    strict_allow_default=True,\n",
+        "",
+        ("tests/io/test_formats.py::test_a_value_of_another_type_is_refused",),
+    ),
+    Mutant(
+        "a schema is registered though the program forbids it",
+        "aioflow/io/formats/registered.py",
+        "register=given.auto_register\n",
+        "register=True\n",
+        ("tests/io/test_formats.py::test_without_auto_register_the_subject_must_have_the_schema",),
+    ),
+    Mutant(
+        "records of a batch of posts wait for a full one",
+        "aioflow/io/http_client.py",
+        "        self.linger_ms = LINGER_MS if config.batch > 1 else None\n",
+        "        self.linger_ms = None\n",
+        ("tests/io/test_network.py::test_records_do_not_wait_for_a_full_batch_of_posts",),
+    ),
 ]

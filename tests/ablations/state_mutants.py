@@ -733,4 +733,11 @@ STATE_MUTANTS: list[Mutant] = [
             "test_files_are_plain_as_long_as_a_sample_of_the_keys_is_gone",
         ),
     ),
+    Mutant(
+        "a savepoint whose deletion failed is none any more, and its files stay",
+        "aioflow/checkpoint/savepoint.py",
+        "            await objects.delete(names)\n            await objects.delete([METADATA])\n",
+        "            await objects.delete([METADATA])\n            await objects.delete(names)\n",
+        ("tests/cli/test_dispose.py::test_a_deletion_that_failed_can_be_repeated",),
+    ),
 ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, TimeWindow
 from aioflow.core.errors import GraphError, StateError
 from aioflow.core.functions import OutputTag
 from aioflow.operators import results
@@ -228,6 +228,29 @@ async def test_an_interval_join_without_event_time_says_what_is_missing() -> Non
 def test_bounds_in_the_wrong_order_are_a_build_error() -> None:
     with pytest.raises(GraphError, match="lower is 2 ms, expected at most upper, 1 ms"):
         IntervalJoinOperator(lambda left, right, ctx: [], 2, 1)
+
+
+class OfItsOwnLength:
+    """An assigner of the program: the element is the length of its window."""
+
+    is_event_time, is_merging = True, False
+    default_trigger = TumblingWindows(1).default_trigger
+
+    def assign(self, value: int, timestamp: int) -> list[TimeWindow]:
+        return [TimeWindow(0, value)]
+
+
+@pytest.mark.parametrize("kind", [CoGroupOperator, WindowJoinOperator])
+async def test_an_assigner_of_the_program_gets_the_elements(kind: Any) -> None:
+    two_lists = kind is CoGroupOperator
+    join = (lambda key, ls, rs: [(ls, rs)]) if two_lists else (lambda left, right: (left, right))
+    operator = await opened(kind(OfItsOwnLength(), join))
+    ends = RecordBatch([], None, None, None, MAX_WATERMARK)
+    given = [
+        (side, RecordBatch([10, 20], [5, 5], ["a", "a"], [START] * 2, START)) for side in (0, 1)
+    ]
+    rows = values_of(drive_inputs(operator, [*given, (0, ends), (1, ends)]))
+    assert rows == ([([10], [10]), ([20], [20])] if two_lists else [(10, 10), (20, 20)])
 
 
 @pytest.mark.parametrize("kind", [CoGroupOperator, WindowJoinOperator])
