@@ -13,36 +13,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from aioflow.core.elements import MIN_WATERMARK
-from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.states import StateDescriptor
 from aioflow.core.wire.serializers import Codec
-from aioflow.state import views
-from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import MISSING, RESTORED, ChangeLog, Generation, Guard, GuardMarks, Space
-from aioflow.state.format import TIMERS, FileHeader
+from aioflow.state.format import TIMERS
 from aioflow.state.heap_archive import Archive, Sections
 from aioflow.state.heap_churn import Churn
 from aioflow.state.heap_keys import KEYS_A_SLICE, Pace, Retired
 from aioflow.state.heap_restore import ReadState, read_handle, restored_archive
 from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan
 from aioflow.state.heap_timers import TimerSpace
-from aioflow.state.named import RAW, NamedStates, Table, find_unclaimed
+from aioflow.state.keyed_backend import RAW, AbstractKeyedStateBackend, Restored
 from aioflow.state.snapshot import (
     ATOMS,
     CANONICAL,
     KeyedStateHandle,
     StateInput,
     TableMeta,
-    check_max_parallelism,
 )
-from aioflow.state.timers import InternalTimerService
 
 __all__ = ["HeapKeyedStateBackend", "HeapStateTable"]
 
@@ -229,29 +221,7 @@ class _Tracked(MutableMapping[Any, Any]):
         return key in self._table.peek(self._namespace)
 
 
-EVENT, PROCESSING = ".event", ".processing"
-TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
-"""Prefix of the names of timer tables. The name of the service and one of two suffixes follow."""
-
-
-@dataclass(slots=True)
-class _Timers:
-    """The timers of one timer service.
-
-    Restored timers wait here until their service is created; `service` is None until then.
-    """
-
-    event: TimerSpace
-    processing: TimerSpace
-    watermark: int = MIN_WATERMARK
-    service: InternalTimerService | None = field(default=None)
-
-    @property
-    def left_to_fire(self) -> int:
-        return 0 if self.service is None else self.service.left_to_fire
-
-
-class HeapKeyedStateBackend:
+class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace]):
     """All keyed state of one operator's subtask in dicts of this process."""
 
     def __init__(
@@ -263,18 +233,15 @@ class HeapKeyedStateBackend:
         codec: Codec | None = None,
         operator: str = "",
     ) -> None:
-        self.current_key: Any = NO_KEY
-        self.max_parallelism = max_parallelism
-        self.key_group_range = key_group_range
-        self.is_restored = False
-        self.now_ms = now_ms
-        self._named: NamedStates[HeapStateTable] = NamedStates(self, self._make_table)
-        self._raw: dict[str, bool] = {}
-        self._timers: dict[str, _Timers] = {}
-        self.codec = Codec() if codec is None else codec
-        self._operator = operator
+        super().__init__(
+            max_parallelism=max_parallelism,
+            key_group_range=key_group_range,
+            now_ms=now_ms,
+            codec=Codec() if codec is None else codec,
+            operator=operator,
+        )
         self._log = ChangeLog()
-        self._log.on_change = self._named.bind
+        self._log.on_change = self._bind_states
         self._generations: list[Generation] = []
         self._archive = Archive()
         self._snapshots: dict[int, HeapSnapshot] = {}
@@ -300,69 +267,14 @@ class HeapKeyedStateBackend:
             operator=operator,
         )
 
-    @property
-    def _tables(self) -> dict[str, HeapStateTable]:
-        return self._named.tables
-
-    def set_current_key(self, key: Any) -> None:
-        self.current_key = key
-
-    def clear_current_key(self) -> None:
-        self.current_key = NO_KEY
-
-    def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
-        """Returns the state that `descriptor` declares, see `KeyedStateBackend`."""
-        return self._named.get_state(descriptor, namespace)
-
     def table(
         self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
     ) -> HeapStateTable:
         """Returns raw table `name`, see `KeyedStateBackend`."""
-        self._raw.setdefault(name, name in self._tables)
-        table = self._named.open_table(name, TableMeta(RAW))
+        table = super().table(name, result=result)
         if transient:
             table.be_transient()
-        if result is not None:
-            table.result = result
         return table
-
-    def query(
-        self, name: str, key: Any, namespace: Any = None, default: Any = views.MISSING
-    ) -> Any:
-        return self._named.query(name, key, namespace, default)
-
-    def items(
-        self, name: str, limit: int | None = None, namespace: Any = None
-    ) -> list[tuple[Any, Any]]:
-        return self._named.items(name, limit, namespace)
-
-    def names(self) -> list[str]:
-        return list(self._tables)
-
-    def watch_expiry(self, start: Callable[[], None]) -> None:
-        self._named.watch_expiry(start)
-
-    def remove_expired(self) -> int:
-        return self._named.remove_expired()
-
-    def unclaimed(self) -> Mapping[str, Table]:
-        """Returns restored state that an operator of another kind wrote, once this operator is
-        open.
-        """
-        return find_unclaimed(self._tables, self._named.states, self._raw)
-
-    def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers of `service` part of every snapshot, and passes the restored timers to
-        it.
-        """
-        timers = self._timers_of(service.name)
-        if timers.service is not None:
-            raise StateError(
-                f"operator {self._operator!r} has two timer services of the name "
-                f"{service.name!r}; use another name"
-            )
-        timers.service = service
-        service.attach(timers.event.queue, timers.processing.queue, timers.watermark)
 
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
@@ -371,27 +283,18 @@ class HeapKeyedStateBackend:
 
         The cost does not depend on the amount of state.
         """
-        tables = {name: table.meta for name, table in self._tables.items()}
-        for timers in self._timers.values():
-            tables.update(
-                (space.queue.name, space.queue.meta) for space in (timers.event, timers.processing)
-            )
-        watermarks = {
-            name: timers.watermark if timers.service is None else timers.service.current_watermark
-            for name, timers in self._timers.items()
-        }
         ended = self._log.begin()
         self._generations.append(ended)
         plan = SnapshotPlan(
-            FileHeader(self.max_parallelism, self.key_group_range, tables, watermarks),
-            self._named.filters(),
+            self._header(),
+            self._filters(),
             ended,
             tuple(self._generations),
             self._archive,
-            full or canonical or self._named.has_converted,
+            full or canonical or self._has_converted,
             all(generation.is_noted for generation in self._generations),
             tuple(self._log.timers),
-            sum(timers.left_to_fire for timers in self._timers.values()),
+            self._count_left_to_fire(),
             CANONICAL if canonical else HEAP_FORMAT,
             self.codec,
             self._operator,
@@ -427,7 +330,7 @@ class HeapKeyedStateBackend:
             generation for generation in self._generations if generation.number > plan.ended.number
         ]
         if plan.full:
-            self._named.has_converted = False
+            self._has_converted = False
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Leaves the changes of the aborted checkpoint to the next one."""
@@ -439,60 +342,42 @@ class HeapKeyedStateBackend:
         """Restores the own key groups from `handles`, see `KeyedStateBackend`."""
         self.is_restored = True
         groups = self.key_group_range
-        for handle in handles:
-            check_max_parallelism(
-                handle.max_parallelism,
-                self.max_parallelism,
-                f"state of operator {self._operator!r}",
-            )
-        mine = [
-            handle
-            for handle in handles
-            if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))
-        ]
-        watermarks: dict[str, list[int]] = {}
-        timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = {}
+        mine = self._own(handles)
+        restored = Restored()
         read: ReadState | None = None
         # The next checkpoint can build upon the files of a checkpoint of exactly these key groups.
         whose = [(handle.format, handle.first_group, handle.last_group) for handle in mine]
         sections = Sections(groups) if whose == [(HEAP_FORMAT, groups.start, groups.end)] else None
         for origin, handle in enumerate(mine):
             read = await read_handle(handle, groups, source, self.codec, self._operator, sections)
-            for name, watermark in read.header.watermarks.items():
-                watermarks.setdefault(name, []).append(watermark)
+            self._add_header(restored, read.header)
             for name, meta in read.header.tables.items():
-                if meta.kind == TIMERS:
-                    self._queue(name)
-                    for timestamp, entries in read.tables.get(name, {}).items():
-                        found = timers.setdefault(name, {}).setdefault(timestamp, [])
-                        found.extend((order, origin, timer) for timer, order in entries.items())
-                else:
-                    await self._fill(self._named.open_table(name, meta), read.tables.get(name, {}))
-        for name, reached in watermarks.items():
-            # Event time restarts at the slowest former subtask, so that no record of its keys is
-            # late.
-            self._timers_of(name).watermark = min(reached)
-        for name, buckets in timers.items():
-            await self._set_timers(self._queue(name), buckets, keep_order=len(mine) == 1)
+                if meta.kind != TIMERS:
+                    await self._fill(self._tables[name], read.tables.get(name, {}))
+                    continue
+                for timestamp, entries in read.tables.get(name, {}).items():
+                    restored.timers_at(name, timestamp).extend(
+                        (order, origin, timer) for timer, order in entries.items()
+                    )
+        await self._set_times(restored, keep_order=len(mine) == 1)
         if read is not None and sections is not None:
             self._archive = await restored_archive(mine[0], read, sections, self._space)
             self._log.build_upon_restored(self._spaces())
-        for name, state in self._named.states.items():
-            self._tables[name].index = None
-            state.prepare()
-        self._named.bind()
+        self._prepare_states()
 
     def close(self) -> None:
-        self.current_key = NO_KEY
         for snapshot in self._snapshots.values():
             snapshot.cancel()
         self._snapshots.clear()
-        self._named.states.clear()
-        self._named.tables.clear()
-        self._timers.clear()
+        self._forget_all()
 
     def _make_table(self, name: str, meta: TableMeta) -> HeapStateTable:
         return HeapStateTable(self._log, name, meta)
+
+    def _make_timers(self, table: str) -> TimerSpace:
+        space = TimerSpace(table)
+        self._log.timers += (space,)
+        return space
 
     def _merge(self, covered: tuple[Generation, ...], merged: Generation) -> None:
         # If an earlier snapshot may still complete, its changes must stay separate.
@@ -504,24 +389,6 @@ class HeapKeyedStateBackend:
         count = len(covered)
         if not earlier and self._generations[:count] == list(covered):
             self._generations[:count] = [merged]
-
-    # Restoring.
-
-    def _timers_of(self, name: str) -> _Timers:
-        timers = self._timers.get(name)
-        if timers is None:
-            table = TIMERS_PREFIX + name
-            timers = self._timers[name] = _Timers(
-                TimerSpace(table + EVENT), TimerSpace(table + PROCESSING)
-            )
-            self._log.timers += (timers.event, timers.processing)
-        return timers
-
-    def _queue(self, table: str) -> TimerSpace:
-        name = table.removeprefix(TIMERS_PREFIX)
-        if name.endswith(EVENT):
-            return self._timers_of(name.removesuffix(EVENT)).event
-        return self._timers_of(name.removesuffix(PROCESSING)).processing
 
     def _spaces(self) -> list[Space]:
         return [space for table in self._tables.values() for space in table.spaces()]
@@ -538,25 +405,6 @@ class HeapKeyedStateBackend:
                 space.entries.update(part)
                 await asyncio.sleep(0)
 
-    async def _set_timers(
-        self, space: TimerSpace, buckets: dict[int, list[tuple[int, int, Any]]], *, keep_order: bool
-    ) -> None:
-        # Each former subtask has its own order among equal timestamps; the subtask's number breaks
-        # ties.
-        order = 0
-        for timestamp, found in buckets.items():
-            found.sort(key=_place)
-            if not keep_order:
-                found = [(order + place, 0, timer) for place, (_, _, timer) in enumerate(found, 1)]
-                order += len(found)
-            if found:
-                space.queue.adopt(timestamp, {timer: place for place, _, timer in found})
-            await asyncio.sleep(0)
-
     def _space(self, name: str, namespace: Any) -> Space | None:
         table = self._tables.get(name)
-        return self._queue(name) if table is None else table.find(namespace)
-
-
-def _place(timer: tuple[int, int, Any]) -> tuple[int, int]:
-    return timer[:2]
+        return self._timers_in(name) if table is None else table.find(namespace)

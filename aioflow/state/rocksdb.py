@@ -17,22 +17,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import RestoreError, StateError
 from aioflow.core.host import Host
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.states import StateDescriptor
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
-from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
-from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, Entries, FileHeader
 from aioflow.state.heap_churn import FIRING_MIN, REMOVED_SHARE, Churn, fires_most
 from aioflow.state.heap_restore import read_state_file
-from aioflow.state.named import RAW, NamedStates, Table, find_unclaimed
+from aioflow.state.keyed_backend import AbstractKeyedStateBackend, Restored
 from aioflow.state.rocksdb_cache import Cache, CacheLimits, TimerSpace
 from aioflow.state.rocksdb_files import Database, Directory
 from aioflow.state.rocksdb_plain import PlainSnapshot
@@ -51,9 +47,8 @@ from aioflow.state.snapshot import (
     StateFile,
     StateInput,
     TableMeta,
-    check_max_parallelism,
 )
-from aioflow.state.timers import NO_TIMER, InternalTimerService, TimerQueue
+from aioflow.state.timers import NO_TIMER, TimerQueue
 
 __all__ = ["RocksDB", "RocksKeyedStateBackend", "open_queue"]
 
@@ -72,10 +67,6 @@ def _number(name: str, given: Any) -> int:
     except ValueError:
         raise StateError(f"rocksdb.{name} is {given!r}, expected a whole number") from None
 
-
-EVENT, PROCESSING = ".event", ".processing"
-TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
-"""The same prefix as in the heap backend: each backend restores savepoints of the other."""
 
 CACHE_ENTRIES = 200_000
 CACHE_BYTES = 256 << 20
@@ -144,24 +135,7 @@ class RocksDB:
         )
 
 
-@dataclass(slots=True)
-class _Timers:
-    """The timers of one timer service.
-
-    Restored timers wait here until their service is created.
-    """
-
-    event: TimerSpace
-    processing: TimerSpace
-    watermark: int = MIN_WATERMARK
-    service: InternalTimerService | None = field(default=None)
-
-    @property
-    def left_to_fire(self) -> int:
-        return 0 if self.service is None else self.service.left_to_fire
-
-
-class RocksKeyedStateBackend:
+class RocksKeyedStateBackend(AbstractKeyedStateBackend[RocksTable, TimerSpace]):
     """All keyed state of one operator's subtask, in a RocksDB database."""
 
     def __init__(
@@ -175,87 +149,24 @@ class RocksKeyedStateBackend:
         codec: Codec,
         operator: str,
     ) -> None:
-        self.current_key: Any = NO_KEY
-        self.max_parallelism = max_parallelism
-        self.key_group_range = key_group_range
-        self.is_restored = False
-        self.now_ms = now_ms
+        super().__init__(
+            max_parallelism=max_parallelism,
+            key_group_range=key_group_range,
+            now_ms=now_ms,
+            codec=codec,
+            operator=operator,
+        )
         self._host = host
         self._directory = directory
-        self.codec = codec
-        self._operator = operator
         self._rows = RowCodec(codec, max_parallelism)
         self._cache = Cache(
             self._rows, key_group_range, limits, operator, lambda: Database(directory.database())
         )
-        self._named: NamedStates[RocksTable] = NamedStates(self, self._make_table)
-        self._raw: dict[str, bool] = {}
-        self._timers: dict[str, _Timers] = {}
         self._base: dict[str, StateFile] = {}
         self._snapshots: dict[int, RocksSnapshot | PlainSnapshot] = {}
         self._churn = Churn()
         self._is_counted = False
         """Whether the dirty keys are those that changed since the last snapshot."""
-
-    @property
-    def _tables(self) -> dict[str, RocksTable]:
-        return self._named.tables
-
-    def set_current_key(self, key: Any) -> None:
-        self.current_key = key
-
-    def clear_current_key(self) -> None:
-        self.current_key = NO_KEY
-
-    def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
-        """Returns the state that `descriptor` declares, see `KeyedStateBackend`."""
-        return self._named.get_state(descriptor, namespace)
-
-    def table(
-        self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
-    ) -> RocksTable:
-        """Returns raw table `name`, see `KeyedStateBackend`."""
-        self._raw.setdefault(name, name in self._tables)
-        table = self._named.open_table(name, TableMeta(RAW))
-        if result is not None:
-            table.result = result
-        return table
-
-    def query(self, name: str, key: Any, namespace: Any = None, default: Any = MISSING) -> Any:
-        return self._named.query(name, key, namespace, default)
-
-    def items(
-        self, name: str, limit: int | None = None, namespace: Any = None
-    ) -> list[tuple[Any, Any]]:
-        return self._named.items(name, limit, namespace)
-
-    def names(self) -> list[str]:
-        return list(self._tables)
-
-    def watch_expiry(self, start: Callable[[], None]) -> None:
-        self._named.watch_expiry(start)
-
-    def remove_expired(self) -> int:
-        return self._named.remove_expired()
-
-    def unclaimed(self) -> Mapping[str, Table]:
-        """Returns restored state that an operator of another kind wrote, once this operator is
-        open.
-        """
-        return find_unclaimed(self._tables, self._named.states, self._raw)
-
-    def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers of `service` part of every snapshot, and passes the restored timers to
-        it.
-        """
-        timers = self._timers_of(service.name)
-        if timers.service is not None:
-            raise StateError(
-                f"operator {self._operator!r} has two timer services of the name "
-                f"{service.name!r}; use another name"
-            )
-        timers.service = service
-        service.attach(timers.event.queue, timers.processing.queue, timers.watermark)
 
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
@@ -264,25 +175,16 @@ class RocksKeyedStateBackend:
 
         The cost does not depend on the amount of state.
         """
-        tables = {name: table.meta for name, table in self._tables.items()}
-        for timers in self._timers.values():
-            tables.update(
-                (space.table, space.queue.meta) for space in (timers.event, timers.processing)
-            )
-        watermarks = {
-            name: timers.watermark if timers.service is None else timers.service.current_watermark
-            for name, timers in self._timers.items()
-        }
         plan = SnapshotPlan(
-            FileHeader(self.max_parallelism, self.key_group_range, tables, watermarks),
-            self._named.filters(),
+            self._header(),
+            self._filters(),
             {} if full else self._base,
             canonical,
             self.codec,
             self._operator,
         )
         snapshot: RocksSnapshot | PlainSnapshot
-        firing = sum(timers.left_to_fire for timers in self._timers.values())
+        firing = self._count_left_to_fire()
         if not canonical and self._is_plain(firing):
             snapshot = PlainSnapshot(self._cache, plan, self._churn, is_urgent=firing >= FIRING_MIN)
             self._is_counted = False
@@ -326,12 +228,8 @@ class RocksKeyedStateBackend:
         """Restores the own key groups from `handles`, see `KeyedStateBackend`."""
         self.is_restored = True
         groups = self.key_group_range
+        mine = self._own(handles)
         for handle in handles:
-            check_max_parallelism(
-                handle.max_parallelism,
-                self.max_parallelism,
-                f"state of operator {self._operator!r}",
-            )
             if handle.format not in (ROCKSDB_FORMAT, CANONICAL):
                 raise RestoreError(
                     f"state of operator {self._operator!r} is in the format {handle.format!r}, "
@@ -339,12 +237,7 @@ class RocksKeyedStateBackend:
                     f"{CANONICAL!r}: restore with the backend that wrote it, or from a savepoint, "
                     "which every backend reads"
                 )
-        mine = [
-            handle
-            for handle in handles
-            if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))
-        ]
-        restoring = _Restoring()
+        restored = Restored()
         own = (groups.start, groups.end)
         same = (
             len(mine) == 1
@@ -353,7 +246,7 @@ class RocksKeyedStateBackend:
         )
         for origin, handle in enumerate(mine):
             if handle.format == CANONICAL:
-                await self._restore_canonical(restoring, origin, handle, source)
+                await self._restore_canonical(restored, origin, handle, source)
                 continue
             path = self._directory.database() if same else self._directory.other(origin)
             stored = StoredState(
@@ -362,36 +255,25 @@ class RocksKeyedStateBackend:
                 self._rows,
                 self._operator,
             )
-            self._declare(restoring, stored.header)
+            self._add_header(restored, stored.header)
             try:
                 if same:
-                    await self._go_on_with(restoring, stored)
+                    await self._go_on_with(restored, stored)
                 else:
-                    await self._copy(restoring, origin, stored)
+                    await self._copy(restored, origin, stored)
             finally:
                 if not same:
                     stored.close()
-        for name, reached in restoring.watermarks.items():
-            # Event time restarts at the slowest former subtask, so that no record of its keys is
-            # late.
-            self._timers_of(name).watermark = min(reached)
-        for name, buckets in restoring.timers.items():
-            await self._set_timers(self._queue(name), buckets, mine=same)
-        for name, state in self._named.states.items():
-            self._tables[name].index = None
-            state.prepare()
-        self._named.bind()
+        await self._set_times(restored, keep_order=same)
+        self._prepare_states()
 
     def close(self) -> None:
         """Closes the database and removes its directory, with all state outside of checkpoints."""
-        self.current_key = NO_KEY
         linking = [snapshot.linking for snapshot in self._snapshots.values()]
         for snapshot in self._snapshots.values():
             snapshot.cancel()
         self._snapshots.clear()
-        self._named.states.clear()
-        self._tables.clear()
-        self._timers.clear()
+        self._forget_all()
         busy = [future for future in linking if future is not None]
         if busy:
             # A thread uses the database, which is closed when the thread has finished.
@@ -406,65 +288,46 @@ class RocksKeyedStateBackend:
         self._directory.remove()
 
     def _make_table(self, name: str, meta: TableMeta) -> RocksTable:
-        return RocksTable(self._cache, self.codec, name, meta, self._named.bind)
+        return RocksTable(self._cache, self.codec, name, meta, self._bind_states)
 
-    def _timers_of(self, name: str) -> _Timers:
-        timers = self._timers.get(name)
-        if timers is None:
-            table = TIMERS_PREFIX + name
-            timers = self._timers[name] = _Timers(
-                open_queue(self._cache, table + EVENT), open_queue(self._cache, table + PROCESSING)
-            )
-        return timers
-
-    def _queue(self, table: str) -> TimerSpace:
-        name = table.removeprefix(TIMERS_PREFIX)
-        if name.endswith(EVENT):
-            return self._timers_of(name.removesuffix(EVENT)).event
-        return self._timers_of(name.removesuffix(PROCESSING)).processing
+    def _make_timers(self, table: str) -> TimerSpace:
+        return open_queue(self._cache, table)
 
     # Restoring.
 
-    def _declare(self, restoring: _Restoring, header: FileHeader) -> None:
-        for name, watermark in header.watermarks.items():
-            restoring.watermarks.setdefault(name, []).append(watermark)
-        for name, meta in header.tables.items():
-            if meta.kind == TIMERS:
-                self._queue(name)
-            else:
-                self._named.open_table(name, meta)
-
     async def _restore_canonical(
-        self, restoring: _Restoring, origin: int, handle: KeyedStateHandle, source: StateInput
+        self, restored: Restored, origin: int, handle: KeyedStateHandle, source: StateInput
     ) -> None:
         for file in handle.files:
             async for frame in read_state_file(
                 file, handle, self.key_group_range, source, self.codec, self._operator
             ):
                 if isinstance(frame, FileHeader):
-                    self._declare(restoring, frame)
+                    self._add_header(restored, frame)
                     kinds = {name: meta.kind for name, meta in frame.tables.items()}
                 elif isinstance(frame, Entries) and frame.values is not None:
                     rows = zip(frame.namespaces, frame.keys, frame.values, strict=True)
                     if kinds[frame.table] == TIMERS:
                         for timestamp, timer, order in rows:
-                            restoring.add(frame.table, timestamp, order, origin, timer)
+                            restored.timers_at(frame.table, timestamp).append(
+                                (order, origin, timer)
+                            )
                     else:
                         table = self._tables[frame.table]
                         for namespace, key, value in rows:
                             table.of_key(namespace, key)[key] = value
 
-    async def _copy(self, restoring: _Restoring, origin: int, stored: StoredState) -> None:
+    async def _copy(self, restored: Restored, origin: int, stored: StoredState) -> None:
         groups = self.key_group_range
         for count, (space, key, value) in enumerate(stored.entries(groups), 1):
             if space.is_timers:
-                restoring.add(space.table, key[0], value, origin, key[1:])
+                restored.timers_at(space.table, key[0]).append((value, origin, key[1:]))
             else:
                 self._tables[space.table].of_key(space.namespace, key)[key] = value
             if count % ROWS_A_SLICE == 0:
                 await asyncio.sleep(0)
 
-    async def _go_on_with(self, restoring: _Restoring, stored: StoredState) -> None:
+    async def _go_on_with(self, restored: Restored, stored: StoredState) -> None:
         cache = self._cache
         cache.database = stored.database
         self._is_counted = True
@@ -472,40 +335,14 @@ class RocksKeyedStateBackend:
             if not space.is_timers:
                 cache.adopt(space.number, self._tables[space.table].space(space.namespace))
             else:
-                cache.adopt(space.number, self._queue(space.table))
+                cache.adopt(space.number, self._timers_in(space.table))
                 for key, value in stored.entries_of(space, self.key_group_range):
-                    restoring.add(space.table, key[0], value, 0, key[1:])
+                    restored.timers_at(space.table, key[0]).append((value, 0, key[1:]))
             if count % ROWS_A_SLICE == 0:
                 await asyncio.sleep(0)
         self._base = stored.files
 
-    async def _set_timers(
-        self, space: TimerSpace, buckets: dict[int, list[tuple[int, int, Any]]], *, mine: bool
+    def _note_numbered(
+        self, space: TimerSpace, timestamp: int, timers: list[tuple[int, int, Any]]
     ) -> None:
-        # Each former subtask has its own order among equal timestamps; the subtask's number breaks
-        # ties.
-        order = 0
-        for timestamp, found in buckets.items():
-            found.sort(key=_place)
-            if not mine:
-                found = [(order + place, 0, timer) for place, (_, _, timer) in enumerate(found, 1)]
-                order += len(found)
-                space.touch([(timestamp, *timer) for _, _, timer in found])
-            space.queue.adopt(timestamp, {timer: place for place, _, timer in found})
-            await asyncio.sleep(0)
-
-
-class _Restoring:
-    """The data that a restore collects from all handles before it can be used."""
-
-    def __init__(self) -> None:
-        self.watermarks: dict[str, list[int]] = {}
-        self.timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = {}
-        """Table -> timestamp -> (order, former subtask, timer)."""
-
-    def add(self, table: str, timestamp: int, order: int, origin: int, timer: Any) -> None:
-        self.timers.setdefault(table, {}).setdefault(timestamp, []).append((order, origin, timer))
-
-
-def _place(timer: tuple[int, int, Any]) -> tuple[int, int]:
-    return timer[:2]
+        space.touch([(timestamp, *timer) for _, _, timer in timers])

@@ -20,7 +20,7 @@ from aioflow.state.snapshot import OperatorSnapshot
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.wire.serializers import Codec
-    from aioflow.state.named import Table
+    from aioflow.state.keyed_backend import Table
     from aioflow.state.snapshot import StateFile, StateInput
     from aioflow.task.context import TaskOperatorContext
 

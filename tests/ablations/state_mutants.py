@@ -232,7 +232,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "event time restarts after a restore",
-        "aioflow/state/heap.py",
+        "aioflow/state/keyed_backend.py",
         "            self._timers_of(name).watermark = min(reached)\n",
         "            self._timers_of(name)\n",
         (
@@ -518,7 +518,7 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "keyed state of an operator of another kind is dropped in silence",
-        "aioflow/state/named.py",
+        "aioflow/state/keyed_backend.py",
         "    if any(own):\n",
         "    if not any(own) or own:\n",
         (

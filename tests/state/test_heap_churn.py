@@ -15,7 +15,7 @@ from aioflow.core.wire.serializers import Codec
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_header, read_frames
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.heap_churn import UNNOTED_BYTES_MAX, UNNOTED_MIN, UNNOTED_ROWS_MAX, Churn
-from aioflow.state.named import RAW
+from aioflow.state.keyed_backend import RAW
 from aioflow.state.snapshot import InlineState, TableMeta
 from tests.state.snapshots import ALL, LIVE, PassingJob, seen
 
