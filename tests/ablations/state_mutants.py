@@ -233,8 +233,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "event time restarts after a restore",
         "aioflow/state/keyed_backend.py",
-        "            self._timers_of(name).watermark = min(reached)\n",
-        "            self._timers_of(name)\n",
+        "            self._timers_of(service).watermark = min(reached)\n",
+        "            self._timers_of(service)\n",
         (
             f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",
             "tests/state/test_timers.py::"
