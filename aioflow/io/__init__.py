@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aioflow.io.postgres_tables import postgres
     from aioflow.io.pushing import push
     from aioflow.io.queues import queue
+    from aioflow.io.rabbitmq_queues import rabbitmq
     from aioflow.io.redis_streams import redis
     from aioflow.io.sockets import socket
     from aioflow.io.sqlite_tables import sqlite
@@ -63,6 +64,7 @@ __all__ = [
     "postgres_changes",
     "push",
     "queue",
+    "rabbitmq",
     "redis",
     "socket",
     "spark",
@@ -93,6 +95,7 @@ _MODULES = {
     "postgres_changes": "postgres_change_source",
     "push": "pushing",
     "queue": "queues",
+    "rabbitmq": "rabbitmq_queues",
     "redis": "redis_streams",
     "socket": "sockets",
     "spark": "aioflow.spark.bridge.connector",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUFFER_RECORDS",
+    "AcknowledgingReader",
     "BufferedReader",
     "GroupReader",
     "Message",
@@ -462,6 +463,62 @@ class StreamReader(BaseReader[Any]):
 
     async def close(self) -> None:
         await self._pump.close()
+
+
+class AcknowledgingReader(StreamReader):
+    """A reader of a queue, whose server sends a message again until it is acknowledged.
+
+    A message is acknowledged once a completed checkpoint covers it, or when it is polled if the job
+    takes no checkpoints. The position of a message is its receipt, which `acknowledge` gets. A
+    checkpoint holds no position: the server knows what is not acknowledged.
+    """
+
+    acknowledges_polled = False
+    """Whether messages are acknowledged when they are polled, with checkpoints too."""
+
+    def __init__(
+        self,
+        ctx: SourceContext,
+        decode: Callable[[Any], Any],
+        on_error: OnError,
+        *,
+        prepare: Callable[[Sequence[Message]], Awaitable[None]] | None = None,
+        capacity: int,
+    ) -> None:
+        super().__init__(ctx, decode, on_error, prepare=prepare, capacity=capacity)
+        self._polled: list[Any] = []
+        """Receipts of polled messages that no checkpoint covers yet."""
+        self._covered: dict[int, list[Any]] = {}
+        """Checkpoint -> receipts of the messages since the checkpoint before it."""
+
+    def acknowledge(self, receipts: list[Any]) -> None:
+        """Acknowledges messages, in the order in which they were polled. Never blocks."""
+        raise TypeError(f"{type(self).__name__} must define acknowledge(self, receipts)")
+
+    def forget_unpolled(self) -> None:
+        """Drops the messages that were not polled. The server sends them again."""
+        self._chunks.clear()
+        self._buffered = 0
+
+    def _take(self, chunk: _Chunk, max_records: int) -> list[Any]:
+        first = chunk.next
+        values = super()._take(chunk, max_records)
+        self._polled += [message.position for message in chunk.messages[first : chunk.next]]
+        if self.acknowledges_polled or not self.ctx.checkpointing:
+            receipts, self._polled = self._polled, []
+            self.acknowledge(receipts)
+        return values
+
+    def position(self, split_id: str) -> Any:
+        return None
+
+    def checkpoint(self, checkpoint_id: int) -> None:
+        if self._polled:
+            self._covered[checkpoint_id], self._polled = self._polled, []
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        for id_ in sorted(id_ for id_ in self._covered if id_ <= checkpoint_id):
+            self.acknowledge(self._covered.pop(id_))
 
 
 class GroupReader(StreamReader):

@@ -30,17 +30,29 @@ from aioflow.io.mysql_tables import mysql
 from aioflow.io.nats_streams import nats
 from aioflow.io.postgres_change_source import postgres_changes
 from aioflow.io.pushing import push
+from aioflow.io.rabbitmq_queues import rabbitmq
 from aioflow.io.redis_streams import redis
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import BaseSource, Source, Split
-from tests.io.driver import Context, next_batch, read_all, system_context, take
+from tests.io.driver import (
+    Context,
+    SinkContext,
+    next_batch,
+    read_all,
+    system_context,
+    take,
+    write_all,
+)
 from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced
 from tests.io.mysql_server import MysqlServer, mysql_server
 from tests.io.postgres_server import PostgresServer, postgres_server
 from tests.io.servers import (
+    RabbitmqServer,
     Server,
     nats_server,
     published,
+    rabbitmq_declared,
+    rabbitmq_server,
     redis_server,
 )
 
@@ -142,6 +154,21 @@ def _nats(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
     ]
 
 
+def _rabbitmq(directory: Path, server: RabbitmqServer) -> tuple[Source[Any], list[Any]]:
+    """A stream: a queue has no positions."""
+
+    async def filled() -> None:
+        await rabbitmq_declared(server.url, directory.name, stream=True)
+        async with system_context() as context:
+            sink = rabbitmq(server.url, directory.name)
+            await write_all(sink, SinkContext(context.host), [{"i": i} for i in range(COUNT)])
+
+    asyncio.run(filled())
+    return rabbitmq(server.url, directory.name, stream=True, until="latest"), [
+        {"i": i} for i in range(COUNT)
+    ]
+
+
 def _kafka(directory: Path, cluster: Brokers | MockCluster) -> tuple[Source[Any], list[Any]]:
     name = "".join(sign if sign.isalnum() else "-" for sign in directory.name)
     asyncio.run(produced(cluster, name, [(2, b'{"i":%d}' % i) for i in range(COUNT)]))
@@ -206,6 +233,7 @@ SERVERS: dict[
         lambda: postgres_server(wal_level="logical", max_replication_slots="40"),
         _postgres_changes,
     ),
+    "rabbitmq": (rabbitmq_server, _rabbitmq),
     "redis": (redis_server, _redis),
 }
 """Sources that need a server: the function that starts the server, and the function that fills

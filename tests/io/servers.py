@@ -4,6 +4,7 @@ ended with the session.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,9 +31,15 @@ class Server:
     """One process that can be ended and restarted, on the same port and with the same directory."""
 
     def __init__(
-        self, directory: Path, port: int, command: Sequence[str], answers: Callable[[int], bool]
+        self,
+        directory: Path,
+        port: int,
+        command: Sequence[str],
+        answers: Callable[[int], bool],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory
+        self._environment = None if environment is None else os.environ | environment
         self.port = port
         self._command = command
         self._answers = answers
@@ -47,7 +54,12 @@ class Server:
         """Starts the process, and does not wait until it answers."""
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env=self._environment,
             )
 
     def wait(self) -> None:
@@ -165,6 +177,98 @@ def nats_server(*options: str) -> Iterator[Server]:
             yield server
         finally:
             server.stop()
+
+
+class RabbitmqServer(Server):
+    """A RabbitMQ with one user, guest, and the tools to manage it."""
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}"
+
+    def evaluate(self, expressions: str) -> str:
+        """Returns what the server says to expressions in Erlang. One call is much faster than
+        several of rabbitmqctl.
+        """
+        done = subprocess.run(
+            [rabbitmq_program("rabbitmqctl"), "eval", expressions],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr).decode()
+        return done.stdout.decode()
+
+
+def rabbitmq_program(name: str) -> str:
+    """Returns the path of a program of RabbitMQ. Debian's wrappers on the PATH run it as another
+    user.
+    """
+    own = Path("/usr/lib/rabbitmq/bin", name)
+    return str(own) if own.exists() else program(name)
+
+
+@contextmanager
+def rabbitmq_server() -> Iterator[RabbitmqServer]:
+    """A RabbitMQ of its own directory, with a port mapper of its own."""
+    with tempfile.TemporaryDirectory(prefix="aioflow-rabbitmq-") as directory:
+        port, mapper_port, distribution = free_port(), free_port(), free_port()
+        place = Path(directory)
+        (place / "rabbitmq.conf").write_text(
+            f"listeners.tcp.default = 127.0.0.1:{port}\n"
+            "vm_memory_high_watermark.absolute = 2GB\n"
+            "disk_free_limit.absolute = 50MB\n"
+        )
+        (place / "plugins").write_text("[].\n")
+        environment = {
+            "HOME": directory,
+            "ERL_EPMD_PORT": str(mapper_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_MNESIA_BASE": f"{directory}/data",
+            "RABBITMQ_LOG_BASE": f"{directory}/logs",
+            "RABBITMQ_NODENAME": f"n{port}@localhost",
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_CONFIG_FILE": f"{directory}/rabbitmq.conf",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/plugins",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+            "RUNNING_UNDER_SYSTEMD": "true",  # The script becomes the server.
+        }
+        mapper = Server(
+            place,
+            mapper_port,
+            [program("epmd"), "-port", str(mapper_port), "-address", "127.0.0.1"],
+            _accepts,
+            environment,
+        )
+        command = [rabbitmq_program("rabbitmq-server")]
+        answers = says(b"AMQP\0\0\x09\x01", b"\x01")
+        server = RabbitmqServer(place, port, command, answers, environment)
+        mapper.start()
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+            mapper.stop()
+
+
+async def rabbitmq_declared(url: str, *queues: str, stream: bool = False) -> None:
+    """Make durable queues, or streams."""
+    import aiormq
+
+    connection = await aiormq.connect(url)
+    channel = await connection.channel()
+    arguments = {"x-queue-type": "stream"} if stream else None
+    for queue in queues:
+        await channel.queue_declare(queue, durable=True, arguments=arguments)
+    await connection.close()
+
+
+def _accepts(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S):
+        return True
 
 
 BUCKET = "checkpoints"

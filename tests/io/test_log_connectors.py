@@ -1,4 +1,4 @@
-"""Errors of the connectors to Redis, NATS and Kafka that need no server."""
+"""Errors of the connectors to Redis, NATS, RabbitMQ and Kafka that need no server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ SOURCES = {
     "redis": (lambda: af.io.redis("redis://127.0.0.1:1", "s"), "redis.asyncio"),
     "nats": (lambda: af.io.nats("nats://127.0.0.1:1", "s"), "nats"),
     "kafka": (lambda: af.io.kafka("127.0.0.1:1", "t"), "aiokafka"),
+    "rabbitmq": (lambda: af.io.rabbitmq("amqp://127.0.0.1:1", "q"), "aiormq"),
 }
 
 
 SINKS = {
     "redis": (SOURCES["redis"][0], "redis_sink.exists"),
     "nats": (SOURCES["nats"][0], "nats_sink.connect"),
+    "rabbitmq": (SOURCES["rabbitmq"][0], "rabbitmq_client._connect"),
     "kafka": (SOURCES["kafka"][0], "kafka_sink.started"),
     "kafka in transactions": (
         lambda: af.io.kafka("127.0.0.1:1", "t", transactions=True),

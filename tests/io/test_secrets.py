@@ -137,6 +137,8 @@ async def test_a_sink_shows_no_secret(
         lambda: af.io.postgres(f"mysql://u:{CANARY}@h/db", "t", key="id"),
         lambda: af.io.nats(f"nats://u:{CANARY}@h:port", "subject"),
         lambda: af.io.nats(f"http://u:{CANARY}@h", "subject"),
+        lambda: af.io.rabbitmq(f"amqp://u:{CANARY}@h:port", "q"),
+        lambda: af.io.rabbitmq(f"http://u:{CANARY}@h", "q"),
         lambda: af.io.redis(f"redis://u:{CANARY}@h:port/0", "s"),
         lambda: af.io.kafka("h:1", "t", options=[CANARY]),
         lambda: parse_options({"checkpoints": f"s3://u:{CANARY}@bucket/x"}),
