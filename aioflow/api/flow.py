@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from aioflow.api.options import RunArguments, RunOptions
-    from aioflow.io.changes import Upsert
+    from aioflow.io.changes import Change, Upsert
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Source
     from aioflow.operators.watermarks import WatermarkStrategy
@@ -269,6 +269,18 @@ class Flow:
         query: str,
         /,
         *,
+        updates: Literal["changes"],
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        schemas: Mapping[str, Any] | None = None,
+        ttl: str | timedelta | None = None,
+        **tables: Any,
+    ) -> DataStream[Change[dict[str, Any]]]: ...
+    @overload
+    def sql(
+        self,
+        query: str,
+        /,
+        *,
         updates: Literal[False] = False,
         functions: Mapping[str, Callable[..., Any]] | None = None,
         schemas: Mapping[str, Any] | None = None,
@@ -280,7 +292,7 @@ class Flow:
         query: str,
         /,
         *,
-        updates: bool = False,
+        updates: bool | Literal["changes"] = False,
         functions: Mapping[str, Callable[..., Any]] | None = None,
         schemas: Mapping[str, Any] | None = None,
         ttl: str | timedelta | None = None,
@@ -296,7 +308,8 @@ class Flow:
 
         A query whose rows change, such as a GROUP BY without a window, needs `updates=True`. Its
         elements are `af.Upsert`: the latest row of a key, or None if that row is gone. Sinks of
-        tables write them with `mode="upsert"`.
+        tables write them with `mode="upsert"`. With `updates="changes"` they are `af.Change`, which
+        have the row before too. Rows without a key, such as those of a LEFT JOIN, need it.
 
         Raises SqlError at the place in the query. Needs the extra `[sql]`.
         """

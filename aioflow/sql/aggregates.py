@@ -57,9 +57,9 @@ class Aggregate:
 class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
     """Collects the different values of an expression that are not None, in order of arrival."""
 
-    def __init__(self, of: Expr[Any], where: Expr[Any] | None) -> None:
-        self.of, self.where = of, where
-        self._value = compile_row(of if where is None else Case(((where, of),), Literal(None)))
+    def __init__(self, fn: Expr[Any], where: Expr[Any] | None) -> None:
+        self.fn, self.where = fn, where
+        self._value = compile_row(fn if where is None else Case(((where, fn),), Literal(None)))
 
     def create_accumulator(self) -> dict[Any, None]:
         return {}
@@ -78,7 +78,7 @@ class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
 
     def __repr__(self) -> str:
         shown = "" if self.where is None else f", where={self.where!r}"
-        return f"{type(self).__name__.lower()}_values({self.of!r}{shown})"
+        return f"{type(self).__name__.lower()}_values({self.fn!r}{shown})"
 
 
 class Moments(Distinct):

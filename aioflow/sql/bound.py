@@ -213,7 +213,7 @@ def unused(name: str, taken: Any) -> str:
 class Compiler:
     """Compiles bound expressions over the fields of a relation, with the arguments of `sql`."""
 
-    def __init__(self, flow: Any, functions: Functions, ttl: Any, updates: bool) -> None:
+    def __init__(self, flow: Any, functions: Functions, ttl: Any, updates: bool | str) -> None:
         self.flow = flow
         self.functions = functions
         self.ttl = ttl

@@ -18,7 +18,7 @@ from aioflow.sql.aggregates import compile_aggregate
 from aioflow.sql.bound import LEGACY, Compiler, Keys, aggregates_in, is_key, replaced
 from aioflow.sql.dialect import DURATIONS, WINDOWS
 from aioflow.sql.errors import SqlError
-from aioflow.sql.keyed import First
+from aioflow.sql.keyed import First, Groups
 from aioflow.sql.relation import (
     END,
     START,
@@ -33,6 +33,7 @@ from aioflow.sql.relation import (
     substitute,
 )
 from aioflow.sql.scope import Field
+from aioflow.sql.sources import changelog
 from aioflow.sql.types import ANY, DATE, INTEGER, TIMESTAMP
 from aioflow.sql.windows import CumulativeWindows
 
@@ -152,17 +153,20 @@ def aggregate(
     Returns the relation of the groups, and the items and conditions over its fields.
     """
     what, place = _named(node, group)
-    refuse_updates(relation, what, place)
+    changes = relation.changes
     relation, legacy = _legacy(relation, group)
+    if changes:
+        relation = changelog(relation).as_rows()
     group = [one for n, one in enumerate(group) if one is not legacy and one not in group[:n]]
     if legacy is None and sessions_differ(relation, [one.name for one in group]):
         relation = applied(relation)
     bounded, windows = (True, None) if legacy else _grouping_windows(relation, group, place)
-    if not bounded:
+    if not bounded and not changes:
         if relation.pending or any(map(aggregates_in, [*(one for _, one in items), *having])):
             _require_updates(compiler, relation, what, place)
         else:  # A row of keys alone never changes.
             joins.require_ttl(compiler.ttl, compiler.flow, [relation], what, place)
+    if not bounded:
         relation = applied(relation)
     pending = bounded and windows is None
     keys = [one for one in group if not (pending and is_key(one, (START, END, TIME)))]
@@ -204,6 +208,8 @@ def aggregate(
         if bounded:
             keyed = _with_time(relation).stream.key_by(key)
             results = keyed.window(assigner).aggregate(whole or af.count())
+        elif changes:
+            results = relation.stream.key_by(key).process(Groups(parts), name="aggregate")
         else:
             keyed = relation.stream.key_by(key)
             results = keyed.aggregate(whole) if whole else keyed.process(First(False, compiler.ttl))
@@ -211,7 +217,7 @@ def aggregate(
     of_key, value = (af.col.key, af.col.value) if bounded else (Column(0), Column(1))
     read_part = {n: value if len(parts) == 1 else value[n] for n in parts}
     of_keys = joins.reads_of_key(of_key, scalars)
-    if not bounded and not whole:
+    if not bounded and not whole and not changes:
         of_keys = [one.expression for one in scalars]  # The first record of the group.
     reads: dict[str, Expr[Any]] = {f"$k{i}": one for i, one in enumerate(of_keys)}
     reads |= {f"$a{i}": substitute(a.result, read_part) for i, a in enumerate(computed)}
@@ -226,7 +232,7 @@ def aggregate(
     after: Windows | None = None
     identity = None
     if not bounded:
-        identity = tuple(f"$k{i}" for i in range(len(keys))) if whole else None
+        identity = tuple(f"$k{i}" for i in range(len(keys))) if whole or changes else None
     elif windows is None:
         assert relation.pending is not None
         reads |= bounds_of(af.col.start, af.col.end)
@@ -254,6 +260,7 @@ def aggregate(
         times=times,
         windows=after,
         identity=identity,
+        passes=Column(2) > 0 if changes else None,
     )
     return (
         relation,
@@ -290,6 +297,7 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
     if len(calls) > 1 or relation.pending:
         raise SqlError("GROUP BY has two windows; write one, or a query around a query", calls[-1])
     (call,) = calls
+    refuse_updates(relation, "a window", call)
     kind = call.name.upper()
     time, *given = call.expressions or [None]
     labels = [name.lower() for name in WINDOWS[kind] if name in DURATIONS]

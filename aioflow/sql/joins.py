@@ -20,8 +20,9 @@ from aioflow.expressions.rows import compile_predicate, compile_row
 from aioflow.sql.bound import MIRRORED, Compiler
 from aioflow.sql.casts import Scalar
 from aioflow.sql.errors import SqlError
-from aioflow.sql.relation import Relation, Windows, duration_ms, under
-from aioflow.sql.sources import Table
+from aioflow.sql.keyed import ChangingJoin
+from aioflow.sql.relation import CHANGE, Relation, Windows, duration_ms, under
+from aioflow.sql.sources import NO_KEY, Table
 from aioflow.sql.types import INTERVAL, unify
 from aioflow.sql.values import greatest, least
 from aioflow.sql.windows import FieldWindows
@@ -54,6 +55,7 @@ class Joins:
         self._compile = compiler.compile
         self._ttl = compiler.ttl
         self._flow = compiler.flow
+        self._updates = compiler.updates
 
     def fold(
         self,
@@ -98,14 +100,18 @@ class Joins:
             return self._lookup(left, right, join, split)
         if by_window:
             return self._windows(left, right, join, split, by_window)
-        if join.side:
+        changes = left.changes or right.changes
+        if join.side and not changes and not self._updates:
             raise SqlError(
-                f"a {join.side} JOIN of whole streams would correct its results; join on "
-                "window_start and window_end, or join a bounded table",
+                f"a {join.side} JOIN of whole streams corrects its results; give updates=True for "
+                "a stream of the corrections, join on window_start and window_end, or join a "
+                "bounded table",
                 join,
             )
         if not split.equal:
             raise SqlError("a join needs an equality between both sides, such as a.id = b.id", join)
+        if join.side or changes:
+            return self._changing(left, right, join, split)
         if split.lower is not None and split.upper is not None:
             return self._interval(left, right, join, split)
         return self._regular(left, right, join, split)
@@ -241,6 +247,35 @@ class Joins:
         stream = both.process(RegularJoin(self._ttl))
         return self._rest(self._met(left, right, stream, {}), split.rest + split.times)
 
+    def _changing(
+        self, left: Relation, right: Relation, join: exp.Join, split: Condition
+    ) -> Relation:
+        """Joins whole streams whose rows may go, or whose pairs may."""
+        require_ttl(self._ttl, self._flow, [left, right], "a join of whole streams", join)
+        keeps = join.side in ("LEFT", "FULL"), join.side in ("RIGHT", "FULL")
+        keys, others = self._keys_of(left, right, split.equal)
+        left = left if keeps[0] else _not_null(left, keys)
+        right = right if keeps[1] else _not_null(right, others)
+        left, right = left.as_rows(), right.as_rows()
+        identity, lacks = _identity_of_pairs(left, right, split.equal, keeps)
+        met = Relation(
+            stream=None,  # type: ignore[arg-type]
+            fields=left.fields + right.fields,
+            is_plain=True,
+            times={},
+            clock=left.clock,
+            identity=identity,
+            is_changelog=True,
+            lacks=lacks,
+        )
+        predicate = self._predicate(met, split.rest + split.times)
+        both = left.stream.connect(right.stream)
+        both = both.key_by(_side_key(left, keys, True), _side_key(right, others, True))
+        made = both.process(
+            ChangingJoin((left.names, right.names), keeps, predicate, self._ttl), name="join"
+        )
+        return _nullable(replace(met, stream=made), left, right, keeps)
+
     def _lookup(self, left: Relation, right: Table, join: exp.Join, split: Condition) -> Relation:
         if join.side not in ("", "LEFT"):
             raise SqlError(
@@ -257,6 +292,15 @@ class Joins:
                 index.setdefault(key, []).append(row)
         of_left = [compile_row(left.read(key.expression)) for key in keys]
         met = self._met(left, right, None, left.times, left.windows)
+        if left.is_changelog:
+            one = all(len(rows) == 1 for rows in index.values())
+            met = replace(
+                met,
+                reads={**met.reads, CHANGE: under(left.column(CHANGE), "left")},
+                is_changelog=True,
+                identity=left.identity if one else None,
+                lacks=left.lacks or "a row can have several rows of the table",
+            )
         predicate = self._predicate(met, split.rest + split.times)
         outer = join.side == "LEFT"
         stream: Any = left.stream.flat_map(partial(_found, index, of_left, predicate, outer))
@@ -385,6 +429,23 @@ def _window_pairs(
         return []
     split.times = [t for t in split.times if not any(t.this is a or t.this is b for a, b in found)]
     return found
+
+
+def _identity_of_pairs(
+    left: Relation,
+    right: Relation,
+    equal: Sequence[tuple[exp.Expr, exp.Expr]],
+    keeps: tuple[bool, bool],
+) -> tuple[tuple[str, ...] | None, str]:
+    """Returns the key of the pairs, None with the reason if there is none."""
+    one, other = left.identity, right.identity
+    if one is None or other is None:
+        return None, (left if one is None else right).lacks or NO_KEY
+    if not keeps[1] and set(other) <= {b.name for _, b in equal if isinstance(b, exp.Column)}:
+        return one, ""  # A row of the left has at most one partner.
+    if not keeps[0] and set(one) <= {a.name for a, _ in equal if isinstance(a, exp.Column)}:
+        return other, ""
+    return one + other, ""
 
 
 def _check(join: exp.Join) -> None:

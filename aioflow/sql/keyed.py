@@ -1,40 +1,110 @@
-"""Functions that keep rows of each key: the first one, the best ones, and what was emitted."""
+"""Functions that keep rows of each key: the first one, the best ones, and what was emitted.
+
+Those of a changelog take rows that come and rows that go, as the field CHANGE says. They emit what
+comes before what goes, so that a row that is replaced leaves no gap.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aioflow.core.functions import KeyedProcessFunction, ProcessContext, RuntimeContext
-from aioflow.core.states import ValueState, ValueStateDescriptor
+from aioflow.core.functions import (
+    AggregateFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    ProcessContext,
+    RuntimeContext,
+)
+from aioflow.core.states import MapState, MapStateDescriptor, ValueState, ValueStateDescriptor
 from aioflow.io.changes import Upsert
+from aioflow.sql.relation import CHANGE, PASSES
+from aioflow.sql.retraction import retractable
 
-__all__ = ["First", "Leaders", "Shown"]
+__all__ = ["ChangingJoin", "First", "Groups", "Leaders", "Shown", "Versions", "as_changes"]
 
 Row = dict[str, Any]
 
 
+def _split(value: Row) -> tuple[Row, int]:
+    """Returns a row of a changelog without its field CHANGE, and that field."""
+    row = value.copy()
+    return row, row.pop(CHANGE, 1)
+
+
+def _text(row: Row) -> str:
+    """Returns a text that equal rows of one stream share."""
+    return repr([*row.values()])
+
+
 @dataclass
 class Leaders(KeyedProcessFunction[Any, Row, Row]):
-    """Emits each of the first `n` rows of a key whose rank is new or another, with its rank."""
+    """Emits each of the first `n` rows of a key whose rank is new or another, with its rank.
+
+    With `retracts` rows may go. The rows behind the first `n` are then kept too, and PASSES of a
+    record says whether there is a row of its rank.
+    """
 
     name: str
     n: int
     key: Callable[[Row], Any]
+    retracts: bool = False
 
     def open(self, ctx: RuntimeContext) -> None:
         self.best: ValueState[list[Row]] = ctx.get_state(ValueStateDescriptor("best"))
+        if self.retracts:
+            self.others: MapState[str, tuple[Row, int]] = ctx.get_map_state(
+                MapStateDescriptor("others")
+            )
+        """The rows behind the best, by their text, and how many equal ones there are."""
 
     def process_element(self, value: Row, ctx: ProcessContext) -> list[Row]:
-        best, of_value = self.best.value() or [], self.key(value)
+        best = self.best.value() or []
+        if self.retracts:
+            value, change = _split(value)
+            if change < 0:
+                return self._gone(value, best)
+        of_value = self.key(value)
         if len(best) == self.n and not of_value < self.key(best[-1]):
+            if self.retracts:
+                self._keep(value, 1)
             return []
         place = bisect_right(best, of_value, key=self.key)
-        best = [*best[:place], value, *best[place:]][: self.n]
+        best = [*best[:place], value, *best[place:]]
+        if self.retracts and len(best) > self.n:
+            self._keep(best[-1], 1)
+        best = best[: self.n]
         self.best.update(best)
-        return [{**row, self.name: at} for at, row in enumerate(best[place:], place + 1)]
+        return self._from(place, best)
+
+    def _from(self, place: int, best: list[Row]) -> list[Row]:
+        more = {PASSES: True} if self.retracts else {}
+        return [{**row, self.name: at, **more} for at, row in enumerate(best[place:], place + 1)]
+
+    def _gone(self, value: Row, best: list[Row]) -> list[Row]:
+        text = _text(value)
+        place = next((n for n, row in enumerate(best) if _text(row) == text), None)
+        if place is None:
+            self._keep(value, -1)
+            return []
+        best = [*best[:place], *best[place + 1 :]]
+        following = min((row for row, _ in self.others.values()), key=self.key, default=None)
+        if following is not None:
+            self._keep(following, -1)
+            best.append(following)
+        self.best.update(best or None)
+        gone = [] if following else [{**value, self.name: len(best) + 1, PASSES: False}]
+        return self._from(place, best) + gone
+
+    def _keep(self, row: Row, change: int) -> None:
+        text = _text(row)
+        _, count = self.others.get(text) or (row, 0)
+        if count + change > 0:
+            self.others.put(text, (row, count + change))
+        else:
+            self.others.remove(text)
 
 
 @dataclass
@@ -88,3 +158,147 @@ class Shown(KeyedProcessFunction[Any, Upsert[Any], Upsert[Any]]):
             self.shown.clear()
             return (value,)
         return ()
+
+
+@dataclass
+class Versions(KeyedProcessFunction[Any, Row, Any]):
+    """Keeps the rows of each key, and emits `give` of the row that was shown and the one that is.
+
+    The rows of a changelog with a key can come from several subtasks, so a row may come before the
+    one that it replaces goes. The last to come is shown.
+    """
+
+    of_changelog: bool
+    """Whether CHANGE says what comes and goes. Otherwise each record replaces the one before, and
+    PASSES says whether the row is there.
+    """
+    give: Callable[[Row | None, Row | None], Iterable[Any]]
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.rows: ValueState[list[Row]] = ctx.get_state(ValueStateDescriptor("rows"))
+
+    def process_element(self, value: Row, ctx: ProcessContext) -> Iterable[Any]:
+        rows = self.rows.value() or []
+        before = rows[-1] if rows else None
+        if self.of_changelog:
+            row, change = _split(value)
+            if change > 0:
+                rows = [*rows, row]
+            else:
+                text = _text(row)
+                gone = next((n for n, one in enumerate(rows) if _text(one) == text), len(rows))
+                rows = [*rows[:gone], *rows[gone + 1 :]]
+        else:
+            row = value.copy()
+            rows = [row] if row.pop(PASSES) else []
+        after = rows[-1] if rows else None
+        self.rows.update(rows or None)
+        return () if before == after else self.give(before, after)
+
+
+def as_changes(before: Row | None, after: Row | None) -> Iterator[Row]:
+    """Yields the rows of a changelog by which a row replaces another."""
+    if after is not None:
+        yield {**after, CHANGE: 1}
+    if before is not None:
+        yield {**before, CHANGE: -1}
+
+
+class Groups(KeyedProcessFunction[Any, Row, tuple[Any, Any, int]]):
+    """Aggregates the rows of a changelog: emits the key, the results, and the number of rows."""
+
+    def __init__(self, parts: Mapping[str, AggregateFunction[Any, Any, Any]]) -> None:
+        self.names = tuple(parts)
+        self.parts = [retractable(part) for part in parts.values()]
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.group: ValueState[tuple[int, list[Any]]] = ctx.get_state(ValueStateDescriptor("group"))
+        """The number of rows, and the accumulator of each part."""
+        self.values: list[Any] = [
+            ctx.get_map_state(MapStateDescriptor(f"values{n}")) if part.keeps_values else None
+            for n, part in enumerate(self.parts)
+        ]
+
+    def process_element(self, value: Row, ctx: ProcessContext) -> tuple[tuple[Any, Any, int], ...]:
+        change = value[CHANGE]
+        count, accumulators = self.group.value() or (0, [part.initial for part in self.parts])
+        count += change
+        accumulators = [
+            part.changed(accumulator, value, change, values)
+            for part, accumulator, values in zip(self.parts, accumulators, self.values, strict=True)
+        ]
+        self.group.update((count, accumulators) if count > 0 else None)
+        found = [
+            part.result(accumulator, values)
+            for part, accumulator, values in zip(self.parts, accumulators, self.values, strict=True)
+        ]
+        results = found[0] if len(found) == 1 else dict(zip(self.names, found, strict=True))
+        return ((ctx.current_key, results, count),)
+
+
+class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
+    """Joins two changelogs, or streams whose rows only come, to a changelog of the pairs.
+
+    A side of `keeps` has a row for each of its rows without a partner. A NULL in a key equals
+    nothing. A pair whose row has expired stays as it was emitted.
+    """
+
+    def __init__(
+        self,
+        names: tuple[Sequence[str], Sequence[str]],
+        keeps: tuple[bool, bool],
+        predicate: Sequence[Callable[[Row], Any]],
+        ttl: Any,
+    ) -> None:
+        self.nulls = tuple(dict.fromkeys(one) for one in names)
+        self.keeps, self.predicate, self.ttl = keeps, predicate, ttl
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.sides: list[MapState[str, tuple[Row, int, int]]] = [
+            ctx.get_map_state(MapStateDescriptor(name, ttl=self.ttl)) for name in ("left", "right")
+        ]
+        """Rows by their text, how many equal ones there are, and the number of their partners. The
+        latter is kept only for a side of `keeps`.
+        """
+
+    def process_element1(self, value: Row, ctx: ProcessContext) -> Iterable[Row]:
+        return self._changed(0, value, ctx.current_key)
+
+    def process_element2(self, value: Row, ctx: ProcessContext) -> Iterable[Row]:
+        return self._changed(1, value, ctx.current_key)
+
+    def _changed(self, side: int, value: Row, key: tuple[Any, ...]) -> Iterable[Row]:
+        row, change = _split(value)
+        other = 1 - side
+        alone = {**row, **self.nulls[other], CHANGE: change}
+        if None in key:
+            return [alone] if self.keeps[side] else []
+        own, others = self.sides[side], self.sides[other]
+        text = _text(row)
+        entry = own.get(text)
+        if entry is None and change < 0:  # It has expired.
+            return []
+        met = [
+            (name, found)
+            for name, found in others.items()
+            if all(test({**row, **found[0]}) for test in self.predicate)
+        ]
+        if entry is None:
+            entry = row, 0, sum(count for _, (_, count, _) in met)
+        _, count, partners = entry
+        if count + change:
+            own.put(text, (row, count + change, partners))
+        else:
+            own.remove(text)
+        made = [
+            {**row, **found, CHANGE: change} for _, (found, times, _) in met for _ in range(times)
+        ]
+        if self.keeps[side] and not partners:
+            made.append(alone)
+        for name, (found, times, before) in met if self.keeps[other] else ():
+            after = before + change
+            others.put(name, (found, times, after))
+            if not before or not after:
+                lonely = {**self.nulls[side], **found, CHANGE: -change}
+                made += [lonely.copy() for _ in range(times)]
+        return sorted(made, key=lambda one: -one[CHANGE])

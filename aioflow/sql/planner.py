@@ -38,6 +38,7 @@ from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import aggregate, applied, pending_windows
 from aioflow.sql.ranking import ranked
 from aioflow.sql.relation import (
+    CHANGE,
     END,
     START,
     TIME,
@@ -52,6 +53,8 @@ from aioflow.sql.types import NUMERIC, TIMESTAMP, unify
 
 __all__ = ["sql"]
 
+Result = sources.QueryStream | sources.UpdateStream | sources.ChangeStream
+
 
 def sql(
     flow: Any,  # af.Flow, which is below this package only by its lazy import.
@@ -60,9 +63,11 @@ def sql(
     functions: Mapping[str, Callable[..., Any]] | None = None,
     schemas: Mapping[str, Any] | None = None,
     ttl: Any = None,
-    updates: bool = False,
-) -> sources.QueryStream | sources.UpdateStream:
+    updates: bool | str = False,
+) -> Result:
     """Returns the stream of the query `text`. See `Flow.sql`."""
+    if updates not in (False, True, "changes"):
+        raise GraphError(f'updates={updates!r} of sql(), expected True, False, or "changes"')
     if not isinstance(text, str):
         raise GraphError(f"sql() takes the text of a query, got {type(text).__name__}")
     unknown = set(schemas or ()) - set(tables)
@@ -130,7 +135,7 @@ class Planner:
         """Names of the given tables that the query reads."""
         self.compiler = compiler
 
-    def run(self, statements: Sequence[exp.Expr]) -> sources.QueryStream | sources.UpdateStream:
+    def run(self, statements: Sequence[exp.Expr]) -> Result:
         """Returns the stream of the last statement; those before it are views."""
         if not statements:
             raise SqlError("sql() got an empty text, expected a SELECT")
@@ -153,11 +158,21 @@ class Planner:
                     f"{field.name} is PROCTIME(), which only windows and AS OF can use; leave it "
                     "out of SELECT"
                 )
-        if relation.identity is not None and self.compiler.updates:
-            return sources.UpdateStream(relation)
-        if relation.identity is not None:
+        updates = self.compiler.updates
+        if relation.changes and not updates:
             raise SqlError("the rows of this query change; give updates=True", last)
-        if self.compiler.updates:
+        if relation.changes and updates == "changes":
+            return sources.ChangeStream(relation)
+        if relation.changes and relation.identity is None:
+            raise SqlError(
+                f"these rows change, and have no key that says which row an update replaces: "
+                f'{relation.lacks}; or give updates="changes" for an af.Change of each row that '
+                "comes or goes",
+                last,
+            )
+        if relation.changes:
+            return sources.UpdateStream(relation)
+        if updates:
             raise SqlError("rows of this query never change; leave out updates=True", last)
         return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
@@ -198,8 +213,8 @@ class Planner:
                 node.expression,
             )
         left, right = self.query(node.left), self.query(node.right)
-        refuse_updates(left, "UNION ALL", node.left)
-        refuse_updates(right, "UNION ALL", node.right)
+        if left.changes or right.changes:
+            left, right = sources.changelog(left), sources.changelog(right)
         if left.is_open or right.is_open:
             raise SqlError("UNION ALL needs to know the columns; declare them with schemas=", node)
         if len(left.fields) != len(right.fields):
@@ -225,7 +240,13 @@ class Planner:
         windows = left.windows if left.windows == right.windows else None
         stream = left.stream.union(right.stream)
         return Relation(
-            stream=stream, fields=tuple(fields), is_plain=True, times=times, windows=windows
+            stream=stream,
+            fields=tuple(fields),
+            is_plain=True,
+            times=times,
+            windows=windows,
+            is_changelog=left.is_changelog,
+            lacks="UNION ALL can have equal rows of both sides",
         )
 
     def _select(self, node: exp.Select, rank: tuple[str, int] | None) -> Relation:
@@ -377,8 +398,8 @@ class Planner:
             if isinstance(relation, sources.Table):
                 relation = relation if found else relation.streamed(self.compiler.flow)
             elif len(entries) > 1:
-                refuse_updates(relation, "a join", entry)
                 relation = applied(relation)
+                relation = sources.changelog(relation) if relation.changes else relation
             if any(alias == other for other, _ in found):
                 raise SqlError(f"{alias!r} stands twice in FROM; give each an alias", entry)
             clash = {f.key: f"{alias}.{f.key}" for f in relation.fields if f.key in taken}
@@ -502,7 +523,7 @@ class Planner:
         if not conditions:
             return relation
         relation, bound = self.compiler.awaited(relation, list(conditions))
-        identity = relation.identity
+        identity = relation.identity if relation.replaces else None
         # Of one row, conditions on its identity are always true or never.
         fixed = [
             one
@@ -536,6 +557,9 @@ class Planner:
         if relation.pending:
             relation = applied(relation)
         relation, nodes = self.compiler.awaited(relation, [one for _, one in items])
+        plain = {one.name for one in nodes if isinstance(one, exp.Column)}
+        if relation.replaces and not plain.issuperset(relation.identity or ()):
+            relation = sources.changelog(relation)  # Its rows are not replaced by a key any more.
         own: list[Field] = []
         reads: dict[str, Expr[Any]] = {}
         moved: dict[str, str] = {}
@@ -569,9 +593,9 @@ class Planner:
             times |= {
                 f.key: 0 for f, one in zip(own, nodes, strict=True) if relation.is_latest(one)
             }
-        identity = relation.identity
-        if identity is not None:
-            identity = self._identity(relation, identity, moved, items, own)
+        identity, lacks = self._identity(relation, moved, items, own)
+        if relation.is_changelog:
+            reads[CHANGE] = relation.column(CHANGE)
         result = replace(
             relation,
             fields=tuple(own),
@@ -583,32 +607,32 @@ class Planner:
             clock=frozenset(clock),
             windows=windows,
             identity=identity,
+            lacks=lacks,
         )
-        return result.as_rows() if computed and identity is None else result
+        return result.as_rows() if computed and not relation.replaces else result
 
     @staticmethod
     def _identity(
         relation: Relation,
-        identity: tuple[str, ...],
         moved: Mapping[str, str],
         items: list[tuple[str, exp.Expr]],
         own: Sequence[Field],
-    ) -> tuple[str, ...]:
-        """Returns the keys of the columns that identify a row. The one row of a query without
-        groups has its constants for it.
+    ) -> tuple[tuple[str, ...] | None, str]:
+        """Returns the keys of the columns that identify a row, None with the reason if a changelog
+        has none. The one row of a query without groups has its constants for it.
         """
-        missing = [f.name for f in relation.fields if f.key in identity and f.key not in moved]
-        if missing:
-            raise SqlError(
-                f"the columns must have {', '.join(missing)}, which says which row an update "
-                "replaces",
-                items[0][1],
-            )
+        identity = relation.identity
+        missing = [
+            f.name for f in relation.fields if f.key in (identity or ()) and f.key not in moved
+        ]
+        if identity is None or missing:
+            lacks = f"the columns must have {', '.join(missing)}" if missing else relation.lacks
+            return None, lacks
         if identity:
-            return tuple(moved[key] for key in identity)
+            return tuple(moved[key] for key in identity), ""
         constants = (exp.Literal, exp.Boolean)
         pairs = zip(items, own, strict=True)
-        return tuple(field.key for (_, one), field in pairs if isinstance(one, constants))
+        return tuple(field.key for (_, one), field in pairs if isinstance(one, constants)), ""
 
 
 def _widened(relation: Relation, fields: Sequence[Field]) -> Relation:

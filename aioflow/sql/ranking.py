@@ -12,7 +12,7 @@ from sqlglot import exp
 
 import aioflow as af
 from aioflow.core.functions import AggregateFunction
-from aioflow.expressions.nodes import Literal
+from aioflow.expressions.nodes import Column, Expr, Literal
 from aioflow.sql import joins
 from aioflow.sql.bound import Compiler, by_clock, key_column
 from aioflow.sql.errors import SqlError
@@ -20,15 +20,16 @@ from aioflow.sql.grouping import applied, sessions_differ
 from aioflow.sql.keyed import First, Leaders
 from aioflow.sql.relation import (
     END,
+    PASSES,
     START,
     TIME,
     WINDOW_FIELDS,
     Relation,
     bounds_of,
-    refuse_updates,
     under,
 )
 from aioflow.sql.scope import Field
+from aioflow.sql.sources import changelog
 from aioflow.sql.types import INTEGER
 
 __all__ = ["ranked"]
@@ -59,7 +60,6 @@ def ranked(
         )
     if relation.is_open:
         raise SqlError("ROW_NUMBER() needs to know the columns; declare them with schemas=", over)
-    refuse_updates(relation, "ROW_NUMBER()", over)
     partition = over.args.get("partition_by") or []
     order = over.args.get("order")
     if order is None:
@@ -68,7 +68,7 @@ def ranked(
     windows = relation.windows
     if (relation.pending and names & {START, END}) or (windows and windows.are_among(names)):
         relation = _best_of_windows(compiler, relation, over, rank)
-    elif _is_first(compiler, relation, order, rank[1]):
+    elif not relation.changes and _is_first(compiler, relation, order, rank[1]):
         joins.require_ttl(
             compiler.ttl, compiler.flow, [relation], "the first row of each key", over
         )
@@ -77,7 +77,7 @@ def ranked(
         first = First(not by_clock(order.expressions[0].this, relation), compiler.ttl)
         stream = rows.stream.key_by(joins.key_of(keys)).process(first)
         relation = replace(rows, stream=stream, reads={name: Literal(1)})
-    elif compiler.updates:
+    elif compiler.updates or relation.changes:
         relation = _best_so_far(compiler, relation, over, rank)
     else:
         raise SqlError(
@@ -141,10 +141,12 @@ def _best_so_far(
     for one in order:
         if by_clock(one.this, relation):
             raise SqlError("ORDER BY PROCTIME() is known for ASC and rank = 1 alone", one)
+    if relation.changes:
+        relation = changelog(relation)
     source = relation.in_place()
     key = joins.key_of([compiler.compile(one, source) for one in partition])
     by = compiler.compile(order[0].this, source)
-    if limit == 1 and len(order) == 1 and not by.nullable:
+    if limit == 1 and len(order) == 1 and not by.nullable and not relation.is_changelog:
         best = (af.max_by if order[0].args.get("desc") else af.min_by)(by.expression)
         stream: Any = relation.stream.key_by(key).aggregate(best)
         reads = {one.key: under(relation.column(one.key), 1) for one in relation.fields}
@@ -152,9 +154,11 @@ def _best_so_far(
     else:
         relation = relation.as_rows()
         key = joins.key_of([compiler.compile(one, relation) for one in partition])
-        leaders = Leaders(name, limit, _sort_key(compiler, relation, order))
+        retracts = relation.is_changelog
+        leaders = Leaders(name, limit, _sort_key(compiler, relation, order), retracts)
         stream = relation.stream.key_by(key).process(leaders)
-        relation = replace(relation, stream=stream)
+        passes: Expr[Any] | None = Column(PASSES) if retracts else None
+        relation = replace(relation, stream=stream, is_changelog=False, passes=passes)
         identity = identity if limit == 1 else (*identity, name)
     return replace(relation, is_plain=False, times={}, latest=(), windows=None, identity=identity)
 

@@ -23,7 +23,9 @@ from aioflow.sql.types import TIMESTAMP
 from aioflow.sql.windows import FieldWindows
 
 __all__ = [
+    "CHANGE",
     "END",
+    "PASSES",
     "START",
     "TIME",
     "WINDOW_FIELDS",
@@ -38,6 +40,10 @@ __all__ = [
 ]
 
 START, END, TIME = "window_start", "window_end", "window_time"
+CHANGE = "$change"
+"""Field of the rows of a changelog: 1 for a row that comes, -1 for one that goes."""
+PASSES = "$passes"
+"""Field of a record that updates: whether the row is there."""
 WINDOW_FIELDS = tuple(Field(name, TIMESTAMP, False, name) for name in (START, END, TIME))
 """The fields that a table function of windows adds."""
 
@@ -121,14 +127,34 @@ class Relation:
     identity: tuple[str, ...] | None = None
     """Keys of the fields that say which row a record replaces; None: records only append.
 
-    All records of a row come from one subtask, in order.
+    All records of a row come from one subtask, in order. In a changelog it is the key of the rows,
+    None if they have none.
     """
+    is_changelog: bool = False
+    """Whether a record is a row that comes or goes, as its field CHANGE says."""
+    lacks: str = ""
+    """Why the rows of a changelog have no key, for an error."""
     passes: Expr[Any] | None = None
     """Condition over a record that updates. If it is not true, the row is gone."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether rows are replaced or go."""
+        return self.is_changelog or self.identity is not None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a record takes the place of the one with its identity."""
+        return self.identity is not None and not self.is_changelog
 
     def read(self, expression: Expr[Any]) -> Expr[Any]:
         """Returns `expression`, which reads fields by key, as an expression of a record."""
         return substitute(expression, self.reads)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Keys of the fields that have a value."""
+        return tuple(one.key for one in self.fields if one.key not in self.clock)
 
     def column(self, key: str) -> Expr[Any]:
         """Returns the expression of a field."""
@@ -167,7 +193,9 @@ class Relation:
         """Returns the relation with dicts of just its fields as records."""
         if self.is_plain and not self.reads:
             return self
-        named = {one.key: self.column(one.key) for one in self.fields if one.key not in self.clock}
+        named = {key: self.column(key) for key in self.names}
+        if self.is_changelog:
+            named[CHANGE] = self.column(CHANGE)
         return replace(self, stream=self.stream.select(named), reads={}, is_plain=True)
 
     def renamed(self, keys: Mapping[str, str]) -> Relation:
@@ -203,7 +231,7 @@ def bounds_of(start: Any, end: Any) -> dict[str, Any]:
 
 def refuse_updates(relation: Relation, what: str, node: exp.Expr) -> None:
     """Raises SqlError if rows of the relation may change."""
-    if relation.identity is not None:
+    if relation.changes:
         raise SqlError(
             f"{what} of rows that change is not known; give the query inside a window, or write "
             "its rows to a table that the rest reads",

@@ -10,21 +10,18 @@ from typing import Any
 from aioflow.api.build import Upstream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
-from aioflow.expressions.nodes import Call, Column
+from aioflow.expressions.nodes import Call, Column, Literal
 from aioflow.graph.stream_graph import StreamGraph, StreamNode
 from aioflow.io.arrow_files import ArrowTable
-from aioflow.io.changes import Upsert, key_of
+from aioflow.io.changes import Change, Upsert, key_of
 from aioflow.io.memory import IterableSource
 from aioflow.operators.sink import as_sink
-from aioflow.sql.keyed import Shown
-from aioflow.sql.relation import Relation
+from aioflow.sql.keyed import Shown, Versions, as_changes
+from aioflow.sql.relation import CHANGE, PASSES, Relation
 from aioflow.sql.scope import Field, Schema, schema_of
 from aioflow.sql.types import ANY, INTEGER, TIMESTAMP
 
-__all__ = ["QueryStream", "Table", "UpdateStream", "relation"]
-
-PASSES = "$passes"
-"""Field that says whether the row is there."""
+__all__ = ["ChangeStream", "QueryStream", "Table", "UpdateStream", "changelog", "relation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,9 @@ class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
         identity, passes = relation.identity, relation.passes
         assert identity is not None
         named = {one.key: relation.column(one.key) for one in relation.fields}
-        if passes is None:
+        if relation.is_changelog:
+            made = _versions(relation, partial(_upsert_of_versions, identity), "upserts")
+        elif passes is None:
             made = relation.stream.select(named).map(_upserts_by(identity), name="upserts")
         else:
             rows = relation.stream.select({**named, PASSES: passes})
@@ -81,6 +80,70 @@ class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
         stream = self if parallelism is None else self.key_by(key_of)
         DataStream.sink(stream, sink, parallelism=parallelism, **options)
         return self
+
+
+class ChangeStream(DataStream[Change[dict[str, Any]]]):
+    """The stream of a query whose rows change: each change is a row that comes, goes, or takes the
+    place of another. Rows without a key only come and go.
+    """
+
+    def __init__(self, relation: Relation) -> None:
+        if relation.identity is None:
+            made = relation.as_rows().stream.map(_change_of_row, name="changes")
+        else:
+            made = _versions(relation, partial(_change_of_versions, relation.identity), "changes")
+        super().__init__(made.flow, made.upstreams)
+        self.relation = relation
+
+
+def changelog(relation: Relation) -> Relation:
+    """Returns the relation as a changelog, from which later steps can take rows back."""
+    if relation.is_changelog:
+        return relation
+    if relation.identity is None:
+        reads = {**relation.reads, CHANGE: Literal(1)}
+        return replace(relation, reads=reads, is_changelog=True, lacks=NO_KEY)
+    stream = _versions(relation, as_changes, "changelog")
+    return replace(
+        relation, stream=stream, reads={}, is_plain=True, passes=None, is_changelog=True, times={}
+    )
+
+
+NO_KEY = "a row of a stream that appends has no key"
+
+
+def _versions(relation: Relation, give: Callable[..., Any], name: str) -> Any:
+    """Returns the stream of what `give` makes of the versions of each row."""
+    if relation.is_changelog:
+        rows = relation.as_rows().stream
+    else:
+        named = {key: relation.column(key) for key in relation.names}
+        there = Literal(True) if relation.passes is None else relation.passes
+        rows = relation.stream.select({**named, PASSES: there})
+    key: Any = tuple(map(Column, relation.identity or ())) or Literal(0)
+    return rows.key_by(key).process(Versions(relation.is_changelog, give), name=name)
+
+
+def _change_of_row(row: dict[str, Any]) -> Change[dict[str, Any]]:
+    row = row.copy()
+    if row.pop(CHANGE) > 0:
+        return Change("insert", "", {}, None, row, "", 0)
+    return Change("delete", "", {}, row, None, "", 0)
+
+
+def _change_of_versions(
+    identity: tuple[str, ...], before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> tuple[Change[dict[str, Any]]]:
+    row = after or before or {}
+    kind: Any = "insert" if before is None else "delete" if after is None else "update"
+    return (Change(kind, "", {name: row[name] for name in identity}, before, after, "", 0),)
+
+
+def _upsert_of_versions(
+    identity: tuple[str, ...], before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> tuple[Upsert[dict[str, Any]]]:
+    row = after or before or {}
+    return (Upsert("", {name: row[name] for name in identity}, after),)
 
 
 def _upserts_by(identity: tuple[str, ...]) -> Callable[[dict[str, Any]], Upsert[dict[str, Any]]]:
@@ -105,7 +168,7 @@ def relation(flow: Any, name: str, what: Any, declared: Any) -> Relation:
                 f"table {name!r} is a stream of flow {what.flow.name!r}, and the query is of "
                 f"{flow.name!r}: build both in one flow"
             )
-        if isinstance(what, QueryStream | UpdateStream) and declared is None:
+        if isinstance(what, QueryStream | UpdateStream | ChangeStream) and declared is None:
             return what.relation
     schema = None if declared is None else schema_of(declared)
     if declared is not None and schema is None:

@@ -78,14 +78,18 @@ class Tables:
         return Counter(tuple(_shown(plain_value(one)) for one in row) for row in found)
 
     async def found(self, text: str, *, columns: bool) -> Counter[Any]:
-        try:
-            stream = self._stream(text, columns, updates=False)
-        except af.SqlError as error:
-            if "updates=True" not in error.message:
-                raise
-            stream = self._stream(text, columns, updates=True)
+        updates: Any = False
+        stream = None
+        while stream is None:
+            try:
+                stream = self._stream(text, columns, updates=updates)
+            except af.SqlError as error:
+                following = {False: "True", True: '"changes"'}.get(updates)
+                if following is None or f"updates={following}" not in error.message:
+                    raise
+                updates = following == "True" or "changes"
         rows = await stream.collect()
-        if rows and isinstance(rows[0], af.Upsert):
+        if updates:
             rows = latest(rows)
         return Counter(tuple(map(_shown, row.values())) for row in rows)
 
@@ -122,10 +126,21 @@ class Tables:
         return None
 
 
-def latest(upserts: list[af.Upsert[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Returns the rows of a table to which the upserts were applied. A deletion must have a row."""
+def latest(changes: list[Any]) -> list[dict[str, Any]]:
+    """Returns the rows of a table to which the upserts or changes were applied. A row that goes
+    must be there.
+    """
+    if changes and isinstance(changes[0], af.Change):
+        found: list[dict[str, Any]] = []
+        for one in changes:
+            if one.before is not None:
+                place = [repr(row) for row in found].index(repr(one.before))
+                assert one.key.items() <= found.pop(place).items()
+            if one.after is not None:
+                found.append(one.after)
+        return found
     rows: dict[Any, dict[str, Any]] = {}
-    for one in upserts:
+    for one in changes:
         key = tuple(one.key.items())
         if one.row is None:
             del rows[key]
@@ -207,7 +222,8 @@ class QueryWriter:
             self.window_join, self.regular, self.union, self.nested, self.top, self.distinct,
             self.around, self.star, self.windows_of_union, self.windows_of_windows, self.most,
             self.three, self.running, self.running, self.running, self.running_over_windows,
-            self.around_running, self.distinct_rows, self.best,
+            self.around_running, self.distinct_rows, self.best, self.changing, self.changing,
+            self.changing, self.changing, self.changing,
         ]  # fmt: skip
         return self.draw.choice(kinds)()
 
@@ -469,6 +485,93 @@ class QueryWriter:
             f"SELECT {', '.join(['r', *keys, 'id', 'n'])} FROM (SELECT id, i, s, b, n, "
             f"ROW_NUMBER() OVER ({partition}ORDER BY {by}) AS r FROM x ) AS q WHERE {test}"
         )
+
+    def changing(self, depth: int | None = None) -> Text:
+        """A query over rows that may change, with the columns k, m and a of ints, f and s.
+
+        Its tables are queries of the same columns.
+        """
+        if depth is None:
+            depth = self.draw.randrange(1, 4)
+        if not depth:
+            table, where = self.table(), self.where()
+            items = self.draw.choice(["i AS k, n AS m, j AS a", "n AS k, j AS m, i AS a"])
+            text = f"SELECT {items}, f, s FROM {table} "
+            return Text(text + where.ours, text + where.duck)
+        made = self.draw.choice(
+            [self._groups, self._groups, self._filtered, self._pairs, self._pairs, self._ranks,
+             self._both, self._different]
+        )  # fmt: skip
+        return made(depth - 1)
+
+    def _groups(self, depth: int) -> Text:
+        inner = self.changing(depth)
+        keys = self.draw.choice([["k"], ["m"], ["a"], ["k", "m"], ["a % 3", "s"], ["k"], []])
+        ints = [
+            "COUNT(*)", "SUM(m)", "MAX(a)", "MIN(m)", "COUNT(DISTINCT a)", "COUNT(s)", "MIN(k)",
+            "SUM(a) FILTER (WHERE m > 1)", "COUNT(DISTINCT s)", "SUM(DISTINCT m)", "COUNT(f)",
+            "MAX(k) - MIN(k)", "COUNT(DISTINCT k) FILTER (WHERE s IS NOT NULL)",
+        ]  # fmt: skip
+        names = ["m", "a"] if len(keys) else ["k", "m", "a"]
+        items = [f"{keys[0]} AS k"] if keys else []
+        items += [f"{self.draw.choice(ints)} AS {name}" for name in names]
+        items.append(f"{self.draw.choice(['MIN(f)', 'MAX(f)', 'AVG(m)', 'AVG(a)'])} AS f")
+        items.append(f"{self.draw.choice(['MIN(s)', 'MAX(s)'])} AS s")
+        having = self.draw.choice(["", "", "COUNT(*) > 1", "MAX(m) < 3", "MIN(a) IS NOT NULL"])
+        group = f" GROUP BY {', '.join(keys)}" if keys else ""
+        made = []
+        for text, tests in ((inner.ours, [having]), (inner.duck, [having, "COUNT(*) > 0"])):
+            test = " AND ".join(filter(None, tests))
+            test = f" HAVING {test}" if test else ""
+            made.append(f"SELECT {', '.join(items)} FROM ({text}) AS q{group}{test}")
+        return Text(*made)
+
+    def _around(self, before: str, inner: Text, after: str) -> Text:
+        return Text(*(f"{before} ({text}) {after}" for text in (inner.ours, inner.duck)))
+
+    def _filtered(self, depth: int) -> Text:
+        items = self.draw.choice(
+            ["*", "k, a AS m, m AS a, f, s", "m AS k, a + 1 AS m, k AS a, f, UPPER(s) AS s"]
+        )
+        test = self.draw.choice(["m > 1", "k IS NOT NULL", "a <> 2", "s > 'b' OR m = 1", "TRUE"])
+        return self._around(f"SELECT {items} FROM", self.changing(depth), f"AS q WHERE {test}")
+
+    def _pairs(self, depth: int) -> Text:
+        left, right = self.changing(depth), self.changing(self.draw.randrange(depth + 1))
+        side = self.draw.choice(["", "", "LEFT", "RIGHT", "FULL"])
+        on = self.draw.choice(
+            ["p.k = q.k", "p.k = q.k", "p.m = q.m", "p.s = q.s AND p.m = q.a",
+             "p.k = q.m AND p.a < q.a", "p.a = q.k AND (p.m > 1 OR q.m > 1)"]
+        )  # fmt: skip
+        items = self.draw.choice(
+            ["p.k, q.m, q.a, p.f, p.s", "p.k, p.m, q.k AS a, q.f, q.s",
+             "COALESCE(p.k, q.k) AS k, p.m, q.m AS a, q.f, p.s"]
+        )  # fmt: skip
+        tail = self.draw.choice(
+            ["", "", " WHERE p.m < 4", " WHERE q.a IS NULL", " WHERE p.k > q.m"]
+        )
+        return Text(*(
+            f"SELECT {items} FROM ({a}) AS p {side} JOIN ({b}) AS q ON {on}{tail}"
+            for a, b in ((left.ours, right.ours), (left.duck, right.duck))
+        ))  # fmt: skip
+
+    def _ranks(self, depth: int) -> Text:
+        keys = self.draw.choice(["", "PARTITION BY k ", "PARTITION BY m, a "])
+        by = self.draw.choice(["m DESC, k, a, f, s", "f, s DESC, k, m, a", "k DESC, m, a, s, f"])
+        test = self.draw.choice(["r <= 1", "r <= 3", "r = 2", "r <= 2 AND m > 1", "r <= 5"])
+        items = self.draw.choice(["k, m, a, f, s", "r AS k, m, k AS a, f, s", "k, m, r AS a, f, s"])
+        return self._around(
+            f"SELECT {items} FROM (SELECT *, ROW_NUMBER() OVER ({keys}ORDER BY {by}) AS r FROM",
+            self.changing(depth),
+            f"AS q) AS q WHERE {test}",
+        )
+
+    def _both(self, depth: int) -> Text:
+        left, right = self.changing(depth), self.changing(self.draw.randrange(depth + 1))
+        return Text(left.ours + " UNION ALL " + right.ours, left.duck + " UNION ALL " + right.duck)
+
+    def _different(self, depth: int) -> Text:
+        return self._around("SELECT DISTINCT k, m, a, f, s FROM", self.changing(depth), "AS q")
 
     def distinct(self) -> Text:
         item = self.draw.choice(["i", "s", "b, i", "COALESCE(i, 0)"])

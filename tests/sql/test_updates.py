@@ -31,7 +31,7 @@ def planned(
     query: str,
     *,
     columns: bool = False,
-    updates: bool = True,
+    updates: bool | str = True,
     parallelism: int = 3,
     **tables: Any,
 ) -> Any:
@@ -141,6 +141,117 @@ async def test_a_query_reads_rows_that_change_from_another() -> None:
         flow.sql("SELECT * FROM counts", counts=counts)
 
 
+# Rows that change, read by a query.
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (f"SELECT n, count(*) AS m FROM ({COUNTS}) GROUP BY n", [(1, 1), (2, 1), (3, 1)]),
+        (f"SELECT max(most) AS a, min(n) AS b, sum(n) AS c FROM ({COUNTS})", [(9, 1, 6)]),
+        (f"SELECT DISTINCT most < 8 AS few FROM ({COUNTS})", [(False,), (True,)]),
+        (
+            f"SELECT * FROM (SELECT item, ROW_NUMBER() OVER (ORDER BY n DESC) AS r FROM ({COUNTS}))"
+            " WHERE r <= 2",
+            [("tea", 1), (None, 2)],
+        ),
+        (
+            f"SELECT a.item, a.n, b.most FROM ({COUNTS}) a LEFT JOIN ({COUNTS}) b "
+            "ON a.item = b.item AND b.n > 1",
+            [("cup", 1, None), ("tea", 3, 5), (None, 2, None)],
+        ),
+    ],
+)
+async def test_a_query_reads_rows_that_change(query: str, expected: list[Any]) -> None:
+    for columns in (False, True):
+        found = latest(await planned(query, columns=columns).collect())
+        assert sorted(map(str, (tuple(row.values()) for row in found))) == sorted(
+            map(str, expected)
+        )
+
+
+async def test_a_row_that_is_replaced_leaves_no_gap() -> None:
+    query = f"SELECT 'all' AS id, max(most) AS most FROM ({COUNTS} HAVING item = 'tea')"
+    changes = await changes_of(query)
+    assert None not in of_key(changes, "all")
+
+
+async def test_changes_have_the_row_before() -> None:
+    changes = await planned(COUNTS, updates="changes", parallelism=1).collect()
+    tea = [one for one in changes if one.key == {"item": "tea"}]
+    assert [one.kind for one in tea] == ["insert", "update", "update"]
+    assert tea[1].before == {"item": "tea", "n": 1, "most": 3}
+    assert tea[1].after == {"item": "tea", "n": 2, "most": 5}
+
+
+async def test_rows_without_a_key_come_and_go() -> None:
+    query = "SELECT a.price, b.price AS more FROM bids a LEFT JOIN bids b ON a.price < b.price"
+    query += " AND a.item = b.item WHERE a.item = 'tea'"
+    changes = await planned(query, updates="changes", parallelism=1).collect()
+    assert {one.kind for one in changes} == {"insert", "delete"}
+    assert all(one.key == {} for one in changes)
+    rows = sorted(str(tuple(row.values())) for row in latest(changes))
+    assert rows == ["(1, 3)", "(1, 5)", "(3, 5)", "(5, None)"]
+
+
+class Reading(NamedTuple):
+    sensor: str
+    value: float
+
+
+async def test_a_sum_forgets_what_was_taken_back() -> None:
+    rows = [Reading("a", 0.1), Reading("b", 1e300), Reading("c", 0.2), Reading("d", float("inf"))]
+    rows += [Reading(name, 0.5) for name in "bd"]
+    flow = af.Flow("sums")
+    last = """SELECT sensor, value FROM (
+                  SELECT sensor, value, ROW_NUMBER() OVER (PARTITION BY sensor ORDER BY value) AS r
+                  FROM readings) WHERE r = 1"""
+    stream = flow.sql(
+        f"SELECT 1 AS id, SUM(value) AS total, STDDEV_POP(value) AS spread, "
+        f"ARRAY_AGG(value) AS every FROM ({last})",
+        updates=True,
+        schemas={"readings": Reading},
+        readings=flow.source(rows),
+    )
+    (row,) = latest(await stream.collect())
+    assert row["total"] == 0.1 + 0.2 + 0.5 + 0.5
+    assert abs(row["spread"] - 0.17853571071357123) < 1e-12
+    assert sorted(row["every"]) == [0.1, 0.2, 0.5, 0.5]
+
+
+async def test_a_table_to_look_up_keeps_the_key_if_it_has_one_row_for_each() -> None:
+    names = [{"item": "tea", "name": "Darjeeling"}]
+    query = f"SELECT item, n, name FROM ({COUNTS}) c LEFT JOIN names USING (item)"
+    rows = latest(await planned(query, names=names).collect())
+    assert {"item": "tea", "n": 3, "name": "Darjeeling"} in rows and len(rows) == 3
+    with pytest.raises(af.SqlError, match="a row can have several rows of the table"):
+        planned(query, names=names * 2)
+
+
+def test_a_pair_whose_row_has_expired_stays() -> None:
+    async def rows() -> AsyncIterator[dict[str, Any]]:
+        yield {"side": "a", "id": 1}
+        await asyncio.sleep(3600)
+        yield {"side": "b", "id": 1}
+        yield {"side": "a", "id": 1}
+
+    flow = af.Flow("expired")
+    stream = flow.source(rows)
+    pairs = flow.sql(
+        "SELECT a.id, b.id AS other FROM a LEFT JOIN b USING (id)",
+        updates="changes",
+        schemas={"a": {"id": "BIGINT"}, "b": {"id": "BIGINT"}},
+        ttl="1m",
+        a=stream.filter(af.col.side == "a"),
+        b=stream.filter(af.col.side == "b"),
+    )
+    (changes,) = run_simulated(flow, collect=[pairs]).outputs
+    assert [(one.kind, (one.after or one.before)["other"]) for one in changes] == [
+        ("insert", None),
+        ("insert", 1),
+    ]
+
+
 # Sinks.
 
 
@@ -208,6 +319,11 @@ async def test_an_appending_sink_behind_another_operator_fails(tmp_path: Path) -
         "SELECT DISTINCT item, price FROM bids",
         RANKED.format(columns="place, item, price", order="price DESC", limit="place <= 3"),
         RANKED.format(columns="item, price", order="price", limit="place = 1"),
+        "SELECT n, count(*) AS m, max(item) AS c FROM (SELECT item, count(*) AS n FROM bids GROUP "
+        "BY item) GROUP BY n",
+        """SELECT a.item, b.price, n FROM (SELECT item, max(price) AS price FROM bids GROUP BY item)
+           a FULL JOIN (SELECT price, count(*) AS n FROM bids GROUP BY price) b
+           ON a.price = b.price""",
     ],
 )
 def test_a_query_that_is_restored_in_its_midst_gives_the_same_changes(query: str) -> None:
@@ -243,6 +359,8 @@ def test_a_query_that_is_restored_in_its_midst_gives_the_same_changes(query: str
             restart=af.fixed_delay(5, "1ms"),
         )
         assert len(positions) == times + 1 and all(positions[1:])
+        if " m, " in query or "JOIN" in query:  # In which order rows come and go is not fixed.
+            return sorted(map(repr, latest(run.outputs[0])))
         return sorted(map(repr, run.outputs[0]))
 
     assert changes([110, 210]) == changes([])
@@ -254,19 +372,18 @@ def test_a_query_that_is_restored_in_its_midst_gives_the_same_changes(query: str
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (f"SELECT max(n) AS n FROM ({COUNTS})", "an aggregate of rows that change"),
-        (f"SELECT n, count(*) AS m FROM ({COUNTS}) GROUP BY n", "GROUP BY of rows that change"),
-        (f"SELECT DISTINCT n FROM ({COUNTS})", "SELECT DISTINCT of rows that change"),
-        (f"SELECT b.ts, c.n FROM bids b JOIN ({COUNTS}) c USING (item)", "a join of rows that"),
-        (f"{COUNTS} UNION ALL {COUNTS}", "UNION ALL of rows that change"),
+        (
+            f"SELECT b.ts, c.n FROM bids b JOIN ({COUNTS}) c USING (item)",
+            'a row of a stream that appends has no key; or give updates="changes"',
+        ),
+        (f"{COUNTS} UNION ALL {COUNTS}", "UNION ALL can have equal rows of both sides"),
         (f"SELECT item, slow(n) AS n FROM ({COUNTS})", "an async function of rows that change"),
         (
-            f"""SELECT * FROM (SELECT *, ROW_NUMBER() OVER (ORDER BY n) AS r FROM ({COUNTS}))
-                WHERE r < 3""",
-            "ROW_NUMBER() of rows that change",
+            f"WITH c AS ({COUNTS}) SELECT 1 FROM TUMBLE(c, most, INTERVAL '1' DAY)",
+            "a window of rows that change",
         ),
         (
-            f"WITH c AS ({COUNTS}) SELECT 1 FROM TUMBLE(c, most, INTERVAL '1' DAY)",
+            f"SELECT count(*) AS n FROM ({COUNTS}) GROUP BY TUMBLE(most, INTERVAL '1' DAY)",
             "a window of rows that change",
         ),
         ("SELECT count(*) AS n FROM bids GROUP BY item", "the columns must have item"),
@@ -284,7 +401,7 @@ def test_a_query_that_is_restored_in_its_midst_gives_the_same_changes(query: str
         ("SELECT item FROM bids", "rows of this query never change; leave out updates=True"),
         (f"SELECT count(*) AS n FROM {WINDOW} GROUP BY window_end", "never change; leave out"),
         ("SELECT sum(price) OVER (PARTITION BY item) FROM bids", "OVER is only supported for one"),
-        ("SELECT 1 FROM bids a LEFT JOIN bids b ON a.ts = b.ts", "a LEFT JOIN of whole streams"),
+        ("SELECT 1 FROM bids a LEFT JOIN bids b ON a.ts = b.ts", "no key that says which row"),
     ],
 )
 def test_a_query_is_refused_by_name(query: str, message: str) -> None:

@@ -1,0 +1,186 @@
+"""Aggregates from which a value can be taken back, for rows that change.
+
+COUNT, SUM and AVG subtract. MIN, MAX and COUNT(DISTINCT) count equal values in a map of keyed
+state, and look through it only if the least or greatest value goes. Other aggregates are computed
+of all their values again, in order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+from aioflow.core.functions import AggregateFunction
+from aioflow.expressions.nodes import Column
+from aioflow.expressions.rows import compile_predicate, compile_row
+from aioflow.operators.aggregate import functions as af
+
+__all__ = ["Retractable", "retractable"]
+
+
+class Retractable:
+    """An aggregate whose accumulator is `initial` at first. This one is COUNT."""
+
+    initial: Any = 0
+    keeps_values = False
+    """Whether it has a map of its values in keyed state."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+        self.where = None if part.where is None else compile_predicate(part.where)
+
+    def changed(self, accumulator: Any, row: Any, change: int, values: Any) -> Any:
+        """Returns the accumulator after a row came or went. `values` is the map of its values."""
+        return accumulator + change if self.where is None or self.where(row) else accumulator
+
+    def result(self, accumulator: Any, values: Any) -> Any:
+        return accumulator
+
+
+class _OfValues(Retractable):
+    """An aggregate of the values of an expression."""
+
+    takes_none = False
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self.read = compile_row(part.fn)
+
+    def changed(self, accumulator: Any, row: Any, change: int, values: Any) -> Any:
+        if self.where is not None and not self.where(row):
+            return accumulator
+        value = self.read(row)
+        if value is None and not self.takes_none:
+            return accumulator
+        return self._with(accumulator, value, change, values)
+
+    def _with(self, accumulator: Any, value: Any, change: int, values: Any) -> Any:
+        raise AssertionError(f"{type(self).__name__} does not say how to change")
+
+
+class _Total(_OfValues):
+    """SUM and AVG. Sums of floats are exact, because a large one would take others with it.
+
+    The accumulator has the sum of the finite numbers, their number, how many of the numbers are
+    floats, and how many are NaN, infinite, and minus infinite.
+    """
+
+    initial = (0, 0, 0, 0, 0, 0)
+
+    def _with(self, accumulator: Any, value: Any, change: int, values: Any) -> Any:
+        total, count, floats, *rest = accumulator
+        if type(value) is float:
+            floats += change
+            if math.isfinite(value):
+                value = Fraction(value)
+            else:
+                rest[0 if value != value else 1 if value > 0 else 2] += change
+                value = 0
+        total += value if change > 0 else -value
+        return (total, count + change, floats, *rest)
+
+    def result(self, accumulator: Any, values: Any) -> Any:
+        total, count, floats, nan, most, least = accumulator
+        if not count:
+            return None if isinstance(self.part, af.Mean) else 0
+        if floats:
+            if nan or (most and least):
+                total = math.nan
+            elif most or least:
+                total = math.inf if most else -math.inf
+            else:
+                total = _float(total)
+        elif isinstance(total, Fraction):  # Of floats that have gone.
+            total = int(total)
+        return total / count if isinstance(self.part, af.Mean) else total
+
+
+def _float(exact: Fraction | int) -> float:
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.copysign(math.inf, exact)
+
+
+class _Counted(_OfValues):
+    """COUNT(DISTINCT). Its map has how many equal values there are."""
+
+    keeps_values = True
+
+    def _with(self, accumulator: Any, value: Any, change: int, values: Any) -> Any:
+        key = _text(value)
+        _, count = values.get(key) or (value, 0)
+        if count + change > 0:
+            values.put(key, (value, count + change))
+        else:
+            values.remove(key)
+        return self._after(accumulator, value, values, (count > 0, count + change > 0))
+
+    def _after(self, accumulator: Any, value: Any, values: Any, there: tuple[bool, bool]) -> Any:
+        """Returns the accumulator. `there` says whether the value was there, and whether it is."""
+        return accumulator - there[0] + there[1]
+
+
+class _Extreme(_Counted):
+    """MIN and MAX. The accumulator is the least or greatest value."""
+
+    initial = None
+
+    def _after(self, accumulator: Any, value: Any, values: Any, there: tuple[bool, bool]) -> Any:
+        if there[1]:
+            return self.part.merge(accumulator, value)
+        if value == accumulator or accumulator != accumulator:
+            return reduce(self.part.merge, (one for one, _ in values.values()), None)
+        return accumulator
+
+
+class _Kept(_OfValues):
+    """Any other aggregate. Its map has the places at which equal values came.
+
+    The accumulator is the number of values that have come.
+    """
+
+    keeps_values = True
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self.takes_none = isinstance(part, af.Collect | af.First | af.Last)
+        self.again = type(part)(Column("value"), None)
+
+    def _with(self, accumulator: Any, value: Any, change: int, values: Any) -> Any:
+        key = _text(value)
+        _, places = values.get(key) or (value, ())
+        places = (*places, accumulator) if change > 0 else places[1:]
+        if places:
+            values.put(key, (value, places))
+        else:
+            values.remove(key)
+        return accumulator + (change > 0)
+
+    def result(self, accumulator: Any, values: Any) -> Any:
+        found = ((place, value) for value, places in values.values() for place in places)
+        made = self.again.create_accumulator()
+        for _, value in sorted(found, key=lambda one: one[0]):
+            made = self.again.add({"value": value}, made)
+        return self.again.get_result(made)
+
+
+def _text(value: Any) -> str:
+    """Returns a text that equal values share: 1, 1.0 and TRUE are equal, as in Python."""
+    if isinstance(value, bool | float | Decimal) and math.isfinite(value) and value == int(value):
+        value = int(value)
+    return repr(value)
+
+
+def retractable(part: AggregateFunction[Any, Any, Any]) -> Retractable:
+    """Returns the form of an aggregate from which a value can be taken back."""
+    if isinstance(part, af.Count):
+        return Retractable(part)
+    if isinstance(part, af.Sum | af.Mean):
+        return _Total(part)
+    if isinstance(part, af.Min | af.Max):
+        return _Extreme(part)
+    return _Counted(part) if isinstance(part, af.Distinct) else _Kept(part)
