@@ -6,6 +6,7 @@ at the same time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from aioflow.operators.watermarks import WatermarkStrategy
 
 __all__ = ["Flow"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -332,7 +335,7 @@ class Flow:
         most `stop_timeout`. A function as a source counts as endless: if it has not ended, a
         warning says how much of it was read. Leaving by an exception cancels the job.
         """
-        return Entering(self.name, self._run(self._graph, options))
+        return Entering(self.name, self._run(self._graph, options, in_block=True))
 
     async def execute(self, **options: Unpack[RunArguments]) -> JobResult:
         """Runs the flow to its end, and returns the result. Cancelling this call cancels the job.
@@ -409,7 +412,12 @@ class Flow:
 
     @asynccontextmanager
     async def _run(
-        self, graph: StreamGraph, given: Mapping[str, Any], *, collects: bool = False
+        self,
+        graph: StreamGraph,
+        given: Mapping[str, Any],
+        *,
+        collects: bool = False,
+        in_block: bool = False,
     ) -> AsyncIterator[Job]:
         options = parse_options(given)
         if collects:
@@ -428,6 +436,8 @@ class Flow:
         job = Job(graph, job_graph, options)
         async with job.monitoring():
             await job.start()
+            if in_block:  # The block of a service may end much later than the job.
+                job.on_end(job.log_failure)
             try:
                 yield job
             except BaseException:
@@ -483,6 +493,16 @@ def _journal(
     elif (root := local_path(flow_url(settings.store, flow))) is not None:
         directory = f"{root}/journal"
     else:
+        if not settings.store.startswith("memory:"):
+            logger.warning(
+                "%s source %r has no journal, because the checkpoints are in %s: kill -9 loses "
+                "accepted elements that no checkpoint covers. Give it %s(journal=DIRECTORY) on a "
+                "disk that outlives the process, or journal=False to accept that",
+                source.name,
+                uid,
+                redacted(settings.store),
+                source.name,
+            )
         return None
     if settings.restore is not None:
         earlier = Earlier.READ

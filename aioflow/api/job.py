@@ -18,7 +18,7 @@ from aioflow.cluster.autoscaler import Autoscaler, LoadWindow, load_of
 from aioflow.cluster.collector import collector_of_process
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
-from aioflow.core.aio import cancel_and_wait, close_within, wait_first
+from aioflow.core.aio import THREADSAFE, cancel_and_wait, close_within, wait_first
 from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import (
     AioflowError,
@@ -99,6 +99,8 @@ class Job:
         self._gathering: dict[tuple[TapPlace, ...], Subscription[Any]] = {}
         self._result: JobResult | None = None
         self._told_of_uids = False
+        self._awaited = 0
+        """Number of calls that wait for the end, and raise the error of a failed job."""
         self._loop = asyncio.get_running_loop()
 
     def _repr_html_(self) -> str:
@@ -212,15 +214,26 @@ class Job:
                 await self._host.close()
 
     def _close_inlets(self) -> None:
-        master = self._cluster.job_master
-        why = (
-            f" with {describe_record(master.error)}"
-            if master.error is not None and self.status is JobStatus.FAILED
-            else ""
-        )
-        over = f"job {self.name!r} ({self.id}) is {self.status.value}{why}"
+        over = self._described()
         for name, inlet in self._inlets():
             inlet.end(f"{over}: nothing can be put into {name!r} any more")
+
+    def _described(self) -> str:
+        error = self._cluster.job_master.error
+        has_error = error is not None and self.status is JobStatus.FAILED
+        why = f" with {describe_record(error)}" if has_error else ""
+        return f"job {self.name!r} ({self.id}) is {self.status.value}{why}"
+
+    def log_failure(self) -> None:
+        """Logs the failure of a job that no `wait` or end of a block is about to raise."""
+        error = self._cluster.job_master.error
+        if self.status is JobStatus.FAILED and error is not None and not self._awaited:
+            logger.error(
+                "%s and does not restart; calls of its handle raise, and so does leaving the "
+                "block of flow.run()",
+                self._described(),
+                exc_info=fold_traceback(error),
+            )
 
     def _inlets(self) -> list[tuple[str, PushInlet[Any]]]:
         """Returns the inlets of the job, each with the name of its source."""
@@ -237,6 +250,7 @@ class Job:
         The error is raised even if `wait()`, `stop()` or a subscription has already raised it: a
         subscriber that handles the error must not hide it from the rest of the program.
         """
+        self._awaited += 1
         if not self.status.is_terminal and not self._job_graph.bounded:
             cut_off = self._functions_cut_off()
             try:
@@ -329,7 +343,11 @@ class Job:
         """
         self._check_loop("wait()")
         assert self._runner is not None
-        await wait_first([self._runner])
+        self._awaited += 1
+        try:
+            await wait_first([self._runner])
+        finally:
+            self._awaited -= 1
         if self.status is JobStatus.FAILED:
             self._raise_error()
         if self.status is JobStatus.CANCELED:
@@ -665,9 +683,8 @@ class Job:
         """
         if asyncio._get_running_loop() is not self._loop:
             raise RuntimeError(
-                f"{call} of job {self.name!r} was called outside of the loop that runs it: from "
-                "another thread use "
-                "asyncio.run_coroutine_threadsafe(..., loop)"
+                f"{call} of job {self.name!r} was called outside of the loop that runs it: "
+                f"{THREADSAFE.format('...')}"
             )
 
     def on_end(self, callback: Callable[[], None]) -> None:

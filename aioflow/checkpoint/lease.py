@@ -572,7 +572,8 @@ class FlowLease:
             elif seen != head:
                 raise CheckpointError(
                     f"{self._what} is running already: {_shown(head)}. Stop that job first, or "
-                    "give this one another store or flow name"
+                    "give this one another store or flow name. A server that starts several "
+                    "processes of a service, as with --workers, has to start one"
                 )
             await asyncio.sleep(options.renew_s * self._host.rng.uniform(0.1, 0.2))
 

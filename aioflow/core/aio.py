@@ -23,6 +23,7 @@ from aioflow.core.contexts import contextmanager
 
 __all__ = [
     "DONE",
+    "THREADSAFE",
     "OrderedTaskGroup",
     "cancel_and_wait",
     "close_within",
@@ -36,6 +37,12 @@ __all__ = [
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+THREADSAFE = (
+    "from another thread use asyncio.run_coroutine_threadsafe({}, loop).result(); in a test, give "
+    "the fixture and the test one loop, as with the same loop_scope= of pytest-asyncio"
+)
+"""The remedy for a call from another loop than that of the job; `{}` is the call."""
 
 CANCEL_GRACE_S = 1.0
 """Maximum time that `close_within` waits for a cancelled coroutine before it abandons it."""

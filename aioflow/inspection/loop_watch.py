@@ -274,9 +274,9 @@ class LoopWatch:
             task = f"task {hold.task!r}" if hold.task else "a callback"
             who = f"code outside of all operators, in {task},"
         remedy = (
-            "it computes: make it cheaper, or use blocking=True or asyncio.to_thread"
+            "It computes: make it cheaper, or use blocking=True or asyncio.to_thread"
             if hold.cpu_s > hold.seconds / 2
-            else "it waits without await: use an async client, blocking=True or asyncio.to_thread"
+            else "It waits without await: use an async client, blocking=True or asyncio.to_thread"
         )
         logger.warning(
             "%s held the event loop for %.0f ms (%.0f ms of processor time), expected less than "

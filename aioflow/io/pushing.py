@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from aioflow.advice.hints import explained
-from aioflow.core.aio import DONE
+from aioflow.core.aio import DONE, THREADSAFE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.io.arguments import checked_whole
 from aioflow.operators.source import BaseReader, BaseSource, Split
@@ -361,13 +361,13 @@ class PushInlet(Generic[T]):
     def _check_loop(self) -> None:
         """Binds the inlet to the loop of the first put or read, and checks later calls.
 
-        A waiter cannot be woken from another loop.
+        A waiter cannot be woken from another loop. A job that has ended is no longer bound to one.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:
+            self._check()
             raise RuntimeError(
-                "push input belongs to another loop: from another thread use "
-                "asyncio.run_coroutine_threadsafe(inlet.put(...), loop)"
+                f"push input belongs to another loop: {THREADSAFE.format('inlet.put(...)')}"
             )
         self._loop = loop
 

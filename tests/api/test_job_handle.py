@@ -561,3 +561,27 @@ async def test_an_option_that_cannot_be_understood_is_named(
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=told):
         await af.Flow("options").source([1]).collect(**{option: given})
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_failure_within_the_block_is_logged_unless_a_call_raises_it(
+    waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The block of a service ends with the service, long after its job."""
+    flow = af.Flow("pushed")
+    pushed = flow.source(af.io.push())
+    pushed.map(lambda value: 1 / value, name="divide").sink(lambda value: None)
+    with pytest.raises(ZeroDivisionError):
+        async with flow.run() as job:
+            waiting = [asyncio.create_task(job.wait())] if waits else []
+            await job.input(pushed).put(0)
+            over = asyncio.Event()
+            job.on_end(over.set)
+            await over.wait()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            logged = [record for record in caplog.records if record.levelname == "ERROR"]
+            assert len(logged) == (0 if waits else 1)
+    if not waits:
+        assert "job 'pushed' (" in caplog.text
+        assert "is FAILED with ZeroDivisionError" in caplog.text
+        assert "aioflow: in operator 'divide', subtask 1/1, at record 0" in caplog.text

@@ -55,6 +55,7 @@ async def test_a_job_is_spoken_to_on_its_own_loop() -> None:
             error = await asyncio.to_thread(from_another_loop, call)
             assert isinstance(error, RuntimeError), call
             assert "run_coroutine_threadsafe" in str(error)
+            assert ".result(); in a test, give the fixture and the test one loop" in str(error)
         await inlet.put(7)
         inlet.close()
         assert [row async for row in job.subscribe(counts)] == [(7, 1)]
@@ -71,6 +72,20 @@ async def test_elements_from_another_thread_arrive() -> None:
         put = job.input(pushed).put
         await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(put(5), loop).result(60))
     assert out == [5]
+
+
+def test_a_put_in_a_later_loop_says_that_the_job_has_ended() -> None:
+    """A test without the lifespan of the service finds the job of an earlier test."""
+    flow = af.Flow("earlier")
+    pushed = flow.source(af.io.push())
+
+    async def earlier() -> Any:
+        async with flow.run() as job:
+            return job.input(pushed)
+
+    inlet = asyncio.run(earlier())
+    with pytest.raises(af.JobNotRunning, match=r"job 'earlier' .* is FINISHED: nothing can be put"):
+        asyncio.run(inlet.put(1))
 
 
 async def test_the_result_of_a_job_stays_what_it_was() -> None:

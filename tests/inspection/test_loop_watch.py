@@ -75,7 +75,7 @@ async def test_coroutine_that_blocks_is_named_with_its_stack(
     (message,) = [one.getMessage() for one in caplog.records if "held the event" in one.message]
     assert "'culprit', subtask 1/1 of job 'held'" in message
     assert "of processor time" in message
-    assert "it waits without await" in message
+    assert "It waits without await" in message
     assert message.splitlines()[-1].startswith("  at block (inspection/test_loop_watch.py:")
     named = {
         name.rpartition(".")[0].rpartition(".")[2]

@@ -325,3 +325,23 @@ async def test_kills_of_workers_and_of_the_server_leave_exact_objects_and_nothin
     assert uploads(server) == []
     rows = await af.Flow("read").source(af.io.jsonl(target, Count)).collect()
     assert mistakes(rows, total) == []
+
+
+@pytest.mark.parametrize(("journal", "warns"), [(None, True), (False, False), ("wal", False)])
+async def test_a_push_source_without_a_journal_is_warned_of(
+    url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    journal: str | bool | None,
+    warns: bool,
+) -> None:
+    """The service of the README would lose acknowledged elements, with only another URL."""
+    where = str(tmp_path / journal) if isinstance(journal, str) else journal
+    flow = af.Flow("hits")
+    hits = flow.source(af.io.push(journal=where), uid="hits")
+    hits.sink(lambda page: None)
+    async with flow.run(checkpoints=f"{url}/{journal}") as job:
+        await job.input(hits).put("a")
+    told = "push source 'hits' has no journal, because the checkpoints are in s3://"
+    assert (told in caplog.text) == warns
