@@ -277,7 +277,7 @@ class ClusterJob:
         self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
     ) -> None:
         if state.is_terminal:
-            self.tasks.placed.pop(attempt, None)
+            self.tasks.ended(attempt)
         self.job_master.update_task_state(attempt, state, error)
         if self.job_master.executions.has_finished(attempt):
             self.deployer.finished(attempt)

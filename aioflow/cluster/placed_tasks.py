@@ -273,6 +273,15 @@ class PlacedTasks:
         """Runs the tasks that stay in the program, if the job runs inside of it."""
         self.placed: dict[ExecutionAttemptId, str] = {}
         """Where each attempt that has not ended runs."""
+        self._watches: dict[ExecutionAttemptId, asyncio.Task[None]] = {}
+        """Tasks that look whether cancelled attempts end in time."""
+
+    def ended(self, attempt: ExecutionAttemptId) -> None:
+        """Forgets an attempt. It need not be watched any more."""
+        self.placed.pop(attempt, None)
+        watch = self._watches.pop(attempt, None)
+        if watch is not None:
+            watch.cancel()
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
         self._submit(descriptor)
@@ -285,14 +294,16 @@ class PlacedTasks:
             self.here.cancel_task(attempt)
         else:
             answers = self.peers.ask(worker_id, "cancel_task", attempt_key(attempt))
-            _ = self._group.create_task(
-                self._watch(worker_id, attempt, answers), name=f"cancel {attempt}"
-            )
+            if attempt not in self._watches:
+                self._watches[attempt] = self._group.create_task(
+                    self._watch(worker_id, attempt, answers), name=f"cancel {attempt}"
+                )
 
     async def _watch(
         self, worker_id: str, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]
     ) -> None:
         why = await until_overdue(answers, self._cancellation_timeout_s)
+        self._watches.pop(attempt, None)
         if self.placed.get(attempt) == worker_id:
             self._overdue(worker_id, attempt, why)
 

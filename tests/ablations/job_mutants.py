@@ -313,6 +313,16 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a task that was cancelled and has ended is watched for minutes",
+        "aioflow/cluster/placed_tasks.py",
+        "        if watch is not None:\n            watch.cancel()\n",
+        "",
+        (
+            "tests/cluster/test_workers.py::"
+            "test_a_cancelled_task_is_watched_no_longer_than_until_it_has_ended",
+        ),
+    ),
+    Mutant(
         "a worker that crashes while it starts is started again and again",
         "aioflow/cluster/worker_processes.py",
         "crashed=code > 0 or -code in CRASHES)",

@@ -326,6 +326,17 @@ async def test_a_replacement_gets_the_places_of_the_lost_worker() -> None:
         assert places(cluster) == {at: names.get(one, one) for at, one in before.items()}
 
 
+async def test_a_cancelled_task_is_watched_no_longer_than_until_it_has_ended() -> None:
+    restart = af.fixed_delay(3, "10ms")
+    cluster, processes = cluster_of(4, 2, serve, source=endless, restart=restart)
+    async with running(cluster, processes):
+        processes.children[0].kill()
+        await until(lambda: "worker-3" in places(cluster).values())
+        await until(
+            lambda: not any(task.get_name().startswith("cancel ") for task in asyncio.all_tasks())
+        )
+
+
 async def test_a_silent_worker_is_given_up_and_killed() -> None:
     """R2."""
     connections: list[RpcConnection] = []
