@@ -213,6 +213,36 @@ WORLD_MUTANTS: list[Mutant] = [
         "            self._show_state()\n",
         (),
     ),
+    Mutant(
+        "channels are not requested again on a new connection",
+        "aioflow/protocol/consumer.py",
+        "        for inlet in self._inlets.values():\n            self._ask(inlet)\n",
+        "",
+        (),
+    ),
+    Mutant(
+        "that all records were processed is not said again on a new connection",
+        "aioflow/protocol/consumer.py",
+        "        if inlet.is_acknowledged:\n"
+        "            self._post(inlet.channel, AckAllUserRecordsProcessed())\n",
+        "",
+        (),
+    ),
+    Mutant(
+        "a channel that waits for its barrier goes on with a new connection",
+        "aioflow/protocol/consumer.py",
+        "            blocked=self.is_blocked,\n",
+        "            blocked=False,\n",
+        (),
+    ),
+    Mutant(
+        "a worker that was given up is not killed",
+        "aioflow/cluster/worker_processes.py",
+        "        if self.process is not None:\n            self.process.kill()\n"
+        "        return self.loss\n",
+        "        return self.loss\n",
+        (),
+    ),
 ]
 """Bugs that no single module can show."""
 

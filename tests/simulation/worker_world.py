@@ -9,6 +9,7 @@ frames than it has given credit for.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ __all__ = [
     "check_credit",
     "heartbeat",
     "install",
+    "loss_in",
     "simulated_workers",
     "strike",
     "workers_of",
@@ -63,6 +65,9 @@ LINK_TIMES = {
 }
 """Times of links, in the proportions of the real ones, and short beside the length of a world."""
 
+AGAIN_RATE = 0.3
+"""Share of the kills after which the worker that replaces the killed one is killed as it starts."""
+
 PROGRAM = "aioflow.cluster.worker_program"
 DATA_RATE = 0.8
 """Share of the resets that leave the connections to the service whole: without those a worker is
@@ -70,10 +75,15 @@ lost.
 """
 
 
+START_S = 0.03
+"""Maximum seconds that a worker imports before it registers, so that faults strike meanwhile."""
+
+
 async def _worker(host: SimulatedHost, argv: list[str]) -> int:
     """Does the work of `aioflow.cluster.worker.main`, without signals and threads."""
     secret = host.procs.take_secret()
     assert secret is not None
+    await asyncio.sleep(host.rng.uniform(0.0, START_S))
     try:
         await taskmanager_of(host, secret, argv[-5:]).run()
     except (OSError, Broken):
@@ -182,6 +192,19 @@ def workers_of(sim: Simulation) -> list[str]:
     ]
 
 
+def _kill_newest(sim: Simulation) -> None:
+    if workers := workers_of(sim):
+        sim.kill(workers[-1])
+
+
+def loss_in(error: BaseException) -> BaseException | None:
+    """Returns the loss of a worker among an error and its causes."""
+    cause: BaseException | None = error
+    while cause is not None and not re.match(r"worker-\d+ \(.*\) is gone", str(cause)):
+        cause = cause.__cause__
+    return cause
+
+
 def strike(sim: Simulation, kind: str, service: str) -> bool:
     """Inflict one fault on what the service has started.
 
@@ -196,6 +219,8 @@ def strike(sim: Simulation, kind: str, service: str) -> bool:
     match kind:
         case "worker killed":
             sim.kill(rng.choice(workers))
+            if rng.random() < AGAIN_RATE:
+                later(rng.uniform(0.0, 2 * START_S), _kill_newest, sim)
         case "worker paused":
             paused = rng.choice(workers)
             sim.pause(paused)

@@ -108,10 +108,9 @@ KINDS = (*INJECTED, *MISDEEDS, "lost", "repeated", "down", "savepoint", "stop", 
 """
 
 RESCALE = "rescale"
-"""The operator changes the parallelism of the running job.
+"""The operator changes the parallelism of the running job, in one seed of `RESCALED_EVERY`."""
 
-No seed chooses this by itself: `rescaling` adds it to the choices of a seed.
-"""
+RESCALED_EVERY = 12
 
 OF_PLACE = {"one": (), "workers": worker_world.KINDS, "cluster": cluster_world.KINDS}
 BUGS = (
@@ -216,6 +215,7 @@ class Settings:
         rng = Random(f"{seed}/world of {place}")
         elsewhere, cluster = place != "one", place == "cluster"
         kinds = tuple(kind for kind in (*KINDS, *OF_PLACE[place]) if rng.random() < 0.5)
+        rescaled = not long and chooser.randrange(RESCALED_EVERY) == 0
         standby = not elsewhere and rng.random() < 0.05
         duration_s = rng.uniform(0.15, 0.35) * (3 if standby or elsewhere else 1)
         duration_s = LONG_S if long else duration_s * (2 if cluster else 1)
@@ -229,6 +229,8 @@ class Settings:
         unaligned = rng.choice((False, False, True, "3ms"))
         inline = rng.choice((0, 64, 16384, 16384, 16384))
         rates = {kind: share_s * rng.uniform(0.3, 2.0) * CHEAP.get(kind, 1) for kind in kinds}
+        if rescaled:
+            kinds, rates[RESCALE] = (*kinds, RESCALE), 4.0 / duration_s
         bounded = rng.random() < 0.5
         discovers = not bounded and rng.random() < 0.25
         rules = rng.randrange(3, 12) if rng.random() < 0.15 else 0
@@ -424,6 +426,12 @@ class World:
                 except af.JobCanceled:
                     if not self.done["cancel"]:
                         raise
+                except af.JobFailed as error:
+                    if (loss := worker_world.loss_in(error)) is not None:
+                        raise Violation(
+                            f"the job restarts for ever, and has ended with a worker: {loss}"
+                        ) from error
+                    raise
                 finally:
                     operator.cancel()
                     try:
