@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aioflow.io.iceberg_tables import iceberg
     from aioflow.io.json_files import jsonl
     from aioflow.io.kafka_topics import kafka
+    from aioflow.io.mqtt_topics import mqtt
     from aioflow.io.mysql_tables import mysql
     from aioflow.io.nats_streams import nats
     from aioflow.io.parts import RollPolicy
@@ -57,6 +58,7 @@ __all__ = [
     "jsonl",
     "kafka",
     "lines",
+    "mqtt",
     "mysql",
     "nats",
     "parquet",
@@ -88,6 +90,7 @@ _MODULES = {
     "jsonl": "json_files",
     "kafka": "kafka_topics",
     "lines": "files",
+    "mqtt": "mqtt_topics",
     "mysql": "mysql_tables",
     "nats": "nats_streams",
     "parquet": "arrow_files",

@@ -17,6 +17,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
+from aioflow.io.mqtt_topics import mqtt
 from aioflow.io.rabbitmq_client import PIECE_MESSAGES, RabbitmqMessage
 from aioflow.io.rabbitmq_queues import rabbitmq
 from tests.integration.log_flows import Count, Number, counted, mistakes, run
@@ -28,7 +29,7 @@ from tests.io.driver import (
     take,
     write_all,
 )
-from tests.io.servers import RabbitmqServer, rabbitmq_declared, rabbitmq_server
+from tests.io.servers import RabbitmqServer, mosquitto_server, rabbitmq_declared, rabbitmq_server
 
 SECRET = "s3cret-word"
 
@@ -297,6 +298,35 @@ def rows(folder: Path) -> list[Any]:
     """The rows of the finished part files."""
     files = [one for one in folder.glob("*") if not one.name.startswith(".")]
     return [json.loads(line) for one in files for line in one.read_text().splitlines()]
+
+
+async def test_the_example_of_the_page_counts_repeated_messages_once(
+    url: str, tmp_path: Path, ctx: SinkContext
+) -> None:
+    page = Path(__file__).parents[2] / "docs/howto/queues.md"
+    code = page.read_text().partition('title="orders.py"\n')[2].partition("```")[0]
+    names: dict[str, Any] = {"__name__": "orders"}
+    exec(code, names)
+    await rabbitmq_declared(url, "orders")
+    orders = [{"shop": "a", "n": 1}, {"shop": "b", "n": 2}, {"shop": "a", "n": 3}]
+    sink = rabbitmq(url, "orders", message_id=lambda order: str(order["n"]))
+    for _ in range(2):  # The second time as after a crash.
+        await write_all(sink, ctx, orders)
+    with mosquitto_server() as broker:
+        place = f"mqtt://127.0.0.1:{broker.port}"
+        source = mqtt(place, "shops/+", client_id="test", records=True)
+        reader: Any = source.reader(ctx)
+        await reader.open(await source.discover(ctx.host))
+        async with run(names["counts"](url, place), tmp_path):
+            read = await take(reader, 3)
+            await asyncio.sleep(0.3)  # For more, if repeated messages counted.
+            assert reader.poll_batch(10) is None
+        await reader.close()
+    assert sorted((one.topic, one.value) for one in read) == [
+        ("shops/a", ["a", 1]),
+        ("shops/a", ["a", 2]),
+        ("shops/b", ["b", 1]),
+    ]
 
 
 async def test_nothing_is_lost_when_server_and_job_die(

@@ -179,6 +179,30 @@ def nats_server(*options: str) -> Iterator[Server]:
             server.stop()
 
 
+@contextmanager
+def mosquitto_server(*lines: str, listener: Sequence[str] = ()) -> Iterator[Server]:
+    """A server of MQTT that keeps its sessions when it is ended by SIGTERM."""
+    with tempfile.TemporaryDirectory(prefix="aioflow-mqtt-") as directory:
+        port, place = free_port(), Path(directory)
+        options = [
+            f"listener {port} 127.0.0.1",
+            *listener,
+            *(lines or ("allow_anonymous true",)),
+            "persistence true",
+            f"persistence_location {directory}/",
+            "max_queued_messages 0",
+            *(["user root"] if os.getuid() == 0 else []),
+        ]
+        (place / "mosquitto.conf").write_text("\n".join(options) + "\n")
+        command = [program("mosquitto"), "-c", f"{directory}/mosquitto.conf"]
+        server = Server(place, port, command, _accepts)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
 class RabbitmqServer(Server):
     """A RabbitMQ with one user, guest, and the tools to manage it."""
 

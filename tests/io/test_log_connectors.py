@@ -1,4 +1,4 @@
-"""Errors of the connectors to Redis, NATS, RabbitMQ and Kafka that need no server."""
+"""Errors of the connectors to Redis, NATS, RabbitMQ, MQTT and Kafka that need no server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
+from aioflow.operators.source import discover_splits
 from tests.io.driver import SinkContext, system_context
 
 SECRET = "s3cret-word"
@@ -18,6 +19,7 @@ SOURCES = {
     "redis": (lambda: af.io.redis("redis://127.0.0.1:1", "s"), "redis.asyncio"),
     "nats": (lambda: af.io.nats("nats://127.0.0.1:1", "s"), "nats"),
     "kafka": (lambda: af.io.kafka("127.0.0.1:1", "t"), "aiokafka"),
+    "mqtt": (lambda: af.io.mqtt("mqtt://127.0.0.1:1", "t"), "paho.mqtt"),
     "rabbitmq": (lambda: af.io.rabbitmq("amqp://127.0.0.1:1", "q"), "aiormq"),
 }
 
@@ -25,6 +27,7 @@ SOURCES = {
 SINKS = {
     "redis": (SOURCES["redis"][0], "redis_sink.exists"),
     "nats": (SOURCES["nats"][0], "nats_sink.connect"),
+    "mqtt": (SOURCES["mqtt"][0], "mqtt_client.opened"),
     "rabbitmq": (SOURCES["rabbitmq"][0], "rabbitmq_client._connect"),
     "kafka": (SOURCES["kafka"][0], "kafka_sink.started"),
     "kafka in transactions": (
@@ -88,13 +91,13 @@ async def test_sink_waits_for_a_server_that_starts_after_the_job(
 
 @pytest.mark.parametrize("name", SOURCES)
 async def test_a_client_library_that_is_missing_is_named_with_its_extra(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, module = SOURCES[name]
     monkeypatch.setitem(sys.modules, module, None)
     source: Any = make()  # It loads nothing.
     with pytest.raises(ModuleNotFoundError, match=rf"pip install 'aioflow\[{name}\]'"):
-        await source.discover()
+        await discover_splits(source, ctx.host)
 
 
 @pytest.mark.parametrize(

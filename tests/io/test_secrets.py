@@ -135,6 +135,8 @@ async def test_a_sink_shows_no_secret(
         lambda: af.io.http("http://h/", headers=[CANARY]),
         lambda: af.io.postgres(f"postgresql://u:{CANARY}@h:port/db", "t", key="id"),
         lambda: af.io.postgres(f"mysql://u:{CANARY}@h/db", "t", key="id"),
+        lambda: af.io.mqtt(f"mqtt://u:{CANARY}@h:port", "t"),
+        lambda: af.io.mqtt(f"http://u:{CANARY}@h", "t"),
         lambda: af.io.nats(f"nats://u:{CANARY}@h:port", "subject"),
         lambda: af.io.nats(f"http://u:{CANARY}@h", "subject"),
         lambda: af.io.rabbitmq(f"amqp://u:{CANARY}@h:port", "q"),
