@@ -1,4 +1,4 @@
-"""Changes of the rows of a database's tables, as `postgres_changes` reads them.
+"""Changes of the rows of a database's tables, as `postgres_changes` and `mysql_changes` read them.
 
 A `Change` is the effect of one statement on one row, or on a whole table. An `Upsert` is the latest
 row of a key, or the deletion of that row. Sinks of tables write upserts with `mode="upsert"`.
@@ -6,16 +6,21 @@ row of a key, or the deletion of that row. Sinks of tables write upserts with `m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
 import msgspec
 
-from aioflow.core.errors import StateError
-from aioflow.io.conversion import fields_of_value
+from aioflow.core.errors import GraphError, StateError, did_you_mean
+from aioflow.io.arguments import checked_on_error, checked_seconds
+from aioflow.io.conversion import fields_of_value, one_or_more, value_maker
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
 
     T = TypeVar("T", default=Any)
 else:
@@ -23,7 +28,15 @@ else:
 
     T = TypeVar("T")
 
-__all__ = ["Change", "ChangeKind", "Upsert", "key_of", "upserts_of", "without_truncates"]
+__all__ = [
+    "Change",
+    "ChangeKind",
+    "ChangesConfig",
+    "Upsert",
+    "key_of",
+    "upserts_of",
+    "without_truncates",
+]
 
 ChangeKind = Literal["read", "insert", "update", "delete", "truncate"]
 """The event of a row. "read" is a row of the snapshot at the beginning."""
@@ -123,3 +136,57 @@ def without_truncates(change: Change[Any]) -> Sequence[Upsert[Any]]:
 def key_of(upsert: Upsert[Any]) -> tuple[Any, ...]:
     """Returns the key by which upserts are partitioned: the table, and the values of the key."""
     return (upsert.table, *upsert.key.values())
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ChangesConfig:
+    """The arguments that each source of changes has, for the source and its reader."""
+
+    name: ClassVar[str]
+
+    dsn: str
+    tables: list[str]
+    make: Callable[[dict[str, Any]], Any] | None
+    """Makes a row of a dict."""
+    snapshot: bool
+    until: str | None
+    backoff: Duration
+    on_error: OnError
+
+    @staticmethod
+    def checked(
+        name: str,
+        tables: Any,
+        type: type[Any] | None,
+        until: Any,
+        backoff: Duration,
+        on_error: OnError,
+    ) -> tuple[str, list[str], Callable[[dict[str, Any]], Any] | None]:
+        """Returns the call as the user wrote it, the tables, and what makes a row.
+
+        Raises GraphError naming an argument that does not fit.
+        """
+        names = one_or_more(tables)
+        place = f"{name}(..., {', '.join(map(repr, names))})"
+        texts = all(isinstance(one, str) and one and "\0" not in one for one in names)
+        if not names or not texts or len(set(names)) < len(names):
+            raise GraphError(
+                f"{place}: tables is {tables!r}, expected the name of a table, or a list of "
+                "different names"
+            )
+        if until not in (None, "latest"):
+            hint = did_you_mean(until, ("latest",))
+            raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{hint}")
+        checked_seconds(backoff, "backoff", place, may_be_zero=True)
+        checked_on_error(on_error, place)
+        try:
+            return place, names, value_maker(type)
+        except (ValueError, TypeError) as error:
+            raise GraphError(str(error)) from None
+
+    def __repr__(self) -> str:
+        return f"{self.name}(..., {', '.join(map(repr, self.tables))})"
+
+    @property
+    def bounded(self) -> bool:
+        return self.until is not None

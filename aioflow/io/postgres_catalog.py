@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, StateError
+from aioflow.io.changes import ChangesConfig
 from aioflow.io.pgoutput import lsn_number, lsn_text
 from aioflow.io.postgres_replication import SETTINGS, ReplicationConnection, literal
 from aioflow.io.postgres_tables import disconnect, open_connection
 from aioflow.io.postgres_types import PgType, known_type
 from aioflow.io.tables import quoted, quoted_table
 
-if TYPE_CHECKING:
-    from aioflow.core.timeunits import Duration
-    from aioflow.io.arguments import OnError
-
 __all__ = [
-    "ChangesConfig",
     "Column",
+    "PostgresChangesConfig",
     "Table",
     "check_server",
     "drop_postgres_slot",
@@ -50,20 +47,14 @@ reader is gone.
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
-class ChangesConfig:
+@dataclass(eq=False, repr=False, kw_only=True)
+class PostgresChangesConfig(ChangesConfig):
     """The arguments of `postgres_changes`, for its source and its reader."""
 
-    dsn: str
-    tables: list[str]
-    make: Callable[[dict[str, Any]], Any] | None
-    """Makes a row of a dict."""
+    name = "postgres_changes"
+
     slot: str
     publication: str
-    snapshot: bool
-    until: str | None
-    backoff: Duration
-    on_error: OnError
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +87,7 @@ class Table:
         return f"{quoted(self.schema, 'the schema')}.{quoted(self.table, 'the table')}"
 
 
-async def check_server(connection: Any, config: ChangesConfig) -> None:
+async def check_server(connection: Any, config: PostgresChangesConfig) -> None:
     """Makes the publication. Raises GraphError if a setting would keep changes from coming."""
     level = await connection.fetchval("SHOW wal_level")
     if level != "logical":
@@ -126,7 +117,7 @@ async def _user(connection: Any) -> str:
     return quoted(await connection.fetchval("SELECT current_user"), "the user")
 
 
-async def _make_publication(connection: Any, config: ChangesConfig) -> None:
+async def _make_publication(connection: Any, config: PostgresChangesConfig) -> None:
     import asyncpg
 
     publication = quoted(config.publication, "publication")
@@ -196,7 +187,7 @@ _PRIMARY = """
     WHERE i.indrelid = $1 AND i.indisprimary AND k.place <= i.indnkeyatts ORDER BY k.place"""
 
 
-async def load_tables(connection: Any, config: ChangesConfig) -> list[Table]:
+async def load_tables(connection: Any, config: PostgresChangesConfig) -> list[Table]:
     """Returns the tables of `config`. Raises StateError if one is not there any more."""
     tables = []
     has_lists = connection.get_server_version() >= (15,)
@@ -257,7 +248,7 @@ async def _slot(replication: ReplicationConnection, slot: str) -> dict[str, str 
 
 
 async def free_slot(
-    replication: ReplicationConnection, config: ChangesConfig
+    replication: ReplicationConnection, config: PostgresChangesConfig
 ) -> dict[str, str | None] | None:
     """Returns the row of the slot in pg_replication_slots, once no other connection uses it.
 
@@ -284,7 +275,9 @@ async def free_slot(
     return found
 
 
-async def kept_slot(replication: ReplicationConnection, config: ChangesConfig, lsn: int) -> None:
+async def kept_slot(
+    replication: ReplicationConnection, config: PostgresChangesConfig, lsn: int
+) -> None:
     """Raises StateError unless the slot has all changes after `lsn`."""
     found = await free_slot(replication, config)
     remedy = "start with restore=None, fresh=True, which reads a new snapshot"
@@ -313,7 +306,7 @@ def error_code(error: BaseException) -> str | None:
     return error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
 
 
-def refusal(config: ChangesConfig, error: BaseException) -> BaseException | None:
+def refusal(config: PostgresChangesConfig, error: BaseException) -> BaseException | None:
     """Returns an error that says what to do about `error` of the server, or None."""
     code = error_code(error)
     if "WAL sender" in str(error) or (code == "42501" and "replication" in str(error).lower()):
@@ -334,7 +327,7 @@ def refusal(config: ChangesConfig, error: BaseException) -> BaseException | None
     return None
 
 
-async def replicate(config: ChangesConfig) -> ReplicationConnection:
+async def replicate(config: PostgresChangesConfig) -> ReplicationConnection:
     """Returns a replication connection. Raises GraphError if the user may not replicate."""
     try:
         return ReplicationConnection(await open_connection(config.dsn, config, **SETTINGS))

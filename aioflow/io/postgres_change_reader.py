@@ -1,16 +1,6 @@
 """The reader of `postgres_changes`: the rows of the slot's snapshot, then the stream of the slot.
 
-A position is None at the beginning, and otherwise a list:
-
-    ["snapshot", start, ranges, table, key, as_of]   a row of the snapshot was read
-        `start` is the place in the log where the slot begins, `as_of` that of this snapshot, and
-        `key` has the texts of the row's key. `ranges` are those read before, see `snapshot_ranges`.
-    ["log", end, commit, count, ranges]              all transactions before `end` were read, and of
-        the one that commits at `commit` the first `count` changes
-
-A checkpoint may fall within a transaction. After a restore the server sends this transaction again
-from its beginning, with the same changes, and the reader leaves out the counted ones. The reader
-stops reading the socket while its buffer is full, so memory is bounded for any transaction.
+`change_reader` says what a position is. The place of a transaction is that of its commit.
 
 Invariant: the reader confirms to the server only places in the log that a complete checkpoint
 covers. The server may remove its log before a confirmed place.
@@ -25,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import StateError
 from aioflow.io.arguments import MALFORMED
-from aioflow.io.backoff import Backoff
+from aioflow.io.change_reader import (
+    LOG,
+    SNAPSHOT,
+    ChangeLog,
+    ChangeReader,
+    Position,
+    SnapshotRanges,
+)
 from aioflow.io.changes import Change
 from aioflow.io.pgoutput import (
     UNCHANGED,
@@ -52,19 +49,19 @@ from aioflow.io.postgres_catalog import (
 from aioflow.io.postgres_replication import Keepalive, literal
 from aioflow.io.postgres_tables import disconnect, open_connection
 from aioflow.io.postgres_types import COLLATED_TYPES, ORDERED_TYPES, PgType, decoder_of, known_type
-from aioflow.io.readers import Message, StreamReader
-from aioflow.io.snapshot_ranges import SnapshotRanges
+from aioflow.io.readers import Message
 from aioflow.io.tables import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from aioflow.io.backoff import Backoff
     from aioflow.io.pgoutput import Message as PgMessage
-    from aioflow.io.postgres_catalog import ChangesConfig
+    from aioflow.io.postgres_catalog import PostgresChangesConfig
     from aioflow.io.postgres_replication import ReplicationConnection, XLogData
     from aioflow.operators.source import SourceContext, Split
 
-__all__ = ["ChangeReader"]
+__all__ = ["PostgresChangeReader"]
 
 STATUS_EVERY_S = 5.0
 """Interval of the messages that keep the connection alive. The server ends it after a minute
@@ -77,15 +74,8 @@ UNTIL_EVERY_S = 0.2
 SLOW_SLOT_S = 5.0
 """Time after which a warning says what the creation of a slot waits for."""
 
-BUFFERED_BYTES = 16 << 20
-"""Number of bytes of rows that wait in memory, at most, and one block of messages."""
-
 AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "08000", "08001", "08003", "08006"})
 """Errors of a server that stops, starts, or has too many connections."""
-
-SNAPSHOT, LOG = "snapshot", "log"
-
-Position = list[Any]
 
 logger = logging.getLogger(__name__)
 
@@ -147,15 +137,13 @@ class RowReader:
             ) from error
 
 
-class ChangeReader(StreamReader):
+class PostgresChangeReader(ChangeReader):
     """Reads the one split of `postgres_changes`."""
 
-    def __init__(self, ctx: SourceContext, config: ChangesConfig) -> None:
-        super().__init__(ctx, self._change, config.on_error)
-        self.config = config
-        self._behind: Position | None = None
-        """The position after everything that was put into the buffer."""
-        self._bytes = 0
+    config: PostgresChangesConfig
+
+    def __init__(self, ctx: SourceContext, config: PostgresChangesConfig) -> None:
+        super().__init__(ctx, config)
         self._taken: dict[int, Position | None] = {}
         """Checkpoint -> its position."""
         self._durable = 0
@@ -170,16 +158,9 @@ class ChangeReader(StreamReader):
     # What the engine calls.
 
     async def open(self, splits: Sequence[Split]) -> None:
-        if splits:
-            self._behind = splits[0].position
         await super().open(splits)
-
-    def position(self, split_id: str) -> Position | None:
-        if not self._chunks:
-            # Kept, so that later positions are never before this one, which a checkpoint may have.
-            self._positions[split_id] = self._behind
-        position: Position | None = self._positions[split_id]
-        return position
+        if self.behind is not None:
+            self._durable = self.behind[1]
 
     def checkpoint(self, checkpoint_id: int) -> None:
         for split_id in self.splits:
@@ -198,9 +179,8 @@ class ChangeReader(StreamReader):
         cells = content[4] or content[2] or ()
         return b"\t".join(cell if isinstance(cell, bytes) else b"" for cell in cells)
 
-    def _change(self, content: Any) -> Change[Any]:
-        rows, kind, old, whole, new, place, timestamp_ms, size = content
-        self._bytes -= size
+    def change(self, content: Any) -> Change[Any]:
+        rows, kind, old, whole, new, place, timestamp_ms, _ = content
         if rows is None:  # A truncate has only the name of its table.
             return Change(kind, old, {}, None, None, place, timestamp_ms)
         before = rows.row(old) if whole else None
@@ -220,33 +200,13 @@ class ChangeReader(StreamReader):
 
     # What the task calls.
 
-    async def hand_over(
-        self, messages: list[Message], size: int, behind: Position, *, last: bool = False
-    ) -> None:
-        self._behind, self._bytes = behind, self._bytes + size
-        (split_id,) = self.splits
-        if messages or last:
-            await self.put(split_id, messages, last=last)
-        if self._bytes > BUFFERED_BYTES:
-            await self._pump.added(lambda: self._bytes > BUFFERED_BYTES // 2 and bool(self._chunks))
+    def is_away(self, error: Exception) -> bool:
+        return isinstance(error, (OSError, TimeoutError)) or error_code(error) in AWAY
 
-    async def run(self) -> None:
-        config = self.config
-        backoff = Backoff(self.ctx.host.rng, config.backoff)
-        if self._behind is not None:
-            self._durable = self._behind[1]
-        while True:
-            try:
-                await self._read(backoff)
-                return
-            # Checked here, because most errors justify no retry.
-            except Exception as error:  # noqa: BLE001
-                if not _is_away(error):
-                    raise refusal(config, error) or error from None
-                backoff.failed(config, error)
-            await backoff.sleep()
+    def explained(self, error: Exception) -> BaseException | None:
+        return refusal(self.config, error)
 
-    async def _read(self, backoff: Backoff) -> None:
+    async def read(self, backoff: Backoff) -> None:
         config = self.config
         replication = await replicate(config)
         try:
@@ -258,9 +218,9 @@ class ChangeReader(StreamReader):
             finally:
                 await disconnect(connection)
             self._tables = {(table.schema, table.table): table for table in tables}
-            if self._behind is None and not config.snapshot:
+            if self.behind is None and not config.snapshot:
                 await self._begin_without_rows(replication)
-            elif self._behind is None or self._behind[0] == SNAPSHOT:
+            elif self.behind is None or self.behind[0] == SNAPSHOT:
                 await self._snapshot(replication, tables, backoff)
             await self._stream(replication, backoff)
         finally:
@@ -272,7 +232,7 @@ class ChangeReader(StreamReader):
             begin = await self._create(replication, self.config.slot, "NOEXPORT_SNAPSHOT")
         else:
             begin = lsn_number(found["confirmed_flush_lsn"])
-        self._behind = [LOG, begin, 0, 0, None]
+        self.behind = [LOG, begin, 0, 0, None]
 
     async def _create(self, replication: ReplicationConnection, slot: str, snapshot: str) -> int:
         """Creates a slot, and returns the place in the log where it begins."""
@@ -298,63 +258,35 @@ class ChangeReader(StreamReader):
         self, replication: ReplicationConnection, tables: list[Table], backoff: Backoff
     ) -> None:
         """Reads the rows of all remaining tables, in one transaction."""
-        slot, behind = self.config.slot, self._behind
+        slot, behind = self.config.slot, self.behind
         temporary = f"{slot[:55]}_resumed"
-        ranges: list[list[Any]] = []
-        now_ms = self.ctx.host.clock.wall_ms()
         if behind is None:
             if await free_slot(replication, self.config) is not None:
                 await replication.query(f'DROP_REPLICATION_SLOT "{slot}"')
         else:
-            _, start, ranges, interrupted, key, read_as_of = behind
-            await kept_slot(replication, self.config, start)
-            # A table without a key that can be compared is read again, from its beginning.
-            ranges = [*ranges, [interrupted, key, read_as_of if key else start]]
+            await kept_slot(replication, self.config, behind[1])
         await replication.query("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        if behind is None:
-            start = as_of = await self._create(replication, slot, "USE_SNAPSHOT")
-        else:
-            as_of = await self._create(replication, temporary, "USE_SNAPSHOT")
+        made = slot if behind is None else temporary
+        as_of = await self._create(replication, made, "USE_SNAPSHOT")
+        start = as_of if behind is None else behind[1]
         backoff.reset()
-        for table in tables:
-            read = [one for one in ranges if one[0] == table.name]
-            if not any(last is None for _, last, _ in read):
-                await self._read_table(replication, table, [SNAPSHOT, start, ranges], as_of, now_ms)
-                ranges = [*ranges, [table.name, None, as_of]]
+
+        async def read(table: Table, begin: Position, last: list[str]) -> None:
+            columns = [(column.name, column.type_oid) for column in table.columns]
+            rows = self._row_reader(table, columns, table.primary)
+            key = table.primary if _is_comparable(table) else []
+            names = [name for name, _ in columns]
+            pages = replication.pages(_select(table, key, last))
+            await self.read_rows(
+                pages, rows, [names.index(one) for one in key], "utf-8", begin, as_of,
+                lsn_text(as_of),
+            )  # fmt: skip
+
+        await self.read_tables(tables, start, as_of, read)
         await replication.query("COMMIT")
         if behind is not None:
             await replication.query(f'DROP_REPLICATION_SLOT "{temporary}"')
-        left = ranges if any(at > start for _, _, at in ranges) else None
-        self._behind = [LOG, start, 0, 0, left]
         self._durable = max(self._durable, start)
-
-    async def _read_table(
-        self,
-        replication: ReplicationConnection,
-        table: Table,
-        begin: Position,
-        as_of: int,
-        now_ms: int,
-    ) -> None:
-        """Reads the rows of `table` behind the ranges that `begin` tells."""
-        columns = [column.name for column in table.columns]
-        rows = self._row_reader(
-            table, [(column.name, column.type_oid) for column in table.columns], table.primary
-        )
-        key = table.primary if _is_comparable(table) else []
-        places = [columns.index(name) for name in key]
-        read = [last for name, last, _ in begin[2] if name == table.name]
-        where, place = f"row of {table.name!r}", lsn_text(as_of)
-        async for _, page in replication.pages(_select(table, key, read[-1] if read else [])):
-            messages, size = [], 0
-            for cells in page:
-                length = sum([len(cell) for cell in cells if cell is not None])
-                size += length
-                texts = [(cells[i] or b"").decode() for i in places]
-                content = (rows, "read", None, False, cells, place, now_ms, length)
-                position = [*begin, table.name, texts, as_of]
-                messages.append(Message(content, position, now_ms, where))
-            await self.hand_over(messages, size, messages[-1].position)
 
     def _row_reader(
         self, table: Table, columns: Sequence[tuple[str, int]], key: Sequence[str]
@@ -364,8 +296,8 @@ class ChangeReader(StreamReader):
     # The log.
 
     async def _stream(self, replication: ReplicationConnection, backoff: Backoff) -> None:
-        assert self._behind is not None
-        begin: int = self._behind[1]
+        assert self.behind is not None
+        begin: int = self.behind[1]
         await kept_slot(replication, self.config, begin)
         (end,) = [split.payload for split in self.splits.values()]
         await replication.start(self.config.slot, lsn_text(begin), self.config.publication)
@@ -374,7 +306,7 @@ class ChangeReader(StreamReader):
             self._report(replication, ask=end is not None), name="postgres_changes status"
         )
         try:
-            log = _Log(self, self._behind, end)
+            log = _Log(self, self.behind, end)
             while not log.at_end:
                 received = await replication.messages()
                 backoff.reset()
@@ -482,24 +414,15 @@ def _select(table: Table, key: list[str], last: list[str] | None) -> str:
     return f"SELECT {columns} FROM {table.quoted}{where}{order}"
 
 
-class _Log:
-    """The place within the stream of the slot: transactions, and how much of one was read."""
+class _Log(ChangeLog):
+    """The place within the stream of the slot."""
 
-    def __init__(self, reader: ChangeReader, begin: Position, end: int | None) -> None:
-        _, self._done, self._cut, self._count, ranges = begin
+    def __init__(self, reader: PostgresChangeReader, begin: Position, end: int | None) -> None:
+        ranges = begin[4]
+        super().__init__(reader.config, begin, end, reader.ranges(ranges) if ranges else None)
         self._reader = reader
-        self._end = end
-        self._ranges = reader.ranges(ranges) if ranges else None
-        self._told_ranges = ranges
         self._rows: dict[int, RowReader | None] = {}
         """Relation -> the reader of its rows; None if its table was not asked for."""
-        self._commit = 0
-        self._number = 0
-        self._skip = 0
-        self._inside = False
-        self._place, self._timestamp_ms = "", 0
-        self.behind = begin
-        self.at_end = end is not None and self._done >= end
 
     async def read(
         self, replication: ReplicationConnection, received: list[XLogData | Keepalive]
@@ -512,9 +435,10 @@ class _Log:
                 continue
             told = decode(one.message)
             if isinstance(told, RowChange):
-                self._number += 1
-                if self._number > self._skip:
-                    size += self._add(messages, told, len(one.message))
+                if self.is_new():
+                    kind, oid, old, whole, new = told
+                    if (rows := self._rows.get(oid)) is not None:
+                        size += self.add(messages, rows, kind, old, whole, new, len(one.message))
             elif isinstance(told, Relation):
                 self._rows[told.oid] = await self._reader.rows_of(told)
             elif told is not None:
@@ -526,96 +450,19 @@ class _Log:
     def _keepalive(self, replication: ReplicationConnection, keepalive: Keepalive) -> None:
         reader = self._reader
         reader.received(keepalive.wal_end)
-        if not self._inside:
-            self._reached(keepalive.wal_end)
+        if not self.inside:
+            self.reached(keepalive.wal_end)
         if keepalive.reply_requested:
             reader.send_status(replication)
 
-    def _reached(self, lsn: int) -> None:
-        """Notes that all transactions before `lsn` were read."""
-        if lsn <= self._done:
-            return
-        if self._ranges is not None and lsn >= self._ranges.end:
-            self._ranges = self._told_ranges = None
-        self._done = lsn
-        # A transaction that was cut comes again, until it was read to its end.
-        if self._cut < lsn:
-            self._cut = self._count = 0
-        self.behind = [LOG, lsn, self._cut, self._count, self._told_ranges]
-        self.at_end = self._end is not None and lsn >= self._end
-
     def _other(self, messages: list[Message], told: PgMessage) -> None:
         if isinstance(told, Begin):
-            if self._end is not None and told.final_lsn >= self._end:
-                self.at_end = True
-                return
-            self._inside = True
-            self._commit, self._number = told.final_lsn, 0
-            self._skip = self._count if told.final_lsn == self._cut else 0
-            self._place = lsn_text(told.final_lsn)
-            self._timestamp_ms = told.committed_us // 1000
+            self.begin(told.final_lsn, lsn_text(told.final_lsn), told.committed_us // 1000)
         elif isinstance(told, Commit):
-            self._inside = False
             self._reader.received(told.end_lsn)
-            self._reached(told.end_lsn)
+            self.commit(told.end_lsn)
         elif isinstance(told, Truncate):
             for oid in told.oids:
-                self._number += 1
                 rows = self._rows.get(oid)
-                if rows is not None and self._number > self._skip:
-                    self._truncate(messages, rows.table)
-
-    def _truncate(self, messages: list[Message], table: str) -> None:
-        if self._ranges is not None:
-            changes = self._ranges.truncates(table, self._commit)
-            if changes is None:
-                raise StateError(
-                    f"{self._reader.config!r}: table {table!r} was truncated while its rows were "
-                    "read over a restart: start with restore=None, fresh=True for a new snapshot"
-                )
-            if not changes:
-                return
-        self._put(messages, (None, "truncate", table, False, None), 0)
-
-    def _add(self, messages: list[Message], change: RowChange, size: int) -> int:
-        """Adds a change to `messages`. Returns its size, or 0 if the snapshot contains it."""
-        kind, oid, old, whole, new = change
-        rows = self._rows.get(oid)
-        if rows is None:
-            return 0
-        if self._ranges is not None:
-            had = old if old is not None else new
-            assert had is not None
-            in_old = in_new = self._contains(rows, had)
-            if kind == "update" and old is not None and new is not None:
-                in_new = self._contains(rows, new)
-            if in_old and in_new:
-                return 0
-            if in_old:
-                kind, old, whole = "insert", None, False
-            elif in_new:
-                kind, new = "delete", None
-        self._put(messages, (rows, kind, old, whole, new), size)
-        return size
-
-    def _contains(self, rows: RowReader, cells: Sequence[Cell]) -> bool:
-        assert self._ranges is not None
-        return self._ranges.contains(rows.table, tuple(rows.key_of(cells).values()), self._commit)
-
-    def _put(self, messages: list[Message], content: tuple[Any, ...], size: int) -> None:
-        self.behind = [LOG, self._done, self._commit, self._number, self._told_ranges]
-        messages.append(
-            Message(
-                (*content, self._place, self._timestamp_ms, size),
-                self.behind,
-                self._timestamp_ms,
-                f"change at {self._place}",
-            )
-        )
-
-
-def _is_away(error: BaseException) -> bool:
-    """Returns whether `error` says that the server cannot be reached now."""
-    if isinstance(error, (OSError, TimeoutError)):
-        return True
-    return error_code(error) in AWAY
+                if self.is_new() and rows is not None:
+                    self.truncate(messages, rows.table)

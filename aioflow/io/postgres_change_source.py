@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.advice.hints import explained
-from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.io.arguments import (
-    T,
-    checked_on_error,
-    checked_seconds,
-    checked_text,
-)
+from aioflow.core.errors import GraphError
+from aioflow.io.arguments import T, checked_text
 from aioflow.io.changes import Change
-from aioflow.io.conversion import one_or_more, value_maker
-from aioflow.io.postgres_catalog import ChangesConfig, check_server, free_slot, log_end, replicate
+from aioflow.io.postgres_catalog import (
+    PostgresChangesConfig,
+    check_server,
+    free_slot,
+    log_end,
+    replicate,
+)
 from aioflow.io.postgres_tables import check_postgres_dsn, disconnect, open_connection
 from aioflow.io.tables import quoted
 from aioflow.operators.source import BaseSource, Split
@@ -71,13 +71,9 @@ def postgres_changes(
     `until="latest"` the source ends at the place where the log ends when the job begins. `backoff`
     is the first delay between two tries to connect. `on_error` handles rows that are not of `type`.
     """
-    names = one_or_more(tables)
-    place = f"postgres_changes(..., {', '.join(map(repr, names))})"
-    if not names or not all(isinstance(one, str) for one in names) or len(set(names)) < len(names):
-        raise GraphError(
-            f"{place}: tables is {tables!r}, expected the name of a table, or a list of different "
-            "names"
-        )
+    place, names, make = PostgresChanges.checked(
+        "postgres_changes", tables, type, until, backoff, on_error
+    )
     check_postgres_dsn(dsn, place)
     checked_text(slot, "slot", place)
     if not set(slot) <= SLOT_SIGNS or len(slot) > 63:
@@ -86,47 +82,33 @@ def postgres_changes(
         )
     if publication is not None:
         checked_text(publication, "publication", place)
-    if until not in (None, "latest"):
-        hint = did_you_mean(until, ("latest",))
-        raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{hint}")
-    checked_seconds(backoff, "backoff", place, may_be_zero=True)
     try:
         for name in names:
             for part in name.split(".", 1):
                 quoted(part, f"{place}: a name")
-        make = value_maker(type)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise GraphError(str(error)) from None
     return PostgresChanges(
-        dsn,
-        names,
-        make,
-        slot,
-        publication or slot,
-        bool(snapshot),
-        until,
-        backoff,
-        checked_on_error(on_error, place),
+        dsn=dsn,
+        tables=names,
+        make=make,
+        slot=slot,
+        publication=publication or slot,
+        snapshot=bool(snapshot),
+        until=until,
+        backoff=backoff,
+        on_error=on_error,
     )
 
 
-class PostgresChanges(ChangesConfig, BaseSource[Change[T]]):
+class PostgresChanges(PostgresChangesConfig, BaseSource[Change[T]]):
     """A `Source` of the changes of some tables. Made by `postgres_changes`.
 
-    It has one split, since the order of the transactions is one. `postgres_change_reader` says
-    what its position is.
+    It has one split, since the order of the transactions is one.
     """
 
-    name = "postgres_changes"
     parallelism_max = 1
     record_type = Change
-
-    def __repr__(self) -> str:
-        return f"postgres_changes(..., {', '.join(map(repr, self.tables))})"
-
-    @property
-    def bounded(self) -> bool:
-        return self.until is not None
 
     async def discover(self) -> list[Split]:
         """Returns one split, after it was checked that the changes can be read. Its payload is the
@@ -146,6 +128,6 @@ class PostgresChanges(ChangesConfig, BaseSource[Change[T]]):
         return [Split("0", None, end)]
 
     def reader(self, ctx: SourceContext) -> SourceReader[Change[T]]:
-        from aioflow.io.postgres_change_reader import ChangeReader
+        from aioflow.io.postgres_change_reader import PostgresChangeReader
 
-        return ChangeReader(ctx, self)
+        return PostgresChangeReader(ctx, self)

@@ -6,24 +6,20 @@ left: a query and its rows, and "copy both", in which the server sends changes a
 the client says how far it has come. See "Streaming Replication Protocol" in PostgreSQL's
 documentation.
 
-Invariant: no more than `BUFFER_BYTES` and one message wait in memory. The socket is not read while
-they do, and the server waits.
+Invariant: a bounded number of bytes waits in memory, see `Frames`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from struct import Struct
 from typing import Any, NamedTuple
 
 from aioflow.core.errors import MalformedInput
+from aioflow.io.change_reader import Frames
 from aioflow.io.pgoutput import EPOCH_US
 
 __all__ = ["Keepalive", "ReplicationConnection", "XLogData", "literal"]
-
-BUFFER_BYTES = 1 << 20
-"""Number of received bytes at which the socket is not read any more."""
 
 SETTINGS = {
     "replication": "database",
@@ -67,65 +63,21 @@ def literal(text: str) -> str:
     return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in text else f"'{quoted}'"
 
 
-class _Frames(asyncio.Protocol):
-    """Collects the messages of the server."""
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._buffer = bytearray()
-        self._waiter: asyncio.Future[None] | None = None
-        self._paused = False
-        self.lost: BaseException | None = None
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if len(self._buffer) >= BUFFER_BYTES and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
-        self._wake()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.lost = exc or ConnectionResetError("the server has closed the connection")
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    async def take(self) -> list[Frame]:
-        """Returns the messages that came, at least one. Raises OSError if the connection ended."""
-        while True:
-            if frames := self._complete():
-                return frames
-            if self.lost is not None:
-                raise ConnectionResetError(str(self.lost)) from self.lost
-            if self._paused:  # One message is larger than the buffer.
-                self._paused = False
-                self._transport.resume_reading()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    def _complete(self) -> list[Frame]:
-        buffer = self._buffer
-        frames: list[Frame] = []
-        at, size = 0, len(buffer)
-        content = b""
-        while size - at >= 5:
-            kind, length = _HEAD(buffer, at)
-            end = at + 1 + length
-            if end > size:
-                break
-            if not content:
-                content = bytes(buffer)
-            frames.append((kind, content[at + 5 : end]))
-            at = end
-        if at:
-            del buffer[:at]
-            if self._paused and len(buffer) < BUFFER_BYTES // 2:
-                self._paused = False
-                self._transport.resume_reading()
-        return frames
+def _complete(buffer: bytearray) -> tuple[list[Frame], int]:
+    """Returns the whole messages in `buffer`, and their length."""
+    frames: list[Frame] = []
+    at, size = 0, len(buffer)
+    content = b""
+    while size - at >= 5:
+        kind, length = _HEAD(buffer, at)
+        end = at + 1 + length
+        if end > size:
+            break
+        if not content:
+            content = bytes(buffer)
+        frames.append((kind, content[at + 5 : end]))
+        at = end
+    return frames, at
 
 
 class ReplicationConnection:
@@ -138,7 +90,7 @@ class ReplicationConnection:
         self._connection = connection
         # The one private name: asyncpg has no other way to its socket.
         self._transport = connection._transport
-        self._frames = _Frames(self._transport)
+        self._frames = Frames(self._transport, _complete)
         self._transport.set_protocol(self._frames)
         self._early: list[Frame] = []
         """Messages that came with the answer to START_REPLICATION."""
@@ -147,17 +99,19 @@ class ReplicationConnection:
         """Returns the rows of `sql` as texts by column. Raises asyncpg's error of the server."""
         names: list[str] = []
         found: list[dict[str, str | None]] = []
-        async for head, rows in self.pages(sql):
-            names = head
+        async for rows in self.pages(sql, names):
             for row in rows:
                 texts = [None if cell is None else cell.decode() for cell in row]
                 found.append(dict(zip(names, texts, strict=True)))
         return found
 
-    async def pages(self, sql: str) -> AsyncIterator[tuple[list[str], list[list[bytes | None]]]]:
-        """Yields the rows of `sql` as they come, as texts, with the names of their columns."""
+    async def pages(
+        self, sql: str, names: list[str] | None = None
+    ) -> AsyncIterator[list[list[bytes | None]]]:
+        """Yields the rows of `sql` as they come, as texts. `names` gets the names of the columns
+        before the first row.
+        """
         self._send(b"Q", sql.encode() + b"\0")
-        names: list[str] = []
         failure: BaseException | None = None
         while True:
             rows: list[list[bytes | None]] = []
@@ -170,13 +124,14 @@ class ReplicationConnection:
                 if kind == b"D":
                     rows.append(_data_row(body))
                 elif kind == b"T":
-                    names = _row_description(body)
+                    if names is not None:
+                        names[:] = _row_description(body)
                 elif kind == b"E":
                     failure = failure or _server_error(body)
                 elif kind == b"Z":
                     ready = True
             if rows:
-                yield names, rows
+                yield rows
             if ready:
                 if failure is not None:
                     raise failure

@@ -198,9 +198,9 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a transaction that was cut is read again from its beginning",
-        "aioflow/io/postgres_change_reader.py",
-        "            self._skip = self._count if told.final_lsn == self._cut else 0\n",
-        "            self._skip = 0\n",
+        "aioflow/io/change_reader.py",
+        "        self._skip = self._count if commit == self._cut else 0\n",
+        "        self._skip = 0\n",
         (f"{_CHANGES}test_a_restart_anywhere_goes_on_behind_the_last_change",),
     ),
     Mutant(
@@ -212,7 +212,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "changes that a resumed snapshot contains come again",
-        "aioflow/io/snapshot_ranges.py",
+        "aioflow/io/change_reader.py",
         "                return commit < as_of\n",
         "                return False\n",
         (f"{_CHANGES}test_a_restart_anywhere_goes_on_behind_the_last_change",),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from aioflow.core.errors import MalformedInput
+from aioflow.io.change_reader import SnapshotRanges
 from aioflow.io.pgoutput import (
     UNCHANGED,
     Begin,
@@ -20,7 +21,6 @@ from aioflow.io.pgoutput import (
     lsn_text,
 )
 from aioflow.io.postgres_types import PgType, decoder_of
-from aioflow.io.snapshot_ranges import SnapshotRanges
 from tests.fuzz.targets import pgoutput_messages
 
 
