@@ -403,17 +403,31 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
     """Returns a function that makes a value of `type_` from a dict of its fields. Returns None if
     `type_` is None or dict.
 
-    Raises TypeError for a type without fields.
+    A bool may be 0 or 1, as databases store it. Raises TypeError for a type without fields.
     """
     if type_ is None or type_ is dict:
         return None
     field_names(type_)
-    if is_namedtuple(type_):
-        return namedtuple_from(type_)
     if is_model(type_):
         return model_maker(type_.model_validate)
-    convert = renaming_maker(type_, strict=False)
-    return convert or (lambda row: msgspec.convert(row, type_, strict=False))
+    make: Callable[[dict[str, Any]], Any]
+    if is_namedtuple(type_):
+        make = namedtuple_from(type_)
+    else:
+        convert = renaming_maker(type_, strict=False)
+        make = convert or (lambda row: msgspec.convert(row, type_, strict=False))
+    bools = [name for name, hint in hints_of(type_).items() if hint in (bool, bool | None)]
+    if not bools:
+        return make
+
+    def make_with_bools(row: dict[str, Any]) -> Any:
+        for name in bools:
+            # The value itself may be 1.0 or a Decimal, which are no bools.
+            if type(value := row.get(name)) is int and value in (0, 1):
+                row = {**row, name: bool(value)}
+        return make(row)
+
+    return make_with_bools
 
 
 def row_converter(

@@ -337,3 +337,16 @@ async def test_a_flow_reads_one_table_and_writes_another(tmp_path: Path, sql: An
     )
     await flow.execute()
     assert sql("SELECT word, max(n) FROM counts GROUP BY word") == [("a", 2), ("b", 1)]
+
+
+class Switched(NamedTuple):
+    x: int
+    on: bool
+    ever: bool | None = None
+
+
+async def test_a_bool_is_read_as_it_was_written(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+    sql('CREATE TABLE t (x INT, "on" INT, ever INT)')
+    rows = [Switched(1, True, False), Switched(0, False)]
+    await write(sqlite(tmp_path / "a.db", "t"), ctx, rows)
+    assert await read_all(sqlite(tmp_path / "a.db", "t", Switched), ctx) == rows
