@@ -7,22 +7,44 @@ writes them. Errors of the server keep their class, and say which server it was.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from aioflow.core.errors import GraphError, note_once
 from aioflow.io.arguments import check_host_and_port
+from aioflow.io.change_reader import Frames
+from aioflow.io.mysql_binlog import lenenc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MysqlConnection", "check_mysql_dsn", "error_number"]
+__all__ = [
+    "BinlogStream",
+    "MysqlConnection",
+    "check_mysql_dsn",
+    "database_of",
+    "error_number",
+    "is_away",
+]
+
+AWAY = frozenset({1040, 1053, 1077, 1079, 1203, 1927, 2006, 2013, 3169, 4031})
+"""Errors of a server that stops, has too many connections, or has ended the connection."""
 
 CONNECT_TIMEOUT_S = 8.0
 """Maximum time for connecting: a wrong address must not look like a job that runs."""
 
 CLOSE_TIMEOUT_S = 5.0
 """Maximum time for closing a connection."""
+
+HEARTBEAT_S = 5.0
+"""Interval at which the server says that it has nothing to say."""
+
+SILENCE_S = 30.0
+"""Time without any message after which the connection counts as broken."""
+
+LONGEST_PACKET = 0xFFFFFF
+"""Length of a packet whose message goes on in the next one."""
 
 SESSION = (
     "SET SESSION sql_mode = CONCAT(REPLACE(@@sql_mode, 'NO_BACKSLASH_ESCAPES', ''), "
@@ -54,6 +76,16 @@ def error_number(error: BaseException) -> int:
     """Returns the number of an error of the server or its client, or 0."""
     number = error.args[0] if error.args else 0
     return number if isinstance(number, int) else 0
+
+
+def database_of(dsn: str) -> str:
+    """Returns the database of a dsn."""
+    return unquote(urlsplit(dsn).path.strip("/"))
+
+
+def is_away(error: BaseException) -> bool:
+    """Returns whether `error` says that the server cannot be reached now."""
+    return isinstance(error, (OSError, TimeoutError)) or error_number(error) in AWAY
 
 
 def _place(dsn: str) -> str:
@@ -88,7 +120,7 @@ class MysqlConnection:
                     port=parts.port or 3306,
                     user=unquote(parts.username or ""),
                     password=unquote(parts.password or ""),
-                    database=unquote(parts.path.strip("/")),
+                    database=database_of(dsn),
                     unix_socket=dict(parse_qsl(parts.query)).get("unix_socket"),
                     charset="utf8mb4",
                     autocommit=True,
@@ -148,6 +180,20 @@ class MysqlConnection:
         finally:
             self.broken = self.broken or not done
 
+    @property
+    def transport(self) -> Any:
+        """The socket, for what the client does not do."""
+        return self._connection._transport
+
+    @property
+    def lacks_eof(self) -> bool:
+        """Whether an answer has no mark between its columns and its rows."""
+        return bool(self._connection._deprecate_eof)
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        self._connection.close()
+
     async def close(self) -> None:
         """Closes the connection. Aborts it if closing takes too long."""
         if self.broken:
@@ -158,3 +204,139 @@ class MysqlConnection:
                 await self._connection.ensure_closed()
         except (OSError, TimeoutError):
             self._connection.close()
+
+
+class BinlogStream:
+    """A connection that reads the log, or the rows of a statement, as the server sends them."""
+
+    def __init__(self, connection: MysqlConnection) -> None:
+        """Nothing else uses `connection` any more."""
+        self._transport = connection.transport
+        self._frames = Frames(self._transport, _packets)
+        self._transport.set_protocol(self._frames)
+        self._before_rows = 0 if connection.lacks_eof else 1
+        """Number of messages between the columns of an answer and its rows."""
+        self._parts: list[bytes] = []
+        """The begin of a message of more than one packet."""
+        self._failure: bytes | None = None
+        """The error that came behind the last messages."""
+
+    @classmethod
+    async def open(
+        cls,
+        connection: MysqlConnection,
+        file: str,
+        offset: int,
+        server_id: int,
+        *,
+        waits: bool = True,
+    ) -> BinlogStream:
+        """Begins to read the log. `waits` at its end is for what will come."""
+        for statement in (
+            "SET @mariadb_slave_capability = 4",
+            "SET @master_binlog_checksum = @@global.binlog_checksum",
+            "SET @source_binlog_checksum = @@global.binlog_checksum",
+            f"SET @master_heartbeat_period = {int(HEARTBEAT_S * 1e9)}",
+            f"SET @source_heartbeat_period = {int(HEARTBEAT_S * 1e9)}",
+            "SET SESSION net_write_timeout = 31536000",
+        ):
+            await connection.execute(statement)
+        stream = cls(connection)
+        stream._send(
+            b"\x12"
+            + offset.to_bytes(4, "little")
+            + (0 if waits else 1).to_bytes(2, "little")
+            + server_id.to_bytes(4, "little")
+            + file.encode()
+        )
+        return stream
+
+    def _send(self, command: bytes) -> None:
+        self._transport.write(len(command).to_bytes(3, "little") + b"\0" + command)
+
+    async def take(self) -> list[bytes]:
+        """Returns the messages that came, at least one. Raises the error of the server."""
+        while True:
+            if self._failure is not None:
+                raise _server_error(self._failure)
+            async with asyncio.timeout(SILENCE_S):
+                packets = await self._frames.take()
+            found: list[bytes] = []
+            for packet in packets:
+                if self._parts or len(packet) == LONGEST_PACKET:
+                    self._parts.append(packet)
+                    if len(packet) == LONGEST_PACKET:
+                        continue
+                    packet, self._parts = b"".join(self._parts), []
+                if packet[:1] == b"\xff":
+                    self._failure = packet
+                    break
+                found.append(packet)
+            if found:
+                return found
+
+    async def pages(self, sql: str) -> AsyncIterator[list[list[bytes | None]]]:
+        """Yields the rows of `sql` as they come, as texts."""
+        self._send(b"\x03" + sql.encode())
+        columns, left = 0, 0
+        while True:
+            rows: list[list[bytes | None]] = []
+            for message in await self.take():
+                if not columns:
+                    columns, _ = lenenc(message, 0)
+                    left = columns + self._before_rows
+                elif left:
+                    left -= 1
+                elif message[:1] == b"\xfe" and len(message) < LONGEST_PACKET:
+                    if rows:
+                        yield rows
+                    return
+                else:
+                    rows.append(_cells(message, columns))
+            if rows:
+                yield rows
+
+    def close(self) -> None:
+        """Ends the connection at once."""
+        self._transport.abort()
+
+
+def _packets(buffer: bytearray) -> tuple[list[bytes], int]:
+    """Returns the whole packets in `buffer`, without their heads, and their length."""
+    packets: list[bytes] = []
+    at, size = 0, len(buffer)
+    content = b""
+    while size - at >= 4:
+        end = at + 4 + (buffer[at] | buffer[at + 1] << 8 | buffer[at + 2] << 16)
+        if end > size:
+            break
+        if not content:
+            content = bytes(buffer)
+        packets.append(content[at + 4 : end])
+        at = end
+    return packets, at
+
+
+def _server_error(message: bytes) -> BaseException:
+    """Returns asyncmy's exception for an error of the server."""
+    from asyncmy.errors import OperationalError
+
+    text = message[9:] if message[3:4] == b"#" else message[3:]
+    error: BaseException = OperationalError(
+        int.from_bytes(message[1:3], "little"), text.decode(errors="replace")
+    )
+    return error
+
+
+def _cells(message: bytes, columns: int) -> list[bytes | None]:
+    cells: list[bytes | None] = []
+    at = 0
+    for _ in range(columns):
+        if message[at] == 251:
+            cells.append(None)
+            at += 1
+        else:
+            length, at = lenenc(message, at)
+            cells.append(message[at : at + length])
+            at += length
+    return cells

@@ -26,6 +26,7 @@ from aioflow.io.hybrid_source import hybrid
 from aioflow.io.json_files import jsonl
 from aioflow.io.kafka_topics import kafka
 from aioflow.io.memory import as_source
+from aioflow.io.mysql_changes import mysql_changes
 from aioflow.io.mysql_tables import mysql
 from aioflow.io.nats_streams import nats
 from aioflow.io.postgres_change_source import postgres_changes
@@ -44,7 +45,7 @@ from tests.io.driver import (
     write_all,
 )
 from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced
-from tests.io.mysql_server import MysqlServer, mysql_server
+from tests.io.mysql_server import LOGGED, MysqlServer, mysql_server
 from tests.io.postgres_server import PostgresServer, postgres_server
 from tests.io.servers import (
     RabbitmqServer,
@@ -217,6 +218,17 @@ def _postgres_changes(directory: Path, server: PostgresServer) -> tuple[Source[A
     return _Rows(source), [{"i": i} for i in range(COUNT)]
 
 
+def _mysql_changes(directory: Path, server: MysqlServer) -> tuple[Source[Any], list[Any]]:
+    """Transactions of 1 to 11 rows. The source begins with a snapshot, which is empty."""
+    name = "".join(sign if sign.isalnum() else "_" for sign in directory.name.lower())[-40:]
+    dsn = server.create(name)
+    server.query(name, "CREATE TABLE numbers (i INT PRIMARY KEY)")
+    source = mysql_changes(dsn, "numbers", until="latest")
+    for first, last in ((0, 4), (5, 5), (6, 6), (7, 11), (12, COUNT - 1)):
+        server.query(name, f"INSERT INTO numbers SELECT seq FROM seq_{first}_to_{last}")
+    return _Rows(source), [{"i": i} for i in range(COUNT)]
+
+
 async def _made(source: Any) -> None:
     """Makes the slot."""
     async with system_context() as context:
@@ -228,6 +240,7 @@ SERVERS: dict[
 ] = {
     "kafka": (kafka_cluster, _kafka),
     "mysql": (mysql_server, _mysql),
+    "mysql changes": (lambda: mysql_server(*LOGGED), _mysql_changes),
     "nats": (nats_server, _nats),
     "postgres changes": (
         lambda: postgres_server(wal_level="logical", max_replication_slots="40"),

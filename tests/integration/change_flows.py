@@ -1,17 +1,30 @@
-"""A program that changes a table in transactions, and a flow that keeps a copy of the table by its
+"""Programs that change tables in transactions, and a flow that keeps a copy of a table by its
 changes, for tests that kill what runs them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import aioflow as af
+from aioflow.operators.source import Split
+from tests.io.driver import read_all, take
 
-__all__ = ["Writer", "copied"]
+__all__ = [
+    "Writer",
+    "applied",
+    "at_position",
+    "copied",
+    "lines",
+    "opened",
+    "plain",
+    "random_transactions",
+    "reads_as_changed",
+]
 
 STATEMENTS = 20
 """Changes of one transaction."""
@@ -88,3 +101,130 @@ def copied(changes: Any, target: Any) -> af.Flow:
     rows = flow.source(changes, uid="changes").upserts(uid="upserts")
     rows.process(Exactly, uid="exactly").sink(target, uid="copy")
     return flow
+
+
+def plain(change: af.Change[Any]) -> tuple[Any, ...]:
+    return change.kind, change.table, change.key, change.before, change.after
+
+
+async def at_position(
+    source: Any, ctx: Any, position: Any = None, payload: Any = None
+) -> tuple[Any, Any]:
+    """A reader that was opened at `position`, and its split."""
+    reader, split = source.reader(ctx), Split("0", position, payload)
+    await reader.open([split])
+    return reader, split
+
+
+@asynccontextmanager
+async def opened(source: Any, ctx: Any) -> AsyncIterator[Any]:
+    """A reader from the beginning, closed at the end."""
+    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
+    try:
+        yield reader
+    finally:
+        await reader.close()
+
+
+TABLES = (
+    "CREATE TABLE a (id INT PRIMARY KEY, n INT)",
+    "CREATE TABLE b (k VARCHAR(20), i INT, v VARCHAR(20), PRIMARY KEY (k, i))",
+    "CREATE TABLE other (id INT PRIMARY KEY)",
+)
+"""The tables of `random_transactions`."""
+
+
+def random_transactions(random: Random, count: int) -> list[str]:
+    """Transactions as SQL: rows of both tables that come, change, get another key and go."""
+    fresh = 1_000
+
+    def statement() -> str:
+        nonlocal fresh
+        fresh += 100
+        one, letter = random.randrange(3), random.choice("abC")
+        rows = random.choice([1, 1, 2, 40])
+        return random.choice(
+            [
+                "INSERT INTO a VALUES "
+                + ", ".join(f"({fresh + i}, {random.randrange(5)})" for i in range(rows)),
+                "INSERT INTO b VALUES "
+                + ", ".join(f"('{letter}{i}', {fresh}, NULL)" for i in range(rows)),
+                f"UPDATE a SET n = n + 1 WHERE id % 3 = {one}",
+                f"UPDATE a SET id = id + 1000000 WHERE n = {one} AND id < 1000000",
+                f"UPDATE b SET v = '{letter}' WHERE i % 3 = {one}",
+                "UPDATE b SET i = i + 1000000 WHERE v IS NULL AND i % 7 = 0 AND i < 1000000",
+                f"DELETE FROM a WHERE id % 11 = {one}",
+                f"DELETE FROM b WHERE i % 5 = {one}",
+                f"INSERT INTO other VALUES ({fresh})",
+            ]
+        )
+
+    found = []
+    for _ in range(count):
+        inside = [statement() for _ in range(random.choice([1, 1, 2, 5]))]
+        if random.random() < 0.2:
+            inside[1:1] = ["SAVEPOINT s", statement(), "ROLLBACK TO SAVEPOINT s"]
+        end = "ROLLBACK" if random.random() < 0.2 else "COMMIT"
+        found.append("; ".join(["BEGIN", *inside, end]))
+    return found
+
+
+def applied(changes: Iterable[af.Change[Any]]) -> dict[str, dict[Any, Any]]:
+    """The rows of tables by their keys. Fails for a change that does not follow the one before."""
+    tables: dict[str, dict[Any, Any]] = {}
+    for change in changes:
+        rows = tables.setdefault(change.table, {})
+        key = tuple(change.key.values())
+        if change.kind in ("insert", "read"):
+            assert key not in rows, change
+        else:
+            assert rows.pop(key) == change.before, change
+        if change.after is not None:
+            new = tuple(change.after[name] for name in change.key)
+            assert new not in rows, change
+            rows[new] = change.after
+    return tables
+
+
+def lines(rows: dict[Any, Any], between: str, null: str) -> list[str]:
+    """Rows as the client of a database prints them, in some order."""
+    return sorted(
+        between.join([null if cell is None else str(cell) for cell in row.values()])
+        for row in rows.values()
+    )
+
+
+async def reads_as_changed(
+    source: Any, ended: Any, ctx: Any, random: Random, change: Callable[[str], Awaitable[Any]]
+) -> dict[str, dict[Any, Any]]:
+    """Changes the tables of `source` while a reader is restarted at random places, each time at its
+    last checkpoint. Returns the rows by the changes read.
+
+    `ended` is the same source that ends at the end of the log.
+    """
+    transactions = random_transactions(random, 40)
+    for one in transactions[:8]:
+        await change(one)
+    (split,) = await ended.discover()
+    read: list[af.Change[Any]] = []
+    position, safe = split.position, 0
+    left = transactions[8:]
+    while left:
+        reader, _ = await at_position(source, ctx, position)
+        try:
+            for _ in range(random.randrange(1, 4)):
+                writing = asyncio.create_task(change("; ".join(left[:4])))
+                left = left[4:]
+                for _ in range(random.randrange(3)):
+                    if reader.pending_records:
+                        read += await take(reader, 1, random.choice([1, 3, 8192]))
+                    await asyncio.sleep(0.01)
+                if random.random() < 0.5:
+                    position, safe = reader.position("0"), len(read)
+                await writing
+        finally:
+            await reader.close()
+        del read[safe:]
+    (split,) = await ended.discover()
+    read += await read_all(ended, ctx, [Split("0", position, split.payload)])
+    return applied(read)

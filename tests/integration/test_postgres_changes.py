@@ -11,9 +11,9 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -26,7 +26,16 @@ from aioflow.io.changes import upserts_of
 from aioflow.io.postgres_catalog import drop_postgres_slot
 from aioflow.io.postgres_change_source import postgres_changes
 from aioflow.operators.source import Split
-from tests.integration.change_flows import Writer, copied
+from tests.integration.change_flows import (
+    TABLES,
+    Writer,
+    at_position,
+    copied,
+    lines,
+    opened,
+    plain,
+    reads_as_changed,
+)
 from tests.integration.processes import eventually, open_workers
 from tests.io.driver import Context, read_all, system_context, take
 from tests.io.postgres_server import USER, PostgresServer, postgres_server
@@ -43,29 +52,6 @@ async def ctx() -> AsyncIterator[Context]:
     async with system_context() as context:
         context.replays = True
         yield context
-
-
-def plain(change: af.Change[Any]) -> tuple[Any, ...]:
-    return change.kind, change.table, change.key, change.before, change.after
-
-
-async def at_position(
-    source: Any, ctx: Context, position: Any, payload: Any = None
-) -> tuple[Any, Any]:
-    """A reader that was opened at `position`, and its split."""
-    reader, split = source.reader(ctx), Split("0", position, payload)
-    await reader.open([split])
-    return reader, split
-
-
-@asynccontextmanager
-async def opened(source: Any, ctx: Context) -> AsyncIterator[Any]:
-    """A reader from the beginning, closed at the end."""
-    reader, _ = await at_position(source, ctx, (await source.discover())[0].position)
-    try:
-        yield reader
-    finally:
-        await reader.close()
 
 
 async def test_rows_come_first_and_then_each_change_in_the_order_of_the_commits(
@@ -296,6 +282,26 @@ async def test_a_restart_anywhere_goes_on_behind_the_last_change(
     assert sorted(tables["t"]) == [(7, "A"), (9, "A"), (9, "B")]
     assert [row["n"] for row in tables["t"].values()] == [1, 1, 1]
     assert [row["n"] for row in tables["u"].values()] == [2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_transactions_and_restarts_give_the_table(
+    server: PostgresServer, schema: str, seed: int, ctx: Context
+) -> None:
+    name = f"{schema}_{seed}"
+    dsn = server.create(name)
+    full = [f"ALTER TABLE {table} REPLICA IDENTITY FULL" for table in "ab"]
+    await asyncio.to_thread(server.query, name, "; ".join([*TABLES, *full]))
+    source = postgres_changes(dsn, ["a", "b"], slot=name)
+    ended = postgres_changes(dsn, ["a", "b"], slot=name, until="latest")
+
+    async def change(sql: str) -> None:
+        await asyncio.to_thread(server.query, name, sql)
+
+    found = await reads_as_changed(source, ended, ctx, Random(seed), change)
+    for table in "ab":
+        rows = await asyncio.to_thread(server.query, name, f"SELECT * FROM {table}")
+        assert lines(found.get(table, {}), "|", "") == sorted(rows)
 
 
 async def test_a_table_without_a_key_is_read_again_after_a_restart_in_its_midst(

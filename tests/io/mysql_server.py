@@ -18,6 +18,12 @@ from tests.needs import program
 USER = "aioflow"
 PASSWORD = "right"
 
+LOGGED = (
+    "--log-bin=log", "--server-id=1", "--binlog-format=ROW", "--binlog-row-metadata=FULL",
+    "--sync-binlog=1",
+)  # fmt: skip
+"""Options of a server whose changes are read."""
+
 
 class MysqlServer(Server):
     """`create(name)` makes an empty database and gives a dsn that leads to it."""
