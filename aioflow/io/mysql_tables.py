@@ -18,7 +18,7 @@ from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T
 from aioflow.io.conversion import json_encoder
-from aioflow.io.mysql_client import MysqlConnection, check_mysql_dsn, error_number
+from aioflow.io.mysql_client import MysqlConnection, check_mysql_dsn, error_number, is_away
 from aioflow.io.table_sources import ServerTable, checked_table
 from aioflow.io.tables import (
     SCHEMA,
@@ -106,7 +106,9 @@ class MysqlTable(ServerTable[T]):
         return (await unique_columns(connection, self)).get("PRIMARY", [])
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
-        return TableWriter(ctx, self.place, MysqlStore(self), self.columns, adapted, self.mode)
+        return TableWriter(
+            ctx, self.place, MysqlStore(self), self.columns, adapted, self.mode, is_away
+        )
 
     def committer(self) -> TableCommitter:
         return TableCommitter(MysqlStore(self))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -38,6 +39,10 @@ SINKS = {
         lambda: af.io.postgres("postgresql://127.0.0.1:1/d", "t"),
         "postgres_tables.connect",
     ),
+    "mysql": (
+        lambda: af.io.mysql("mysql://127.0.0.1:1/d", "t"),
+        "mysql_tables.MysqlConnection.open",
+    ),
 }
 """A sink whose server is away, and the function that fails."""
 
@@ -57,8 +62,7 @@ async def test_sink_waits_for_a_server_that_starts_after_the_job(
 ) -> None:
     """It waits for 30 s, says so, and then fails with the error of the last attempt."""
     make, place = SINKS[name]
-    module, _, function = f"aioflow.io.{place}".rpartition(".")
-    connect = getattr(sys.modules.get(module) or __import__(module, fromlist=["x"]), function)
+    connect = resolve_name(f"aioflow.io.{place}")
     monkeypatch.setattr("aioflow.io.backoff.START_BACKOFF_S", (0.01, 0.01))
     tries = 0
 
