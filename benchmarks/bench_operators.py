@@ -1,12 +1,14 @@
-"""Each operator of the guide against the loop that a Python programmer would write for it, in one
-process, alternating in one run.
+"""Each operator of the guide, and small programs of users, against the loop that a Python
+programmer would write, in one process, alternating in one run.
 
     python -m benchmarks.bench_operators [--records 100000] [--rounds 5] [--only NAME ...]
+                                         [--programs]
 
 The ratio is the CPU time of the flow over that of the loop, from the start of the flow to its end:
 the median over the rounds of the two times of one round, with the least and the greatest. Both give
 their outputs to a list. The outputs of both are compared first, without their order. `--only` takes
-the beginning of a name, too.
+the beginning of a name, too. `--programs` runs the programs of `user_programs` instead of the
+operators.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 import aioflow as af
 from benchmarks.bench_throughput import environment, loop_factory, print_rows
 from benchmarks.operator_cases import CASES, Case, Data
+from benchmarks.user_programs import PROGRAMS
 
 __all__ = ["main", "measure"]
 
@@ -94,11 +97,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[""])
+    parser.add_argument("--programs", action="store_true")
     options = parser.parse_args(arguments)
-    chosen = [case for case in CASES if case.name.startswith(tuple(options.only))]
+    cases = [Case(*program) for program in PROGRAMS] if options.programs else CASES
+    chosen = [case for case in cases if case.name.startswith(tuple(options.only))]
     if not chosen:
         raise SystemExit(
-            f"no operator {options.only}, expected some of {', '.join(case.name for case in CASES)}"
+            f"no operator {options.only}, expected some of {', '.join(case.name for case in cases)}"
         )
     with tempfile.TemporaryDirectory() as folder:
         data = Data(options.records, Path(folder))

@@ -36,6 +36,7 @@ from benchmarks import (
 )
 from benchmarks.bench_throughput import Workload, compare, run_flow, stage_costs, workloads
 from benchmarks.stages import measured
+from benchmarks.user_programs import PROGRAMS
 from benchmarks.workloads import DISTINCT, POOL, Result, make_events, make_words
 
 RECORDS = 3_000
@@ -84,7 +85,11 @@ def test_a_flow_that_gives_something_else_ends_the_benchmark() -> None:
         compare(Workload("w3", one_more, flows.w3), 100, 1, ["asyncio"])
 
 
-@pytest.mark.parametrize("case", operator_cases.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [*operator_cases.CASES, *(operator_cases.Case(*program) for program in PROGRAMS)],
+    ids=lambda case: case.name,
+)
 def test_each_operator_gives_what_its_loop_gives(case: operator_cases.Case, tmp_path: Path) -> None:
     data = operator_cases.Data(RECORDS, tmp_path)
     assert bench_operators.check(case, case.rows(data)) > 0
