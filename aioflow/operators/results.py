@@ -335,6 +335,18 @@ class ResumableOutput:
         self._timestamps.extend(repeat(timestamp, count))
         self._watermarks.extend(repeat(self.watermark, count))
 
+    def add_each(self, values: list[Any], timestamps: list[Any], watermarks: Iterable[int]) -> None:
+        """Does the same as `add` for each of `values`. Either all have timestamps or none has."""
+        before, reached = self.watermark, self._watermarks
+        for watermark in watermarks:
+            if watermark > before:
+                before = watermark
+            reached.append(before)
+        self.watermark = before
+        self._timed = self._timed and None not in timestamps[:1]
+        self._values += values
+        self._timestamps += timestamps
+
     def add_columns(self, values: ColumnBatch, timestamp: int, watermark: int) -> None:
         """Adds a batch of columns, as `add_all` does. The batch must be the only content of its
         piece.

@@ -414,6 +414,59 @@ async def test_sliding_count_windows_fire_from_the_first_slide_on_with_what_is_t
     assert await count_windows(4, 2, 7) == [[1, 2], [1, 2, 3, 4], [3, 4, 5, 6]]
 
 
+class Joined(AggregateFunction[Any, str, str]):
+    """An aggregate of the user, whose result shows the order of the elements."""
+
+    def create_accumulator(self) -> str:
+        return ""
+
+    def add(self, value: Any, accumulator: str) -> str:
+        return f"{accumulator}{value[1]}."
+
+    def get_result(self, accumulator: str) -> str:
+        return accumulator
+
+
+@pytest.mark.parametrize(("size", "slide"), [(3, None), (1, None), (4, 2), (3, 1), (2, 5)])
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        (af.sum(lambda row: row[1]), sum),
+        (af.collect(lambda row: row[1]), list),
+        (Joined(), lambda values: "".join(f"{value}." for value in values)),
+    ],
+)
+async def test_aggregates_of_count_windows_are_those_of_the_last_elements(
+    size: int, slide: int | None, timed: bool, aggregate: Any, expected: Any
+) -> None:
+    rows = [("ab"[i % 3 % 2], i) for i in range(300)]
+    held: dict[str, list[int]] = {"a": [], "b": []}
+    wanted = []
+    for key, value in rows:
+        held[key].append(value)
+        if len(held[key]) % (slide or size) == 0:
+            wanted.append((key, None, None, expected(held[key][-size:])))
+    flow = af.Flow("counts")
+    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row[1])
+    source = flow.source(rows, watermarks=strategy) if timed else flow.source(rows)
+    counts = source.key_by(lambda row: row[0]).count_window(size, slide)
+    assert await counts.aggregate(aggregate).collect() == wanted
+
+
+async def test_error_in_a_count_window_names_its_window_and_record() -> None:
+    class Failing(Joined):
+        def get_result(self, accumulator: str) -> str:
+            raise RuntimeError("no result")
+
+    flow = af.Flow("fails")
+    counts = flow.source([("a", 1), ("a", 2)]).key_by(lambda row: row[0]).count_window(2)
+    with pytest.raises(RuntimeError, match="no result") as raised:
+        await counts.aggregate(Failing()).collect()
+    notes = "\n".join(raised.value.__notes__)
+    assert "of key 'a'" in notes and "window ()" in notes
+
+
 def test_an_offset_may_be_milliseconds() -> None:
     assert repr(af.tumbling("1m", offset=-1000)) == repr(
         af.tumbling("1m", offset=timedelta(seconds=-1))

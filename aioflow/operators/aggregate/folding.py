@@ -183,6 +183,7 @@ class _Program:
     running: Callable[[Any, Sequence[Any], Sequence[Any]], list[tuple[Any, Any]]]
     add: Callable[[Any, Any], Any]
     total: Callable[[Sequence[Any]], Any]
+    total_of_pairs: Callable[[Sequence[tuple[Any, Any]]], Any]
 
 
 class FoldingAggregate(AggregateFunction[Any, Any, Any]):
@@ -264,6 +265,13 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         if total is None:
             total = totals[type(values[0])] = self._program(values[0], _PLAIN).total
         return total(values)
+
+    def totaller(self, value: Any) -> Callable[[Sequence[tuple[Any, Any]]], Any]:
+        """Returns a function like `total` for the first parts of pairs.
+
+        The function is specialised for elements of the same kind as `value`.
+        """
+        return self._program(value, _PLAIN).total_of_pairs
 
     @property
     def merger(self) -> Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None:
@@ -356,10 +364,13 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
             "def add(value, acc):", *(" " + line for line in writer.lines), " return acc", "",
             "def total(values):", f" acc = {initial}", " for value in values:",
             *("  " + line for line in writer.lines), " return acc", "",
+            "def total_of_pairs(pairs):", f" acc = {initial}", " for value, _ in pairs:",
+            *("  " + line for line in writer.lines), " return acc", "",
         ])  # fmt: skip
         names = writer.names
         fold = build_function(source, "fold", names, repr(self))
-        return _Program(fold, names["running"], names["add"], names["total"])
+        rest = ("running", "add", "total", "total_of_pairs")
+        return _Program(fold, *(names[name] for name in rest))
 
 
 def _make_merger(merging: str, what: str) -> Callable[..., None]:

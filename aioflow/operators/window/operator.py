@@ -211,8 +211,9 @@ class WindowOperator(Operator):
             self._out,
             self,
             aggregate=None if self._holds_elements else self._aggregate,
-            timed=evictor is not None,
+            evictor=evictor,
             lateness_ms=self._lateness,
+            alone=self._aggregate if self._has_one_result else None,
         )
 
     def _check_same_kind(self) -> None:
@@ -396,8 +397,7 @@ class WindowOperator(Operator):
             if timestamp is None:
                 raise StateError(
                     f"window {self.ctx.name!r}: an element without a timestamp; event-time "
-                    "windows need a watermark "
-                    "strategy upstream"
+                    "windows need a watermark strategy upstream"
                 )
             time = timestamp
         else:
@@ -683,7 +683,7 @@ class WindowOperator(Operator):
             results = self._out.pieces_of(results)
             done = self._out.add_some(results, timestamp, watermark)
         except BaseException as error:
-            self._name(error, key, window)
+            self.name_error(error, key, window)
             raise
         if not done:
             return self._by_turns(
@@ -716,7 +716,7 @@ class WindowOperator(Operator):
                 self._bind(window, timestamp, watermark)
                 done = self._out.add_some(results, timestamp, watermark)
             except BaseException as error:
-                self._name(error, key, window)
+                self.name_error(error, key, window)
                 raise
         self._trigger_ctx.key = key
         self._acted(result, key, window, namespace, over=over)
@@ -740,7 +740,8 @@ class WindowOperator(Operator):
         elif result is TriggerResult.FIRE_AND_PURGE or result is TriggerResult.PURGE:
             self._take(key, namespace)
 
-    def _name(self, error: BaseException, key: Any, window: Window) -> None:
+    def name_error(self, error: BaseException, key: Any, window: Window) -> None:
+        """Adds to `error` which window of which key it comes from."""
         note_once(
             error,
             f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}",

@@ -94,6 +94,9 @@ class ReduceAggregate(FoldingAggregate):
     def total(self, values: Sequence[Any]) -> Any:
         return reduce(self.fn, values)
 
+    def totaller(self, value: Any) -> Callable[[Sequence[tuple[Any, Any]]], Any]:
+        return lambda pairs: self.total([value for value, _ in pairs])
+
     def get_result(self, accumulator: Any) -> Any:
         return accumulator
 

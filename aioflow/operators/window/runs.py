@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import count, groupby, repeat
 from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,6 +35,8 @@ from aioflow.operators.window.assigners import (
     SlidingWindows,
     TumblingWindows,
     WindowAssigner,
+    last_kept,
+    window_results,
 )
 from aioflow.operators.window.triggers import NEXT_FIRE, TRIGGER_COUNT, PlainTrigger
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from aioflow.operators.aggregate.folding import FoldingAggregate
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.results import ResumableOutput
+    from aioflow.operators.window.assigners import Evictor
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 
@@ -106,6 +109,9 @@ class Windows(Protocol):
     def clear_process(self, window: Window) -> None:
         """Has the window function clear its state of a window that is dropped."""
 
+    def name_error(self, error: BaseException, key: Any, window: Window) -> None:
+        """Adds to `error` which window of which key it comes from."""
+
 
 class _Open:
     """One window, as a run changes it."""
@@ -153,10 +159,14 @@ class WindowRuns:
         windows: Windows,
         *,
         aggregate: FoldingAggregate | None,
-        timed: bool,
+        evictor: Evictor[Any] | None,
         lateness_ms: int,
+        alone: FoldingAggregate | None,
     ) -> None:
-        """`aggregate` is None if windows hold their elements, with their times if `timed`."""
+        """`aggregate` is None if windows hold their elements, with their times for an `evictor`.
+
+        `alone` is the aggregate if the result of a window needs nothing else.
+        """
         self._trigger = trigger
         self._contents = contents
         self._state = state
@@ -165,8 +175,11 @@ class WindowRuns:
         self._out = out
         self._windows = windows
         self._aggregate = aggregate
-        self._timed = timed
+        self._timed = evictor is not None
         self._lateness = lateness_ms
+        self._last = last_kept(evictor)
+        """Number of last elements that windows hold, None if there is no limit."""
+        self._alone = None if self._timed and self._last is None else alone
         self._is_event_time = assigner.is_event_time
         self._register = (
             timers.register_event_time_timer
@@ -224,6 +237,8 @@ class WindowRuns:
             elements = zip(values, arrived, strict=True)
         if len(opened) == 1 and aggregate is not None and trigger.every is trigger.step is None:
             at = begin + self._fold(next(iter(opened)), own_keys, values, aggregate)
+        elif len(opened) == 1 and self._alone and trigger.every and self._out.room > 0:
+            at = self._count(batch, begin, own_keys, elements, next(iter(opened)))
         else:
             at = self._add_each(batch, begin, own_keys, elements, windows_of, reached)
         for window in opened:
@@ -311,6 +326,89 @@ class WindowRuns:
             self._note(error, batch.values[at], keys[at - begin])
             raise
         return at
+
+    def _count(
+        self,
+        batch: RecordBatch,
+        begin: int,
+        keys: Sequence[Any],
+        elements: Iterable[Any],
+        window: _Open,
+    ) -> int:
+        """Does the same as `_add_each` for one window that counts alone fire.
+
+        Its result is made here, without the calls that other windows need.
+        """
+        assert self._alone is not None and self._trigger.every is not None
+        aggregate, last = self._alone, self._last
+        every, purges = self._trigger.every, self._trigger.purges
+        contents, counts, own = window.contents, window.counts, window.window
+        get, get_count, result_of = contents.get, counts.get, aggregate.get_result
+        first = batch.values[begin]
+        add, total = aggregate.adder(first), aggregate.totaller(first)
+        fired, made = list[int](), list[Any]()
+        room, at, is_firing = self._out.room, begin, False
+        try:
+            for at, value, key in zip(count(begin), elements, keys):
+                held = get(key, _ABSENT)
+                if held is _ABSENT:
+                    for due in window.dues:
+                        self._register(key, window.namespace, due)
+                    held = aggregate.create_accumulator() if last is None else []
+                if last is None:
+                    held = add(value, held)
+                else:
+                    held.append(value)
+                number = get_count(key, 0) + 1
+                if number < every:
+                    contents[key] = held
+                    counts[key] = number
+                    continue
+                if number > 1:
+                    del counts[key]
+                    window.uncounted.append(key)
+                is_firing = True
+                if last is None:
+                    made.append(result_of(held))
+                else:
+                    if len(held) > last:
+                        held = held[-last:]
+                    made.append(result_of(total(held)))
+                is_firing = False
+                if purges:
+                    contents.pop(key, None)
+                    window.purged.append(key)
+                else:
+                    contents[key] = held
+                fired.append(at)
+                if len(fired) >= room:
+                    break
+        except BaseException as error:
+            key = keys[at - begin]
+            if is_firing:
+                self._windows.name_error(error, key, own)
+            self._note(error, batch.values[at], key)
+            raise
+        if fired:
+            self._add_results(batch, fired, [keys[i - begin] for i in fired], own, made)
+        return at + 1
+
+    def _add_results(
+        self, batch: RecordBatch, fired: list[int], keys: list[Any], window: Window, made: list[Any]
+    ) -> None:
+        """Emits the results `made` of `window`, which the elements `fired` of `batch` made due."""
+        times, watermarks, timers = batch.timestamps, batch.watermarks, self._timers
+        if watermarks is not None:
+            timers.current_watermark = max(timers.current_watermark, watermarks[fired[-1]])
+        self._out.add_each(
+            window_results(keys, window.start, window.end, made),
+            [window.max_timestamp] * len(fired)
+            if window
+            else [None if times is None else times[i] for i in fired],
+            repeat(timers.current_watermark, len(fired))
+            if watermarks is None
+            else [watermarks[i] for i in fired],
+        )
 
     def _note(self, error: BaseException, record: Any, key: Any) -> None:
         note_once(
