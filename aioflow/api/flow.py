@@ -316,13 +316,29 @@ class Flow:
 
         Raises SqlError at the place in the query. Needs the extra `[sql]`.
         """
-        try:
-            from aioflow.sql.planner import sql
-        except ModuleNotFoundError as error:
-            if error.name != "sqlglot":
-                raise
-            raise GraphError("flow.sql() needs sqlglot: pip install 'aioflow[sql]'") from None
-        return sql(self, query, tables, functions, schemas, ttl, updates)
+        return _sql().sql(self, query, tables, functions, schemas, ttl, updates)
+
+    def sql_script(
+        self,
+        script: str,
+        /,
+        *,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        schemas: Mapping[str, Any] | None = None,
+        ttl: str | timedelta | None = None,
+        **tables: Any,
+    ) -> None:
+        """Adds the INSERTs of a script in SQL to this flow: its sources, queries and sinks.
+
+        Statements end with `;`. CREATE TABLE names a connector of `af.io`, with its arguments as
+        options: `WITH ('connector' = 'kafka', 'topic' = 'bids', ...)`. `${NAME}` in an option is a
+        variable of the environment. CREATE VIEW names a query, and `INSERT INTO t SELECT ...`
+        writes one. All INSERTs are one job. `SET 'ttl' = '1h'` is `ttl=`. The other arguments are
+        as for `sql`.
+
+        Raises SqlError at the place in the script. Needs the extra `[sql]`.
+        """
+        _sql().script(self, script, tables, functions, schemas, ttl)
 
     # Running.
 
@@ -532,3 +548,14 @@ def _add_collector(
         sink=True,
         stays_here=True,
     )
+
+
+def _sql() -> Any:
+    """Returns the module that plans queries. It loads sqlglot, so only a query imports it."""
+    try:
+        from aioflow.sql import script
+    except ModuleNotFoundError as error:
+        if error.name != "sqlglot":
+            raise
+        raise GraphError("flow.sql() needs sqlglot: pip install 'aioflow[sql]'") from None
+    return script

@@ -51,7 +51,18 @@ CONFIGURATION = ("rocksdb.path", "rocksdb.cache_entries", "rocksdb.cache_bytes")
 """Names that `--conf` takes."""
 
 TABLES = (
-    *("run", "demo", "submit", "list", "cancel", "stop", "checkpoint", "savepoint", "rescale"),
+    *(
+        "run",
+        "sql",
+        "demo",
+        "submit",
+        "list",
+        "cancel",
+        "stop",
+        "checkpoint",
+        "savepoint",
+        "rescale",
+    ),
     *("jobmanager", "taskmanager", "cluster"),
 )
 """Commands with settings, each of which may have a table in the file."""

@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 FINISHED, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-TARGET_HELP = "MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one"
+TARGET_HELP = (
+    "MODULE:FLOW, PATH.py:FLOW or PATH.sql, where FLOW is a Flow or a function that returns one"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,18 +117,19 @@ def _parser(command: str) -> argparse.ArgumentParser:
         description="Run a flow to its end. Ctrl-C stops it, a second one at once.",
     )
     run.add_argument("target", metavar="TARGET", help=TARGET_HELP)
-    _add_run_options(run)
-    run.add_argument(
-        "--on",
-        type=_place,
-        metavar="spark[=MASTER]",
-        help="run as a job of Spark, such as spark=spark://host:7077 (without =MASTER: that of "
-        "spark-defaults.conf, or local[*])",
-    )
-    add_checkpoint_options(run)
-    add_run_options(run)
-    add_log_options(run)
+    _add_job_options(run)
     run.set_defaults(carry_out=_run)
+
+    sql = commands.add_parser(
+        "sql",
+        help="run a script in SQL, or type statements",
+        description="Run a script in SQL as one job. Without a file, read statements from the "
+        "terminal, or from standard input.",
+    )
+    sql.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the script; -: stdin")
+    sql.add_argument("--explain", action="store_true", help="show the plan, run nothing")
+    _add_job_options(sql)
+    sql.set_defaults(carry_out=_sql, after_options="file")
 
     graph = commands.add_parser(
         "graph",
@@ -180,6 +183,20 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_job_options(parser: argparse.ArgumentParser) -> None:
+    _add_run_options(parser)
+    parser.add_argument(
+        "--on",
+        type=_place,
+        metavar="spark[=MASTER]",
+        help="run as a job of Spark, such as spark=spark://host:7077 (without =MASTER: that of "
+        "spark-defaults.conf, or local[*])",
+    )
+    add_checkpoint_options(parser)
+    add_run_options(parser)
+    add_log_options(parser)
+
+
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-w",
@@ -211,7 +228,17 @@ def _watcher(arguments: argparse.Namespace) -> Watcher:
     return Watcher() if arguments.quiet else watcher_for(sys.stderr)
 
 
+def _sql(arguments: argparse.Namespace) -> int:
+    from aioflow.cli.sql import run_sql  # Imported late: other commands do not need it.
+
+    return run_sql(arguments, lambda flow: _run_flow(arguments, flow))
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    return _run_flow(arguments, load_flow(arguments.target))
+
+
+def _run_flow(arguments: argparse.Namespace, flow: aioflow.Flow) -> int:
     if arguments.log_format == JSON:
         configure_logging(JSON)
     else:
@@ -221,7 +248,6 @@ def _run(arguments: argparse.Namespace) -> int:
         options["restart"] = once_running(
             fatal=(ReaderGone,)
         )  # As without `restart=`; but what was piped away ends it.
-    flow = load_flow(arguments.target)
     try:
         result = run_flow(
             flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options

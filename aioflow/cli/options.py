@@ -22,7 +22,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TextIO
+
+import msgspec
 
 from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.api.flow import Flow
@@ -30,10 +32,17 @@ from aioflow.api.options import parse_options
 from aioflow.api.settings import CONFIGURATION, RUN_SETTINGS, TOKEN_VARIABLE, parse_flag
 from aioflow.cli.terminal import describe
 from aioflow.core.contexts import asynccontextmanager
-from aioflow.core.errors import NotAuthenticated, StateError, did_you_mean, with_article
+from aioflow.core.errors import (
+    GraphError,
+    NotAuthenticated,
+    StateError,
+    did_you_mean,
+    with_article,
+)
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 from aioflow.inspection.json_logs import LOG_FORMATS, TEXT
+from aioflow.io.changes import Upsert
 from aioflow.monitoring.options import parse_monitor_address, served_options
 from aioflow.network.local_pool import network_bytes
 from aioflow.task.environment import TaskOptions
@@ -59,6 +68,8 @@ __all__ = [
     "network_memory",
     "port",
     "positive",
+    "script_flow",
+    "script_of",
     "served",
     "serving_health",
 ]
@@ -299,7 +310,7 @@ def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
         value = getattr(arguments, name.replace("-", "_"), None)
         if value is not None:
             given[setting.option] = value
-    if arguments.command == "run" and arguments.conf:
+    if arguments.command in ("run", "sql") and arguments.conf:
         given["tasks"] = TaskOptions(configuration=dict(arguments.conf))
     try:
         parse_options(given)
@@ -499,6 +510,8 @@ def load_flow(target: str) -> Flow:
     """Returns the flow that `target` names. Raises UsageError, which says what was found
     instead.
     """
+    if target.endswith(".sql"):
+        return script_flow(Path(target), None)
     place, colon, name = target.rpartition(":")
     if not colon:
         module = _load(target)
@@ -530,6 +543,53 @@ def load_flow(target: str) -> Flow:
             f"{_found_in(module)}"
         )
     return found
+
+
+def script_flow(path: Path, plans: TextIO | None) -> Flow:
+    """Returns the flow of a file with a script in SQL; "-" is standard input.
+
+    The flow prints a JSON object for each row of a SELECT. `plans` gets the texts of EXPLAIN.
+    """
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    return script_of(text, "sql" if str(path) == "-" else path.stem, _Lines(plans))
+
+
+def script_of(text: str, name: str, console: Any) -> Flow:
+    """Returns the flow of a script, of which `console` shows rows and plans. Raises UsageError."""
+    flow = Flow(name)
+    try:
+        from aioflow.sql.script import script  # Imported late: it loads sqlglot.
+
+        script(flow, text, {}, console=console)
+    except ModuleNotFoundError as error:
+        if error.name != "sqlglot":
+            raise
+        raise UsageError("SQL needs sqlglot: pip install 'aioflow[sql]'") from None
+    except GraphError as error:
+        raise UsageError(str(error)) from error
+    return flow
+
+
+class _Lines:
+    """Shows the rows of a script as lines of JSON."""
+
+    def __init__(self, plans: TextIO | None) -> None:
+        self._plans = plans
+
+    def rows(self, stream: Any) -> None:
+        stream.map(_line, name="rows: lines").print(name="rows")
+
+    def plan(self, text: str) -> None:
+        if self._plans is not None:
+            print(text, file=self._plans, flush=True)
+
+
+def _line(row: Any) -> str:
+    shown = {"key": row.key, "row": row.row} if type(row) is Upsert else row
+    return msgspec.json.encode(shown).decode()
 
 
 def _load(place: str) -> ModuleType:

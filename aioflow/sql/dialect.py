@@ -1,4 +1,5 @@
-"""Parses streaming SQL: a dialect of sqlglot with the table functions of windows.
+"""Parses streaming SQL: a dialect of sqlglot with the table functions of windows, and with tables
+of connectors.
 
 The default grammar of sqlglot is extended in its parser, never in the text, so each node keeps its
 place in the query:
@@ -13,17 +14,18 @@ Names may be quoted by `"` or by backticks.
 
 from __future__ import annotations
 
+import itertools
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from sqlglot import exp, parser, tokens
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
-from sqlglot.tokenizer_core import TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from aioflow.sql.errors import SqlError
 
-__all__ = ["DURATIONS", "WINDOWS", "WindowTable", "parse"]
+__all__ = ["DURATIONS", "WINDOWS", "CreateTable", "Explain", "WindowTable", "parse"]
 
 WINDOWS = {
     "TUMBLE": ("DATA", "TIMECOL", "SIZE", "OFFSET"),
@@ -54,6 +56,29 @@ class WindowTable(exp.Expression):
     }
 
 
+class CreateTable(exp.Expression):
+    """CREATE TABLE: `this` is the name, `expressions` are the columns, `options` those of WITH.
+
+    A column is a `ColumnDef`, whose kind is None if it is computed by `default`. `watermark` has
+    the column and the expression of its WATERMARK, and `key` the columns of its PRIMARY KEY.
+    """
+
+    arg_types: ClassVar[dict[str, bool]] = {
+        "this": True,
+        "expressions": True,
+        "options": True,
+        "watermark": False,
+        "key": False,
+        "exists": False,
+    }
+
+
+class Explain(exp.Expression):
+    """EXPLAIN, with the statement as `this`."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True}
+
+
 class StreamingSql(Dialect):
     """The dialect of `flow.sql`."""
 
@@ -64,7 +89,11 @@ class StreamingSql(Dialect):
         # Both are ordinary names here: SESSION is a function, and `window` a column.
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             word: token for word, token in tokens.Tokenizer.KEYWORDS.items() if word != "SESSION"
-        } | {"BYTES": TokenType.VARBINARY}
+        } | {
+            "BYTES": TokenType.VARBINARY,
+            "TIMESTAMP_LTZ": TokenType.TIMESTAMPLTZ,
+            "EXPLAIN": TokenType.DESCRIBE,
+        }
 
     class Parser(parser.Parser):
         # A unit is a word, which stands first; sqlglot has it last.
@@ -73,6 +102,163 @@ class StreamingSql(Dialect):
             "TIMESTAMPADD": lambda self: self._parse_with_unit("TIMESTAMPADD"),
             "TIMESTAMPDIFF": lambda self: self._parse_with_unit("TIMESTAMPDIFF"),
         }
+
+        STATEMENT_PARSERS: ClassVar[dict[Any, Any]] = {
+            **parser.Parser.STATEMENT_PARSERS,
+            TokenType.CREATE: lambda self: self._parse_create_table() or self._parse_create(),
+            TokenType.DESCRIBE: lambda self: self._parse_explain() or self._parse_describe(),
+        }
+
+        def parse(self, raw_tokens: Any, sql: Any = None) -> Any:
+            """Returns the trees of the statements. ROW<...> is read as the type STRUCT<...>."""
+            found = list(raw_tokens)
+            for number, (one, after) in enumerate(itertools.pairwise(found)):
+                if one.token_type == TokenType.ROW and after.token_type == TokenType.LT:
+                    place = (one.line, one.col, one.start, one.end)
+                    found[number] = Token(TokenType.STRUCT, one.text, *place)
+            return super().parse(found, sql)
+
+        def _warn_unsupported(self) -> None:
+            """Logs nothing: the planner refuses the statement."""
+
+        def _refuse(self, message: str, token: Any = None) -> NoReturn:
+            """Raises SqlError at a token, by default at the next one."""
+            wrong = SqlError(message)
+            token = token or self._curr
+            if token.token_type == TokenType.SENTINEL:  # The end of the statement.
+                token = self._prev
+            wrong.span = (token.start, token.end + 1)
+            raise wrong
+
+        def _parse_explain(self) -> Explain | None:
+            word = self._prev
+            if word.text.upper() != "EXPLAIN":
+                return None
+            self._match_text_seq("PLAN", "FOR")
+            statement = self._parse_statement()
+            if statement is None:
+                self._refuse("EXPLAIN needs a statement", word)
+            return Explain(this=statement)
+
+        def _parse_create_table(self) -> CreateTable | None:
+            start = self._index
+            self._match(TokenType.TEMPORARY)
+            if not self._match(TokenType.TABLE):
+                self._retreat(start)
+                return None
+            exists = self._match_text_seq("IF", "NOT", "EXISTS")
+            name = self._parse_id_var(any_token=False)
+            if name is None or self._match(TokenType.DOT):
+                self._refuse("CREATE TABLE needs a name without dots")
+            if not self._match(TokenType.L_PAREN):
+                self._refuse("CREATE TABLE needs its columns: (name TYPE, ...)")
+            made = CreateTable(this=name, expressions=[], options=[], exists=exists)
+            while True:
+                self._parse_table_item(made)
+                if not self._match(TokenType.COMMA):
+                    break
+            if not self._match(TokenType.R_PAREN):
+                self._refuse("expected a comma or ) after a column")
+            if self._match_text_seq("COMMENT"):
+                self._parse_text("COMMENT")
+            if not self._match(TokenType.WITH) or not self._match(TokenType.L_PAREN):
+                self._refuse("CREATE TABLE ends with WITH ('connector' = '...', ...)")
+            while not self._match(TokenType.R_PAREN):
+                made.append("options", self._parse_table_option())
+                if not self._match(TokenType.COMMA) and self._curr.token_type != TokenType.R_PAREN:
+                    self._refuse("expected a comma or ) after an option")
+            return made
+
+        def _parse_text(self, after: str) -> exp.Literal:
+            token = self._curr
+            if token.token_type != TokenType.STRING:
+                self._refuse(f"expected a text in quotes after {after}")
+            self._advance()
+            text = exp.Literal.string(token.text)
+            return text.update_positions(token)
+
+        def _parse_table_option(self) -> exp.Property:
+            name = self._curr
+            if name.token_type in (TokenType.SENTINEL, TokenType.R_PAREN):
+                self._refuse("expected an option: 'name' = 'value'")
+            self._advance()
+            if not self._match(TokenType.EQ):
+                self._refuse("an option is written 'name' = 'value'")
+            value = self._curr
+            if value.token_type not in (
+                TokenType.STRING,
+                TokenType.NUMBER,
+                TokenType.TRUE,
+                TokenType.FALSE,
+            ):
+                self._refuse("the value of an option is a text in quotes")
+            self._advance()
+            texts = [exp.Literal.string(one.text).update_positions(one) for one in (name, value)]
+            return exp.Property(this=texts[0], value=texts[1])
+
+        def _parse_table_item(self, made: CreateTable) -> None:
+            word = self._curr
+            if self._match_text_seq("WATERMARK", "FOR"):
+                column = self._parse_id_var()
+                if column is None or not self._match(TokenType.ALIAS):
+                    self._refuse("write WATERMARK FOR column AS column - INTERVAL '5' SECOND")
+                parts = [column, self._parse_disjunction() or column]
+                if made.args.get("watermark"):
+                    self._refuse("a table has one WATERMARK", word)
+                return made.set("watermark", parts)
+            if self._match(TokenType.CONSTRAINT):
+                self._parse_id_var()
+            if self._match(TokenType.PRIMARY_KEY):
+                if not self._match(TokenType.L_PAREN):
+                    self._refuse("write PRIMARY KEY (column, ...) NOT ENFORCED")
+                keys = self._parse_csv(self._parse_id_var)
+                self._match_r_paren()
+                return self._set_key(made, keys)
+            name = self._parse_id_var(any_token=False)
+            if name is None:
+                self._refuse("expected a column: name TYPE")
+            if self._match(TokenType.ALIAS):
+                value = self._parse_disjunction()
+                if value is None:
+                    self._refuse(f"the column {name.name} needs a value after AS")
+                column = exp.ColumnDef(this=name, default=value)
+            else:
+                kind = self._parse_types(schema=True)
+                if not isinstance(kind, exp.DataType):
+                    self._refuse(f"the column {name.name} needs a type, or AS and its value")
+                kind.set("nullable", not self._match_pair(TokenType.NOT, TokenType.NULL))
+                column = exp.ColumnDef(this=name, kind=kind)
+                if self._curr.text.upper() == "METADATA":
+                    self._refuse("METADATA columns are not supported; leave the column out")
+                if self._match(TokenType.PRIMARY_KEY):
+                    self._set_key(made, [name.copy()])
+            if self._match_text_seq("COMMENT"):
+                self._parse_text("COMMENT")
+            made.append("expressions", column)
+
+        def _set_key(self, made: CreateTable, keys: list[Any]) -> None:
+            self._match_text_seq("NOT", "ENFORCED")
+            if made.args.get("key"):
+                self._refuse("a table has one PRIMARY KEY", self._prev)
+            made.set("key", keys)
+
+        def _parse_statement(self) -> Any:
+            return self._placed(super()._parse_statement)
+
+        def _parse_function(self, *args: Any, **kwargs: Any) -> Any:
+            return self._placed(super()._parse_function, *args, **kwargs)
+
+        def _parse_placeholder(self) -> Any:
+            return self._placed(super()._parse_placeholder)
+
+        def _placed(self, parse: Any, *args: Any, **kwargs: Any) -> Any:
+            """Returns the node that `parse` makes, with its place if none of its parts has one."""
+            token = self._curr
+            node = parse(*args, **kwargs)
+            ended = token.token_type == TokenType.SENTINEL
+            if node is not None and not ended and not any(one.meta for one in node.walk()):
+                node.update_positions(token)
+            return node
 
         def _parse_with_unit(self, name: str) -> exp.Anonymous:
             unit = self._parse_var(any_token=True)
@@ -136,9 +322,14 @@ class StreamingSql(Dialect):
                 self._match(TokenType.TABLE)
                 return super()._parse_table()
             if label == "TIMECOL":
-                if self._match_text_seq("DESCRIPTOR"):
-                    return self._parse_wrapped(self._parse_column)
-                return self._parse_column()
+                start = self._curr
+                wrapped = self._match_text_seq("DESCRIPTOR")
+                column = (
+                    self._parse_wrapped(self._parse_column) if wrapped else self._parse_column()
+                )
+                if not isinstance(column, exp.Column):
+                    self._refuse("expected the column of event time: DESCRIPTOR(ts)", start)
+                return column
             return self._parse_disjunction()
 
         def _parse_window_keys(self) -> list[Any]:
@@ -153,8 +344,16 @@ def parse(text: str) -> list[exp.Expr]:
     """Returns the statements of `text`. Raises SqlError where the text cannot be read."""
     try:
         return [one for one in StreamingSql().parse(text) if one is not None]
+    except SqlError as error:
+        error.text = text
+        raise
     except ParseError as error:
         raise _unreadable(text, error) from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        # The parser of sqlglot fails with errors of its own at the end of some texts.
+        wrong = SqlError("this is not SQL: the text ends too early, or a word stands alone")
+        wrong.text, wrong.span = text, (max(0, len(text.rstrip()) - 1), len(text))
+        raise wrong from None
     except TokenError as error:
         wrong = SqlError("a text or a name is not closed, or a character has no meaning here")
         wrong.text = text

@@ -8,6 +8,9 @@ from aioflow.core.errors import GraphError
 
 __all__ = ["SqlError", "span_of"]
 
+SHOWN_MAX = 400
+"""Maximum number of letters that are shown of a line."""
+
 
 def span_of(node: Any) -> tuple[int, int] | None:
     """Returns the offsets of a node in the text, its beginning and its end; None if not known."""
@@ -46,8 +49,11 @@ class SqlError(GraphError):
     def __str__(self) -> str:
         if self.span is None or self.line is None or self.column is None or not self.text:
             return self.message
-        shown = self.text.split("\n")[self.line - 1]
-        width = max(1, min(self.span[1] - self.span[0], len(shown) - self.column + 1))
-        indent = "".join("\t" if letter == "\t" else " " for letter in shown[: self.column - 1])
+        shown, before = self.text.split("\n")[self.line - 1], self.column - 1
+        if len(shown) > SHOWN_MAX:  # Such as a query that a program has made.
+            cut = max(0, before - SHOWN_MAX // 2)
+            shown, before = shown[cut : cut + SHOWN_MAX], before - cut
+        width = max(1, min(self.span[1] - self.span[0], len(shown) - before))
+        indent = "".join("\t" if letter == "\t" else " " for letter in shown[:before])
         place = f"line {self.line}, column {self.column}"
         return f"{place}: {self.message}\n    {shown}\n    {indent}{'^' * width}"

@@ -10,14 +10,13 @@ a field, so that later steps compare expressions as trees.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from sqlglot import exp
 
-from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.core.errors import did_you_mean
 from aioflow.expressions.nodes import Column, Expr
 from aioflow.sql import joins, sources
 from aioflow.sql.bound import (
@@ -33,7 +32,7 @@ from aioflow.sql.bound import (
     unused,
 )
 from aioflow.sql.casts import Scalar, widened
-from aioflow.sql.dialect import DURATIONS, WindowTable, parse
+from aioflow.sql.dialect import DURATIONS, WindowTable
 from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import aggregate, applied, pending_windows
 from aioflow.sql.ranking import ranked
@@ -47,71 +46,16 @@ from aioflow.sql.relation import (
     duration_ms,
     refuse_updates,
 )
-from aioflow.sql.scalars import Functions, UserFunction
-from aioflow.sql.scope import Field, Merged, Named, Scope, type_of_hint
+from aioflow.sql.scope import Field, Merged, Named, Scope
 from aioflow.sql.types import NUMERIC, TIMESTAMP, unify
 
-__all__ = ["sql"]
-
-Result = sources.QueryStream | sources.UpdateStream | sources.ChangeStream
+__all__ = ["Planner"]
 
 
-def sql(
-    flow: Any,  # af.Flow, which is below this package only by its lazy import.
-    text: str,
-    tables: Mapping[str, Any],
-    functions: Mapping[str, Callable[..., Any]] | None = None,
-    schemas: Mapping[str, Any] | None = None,
-    ttl: Any = None,
-    updates: bool | str = False,
-) -> Result:
-    """Returns the stream of the query `text`. See `Flow.sql`."""
-    if updates not in (False, True, "changes"):
-        raise GraphError(f'updates={updates!r} of sql(), expected True, False, or "changes"')
-    if not isinstance(text, str):
-        raise GraphError(f"sql() takes the text of a query, got {type(text).__name__}")
-    unknown = set(schemas or ()) - set(tables)
-    if unknown:
-        raise GraphError(
-            f"schemas= names {', '.join(sorted(unknown))}, expected tables that sql() got"
-        )
-    try:
-        found = {
-            name: sources.relation(flow, name, what, (schemas or {}).get(name))
-            for name, what in tables.items()
-        }
-        compiler = Compiler(flow, _functions(functions or {}), ttl, updates)
-        planner = Planner(found, compiler)
-        stream = planner.run(parse(text))
-    except SqlError as error:
-        error.text = error.text or text
-        # Without the frames of the planner: the message has the place in the query.
-        raise error.with_traceback(None) from None
-    except RecursionError:
-        raise SqlError("the query is nested too deeply; move parts of it into WITH") from None
-    unread = [name for name in tables if name not in planner.read]
-    if unread:
-        raise GraphError(
-            f"sql() got {', '.join(unread)}, which the query does not read; leave out what FROM "
-            "does not name"
-        )
-    return stream
+class Created(Protocol):
+    """A table or a view of a script, whose operators are made when a query reads it."""
 
-
-def _functions(given: Mapping[str, Callable[..., Any]]) -> Functions:
-    own = {}
-    for name, function in given.items():
-        if not callable(function):
-            raise GraphError(f"functions=: {name!r} is {function!r}, expected a function")
-        hint = getattr(function, "__annotations__", {}).get("return", Any)
-        if isinstance(hint, str):
-            try:
-                hint = inspect.get_annotations(function, eval_str=True).get("return", Any)
-            except Exception:  # noqa: BLE001 - Any name may be missing; the type is then not known.
-                hint = Any
-        kind, nullable = type_of_hint(hint)
-        own[name] = UserFunction(function, kind, nullable, inspect.iscoroutinefunction(function))
-    return Functions(own)
+    def relation(self) -> Relation: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,52 +73,11 @@ class Planner:
 
     def __init__(self, tables: Mapping[str, Relation], compiler: Compiler) -> None:
         self.given = tables
-        self.tables = dict(tables)
+        self.tables: dict[str, Relation | Created] = dict(tables)
         """The given tables, the views, and the names of WITH."""
         self.read: set[str] = set()
         """Names of the given tables that the query reads."""
         self.compiler = compiler
-
-    def run(self, statements: Sequence[exp.Expr]) -> Result:
-        """Returns the stream of the last statement; those before it are views."""
-        if not statements:
-            raise SqlError("sql() got an empty text, expected a SELECT")
-        *views, last = statements
-        for view in views:
-            kind = view.args.get("kind") if isinstance(view, exp.Create) else None
-            if kind != "VIEW" or not isinstance(view.this, exp.Table):
-                raise SqlError("only CREATE VIEW name AS SELECT may stand before the query", view)
-            self.tables[view.this.name] = self.query(view.expression)
-        if isinstance(last, exp.Insert):
-            raise SqlError(
-                "INSERT is not supported; use .sink(...) on the stream of the query", last
-            )
-        if not isinstance(last, exp.Query):
-            raise SqlError("this statement cannot run as a stream; write a SELECT", last)
-        relation = self.query(last)
-        for field in relation.fields:
-            if field.key in relation.clock:
-                raise SqlError(
-                    f"{field.name} is PROCTIME(), which only windows and AS OF can use; leave it "
-                    "out of SELECT"
-                )
-        updates = self.compiler.updates
-        if relation.changes and not updates:
-            raise SqlError("the rows of this query change; give updates=True", last)
-        if relation.changes and updates == "changes":
-            return sources.ChangeStream(relation)
-        if relation.changes and relation.identity is None:
-            raise SqlError(
-                f"these rows change, and have no key that says which row an update replaces: "
-                f'{relation.lacks}; or give updates="changes" for an af.Change of each row that '
-                "comes or goes",
-                last,
-            )
-        if relation.changes:
-            return sources.UpdateStream(relation)
-        if updates:
-            raise SqlError("rows of this query never change; leave out updates=True", last)
-        return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
     def query(self, node: exp.Expr, rank: tuple[str, int] | None = None) -> Relation:
         """Returns the relation of a query. `rank` has the name of a ROW_NUMBER() and its limit."""
@@ -185,7 +88,7 @@ class Planner:
                 raise SqlError("WITH RECURSIVE is not supported; use process() with state", with_)
             self.tables = dict(outer)
             for cte in with_.expressions:
-                self.tables[cte.alias] = _aliased(self.query(cte.this), cte.args.get("alias"))
+                self.tables[cte.alias] = aliased(self.query(cte.this), cte.args.get("alias"))
         try:
             if isinstance(node, exp.Subquery):
                 refuse_clauses(node)
@@ -466,9 +369,13 @@ class Planner:
         else:
             what = type(entry).__name__.upper()
             raise SqlError(f"{what} cannot stand in FROM; name a table or a subquery", entry)
-        return name, _aliased(relation, alias)
+        return name, aliased(relation, alias)
 
     def _table(self, entry: exp.Table) -> Relation:
+        found = self._found(entry)
+        return found if isinstance(found, Relation) else found.relation()
+
+    def _found(self, entry: exp.Table) -> Relation | Created:
         if entry.args.get("db"):
             raise SqlError("a table has a name without dots here: the keyword of sql()", entry)
         name = entry.name
@@ -651,7 +558,7 @@ def _merged(values: Sequence[Field], place: exp.Expr) -> exp.Expr:
     return exp.Coalesce(this=first, expressions=more) if more else first
 
 
-def _aliased(relation: Relation, alias: exp.TableAlias | None) -> Relation:
+def aliased(relation: Relation, alias: exp.TableAlias | None) -> Relation:
     """Returns the relation with the column names of `AS t (a, b)`."""
     columns = () if alias is None else alias.args.get("columns") or ()
     if alias is None or not columns:

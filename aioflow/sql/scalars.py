@@ -639,6 +639,7 @@ _INSTEAD: dict[type, str] = {
     exp.AtTimeZone: "times are in UTC; write a function of yours",
     exp.Subquery: "a query cannot stand inside an expression; write a join",
     exp.Star: "* stands alone in SELECT and COUNT",
+    exp.Placeholder: "a query has no parameters; write a constant, or compute in Python before it",
 }
 
 _SIGNS: dict[type, str] = {

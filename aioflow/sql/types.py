@@ -139,12 +139,16 @@ def type_of_declaration(node: exp.DataType) -> SqlType:
     """Returns the type that a cast or a declared column names. Raises SqlError."""
     name = node.this.name if isinstance(node.this, exp.DType) else str(node.this).upper()
     arguments = node.expressions
-    if name in ("ARRAY", "LIST"):
-        return array_of(type_of_declaration(arguments[0]) if arguments else ANY)
-    if name == "MAP":
-        return map_of(type_of_declaration(arguments[1]) if arguments else ANY)
-    if name in ("STRUCT", "NESTED"):
-        return row_of(**{one.name: type_of_declaration(one.args["kind"]) for one in arguments})
+    parts = [one.args.get("kind") if isinstance(one, exp.ColumnDef) else one for one in arguments]
+    needed = {"ARRAY": (0, 1), "LIST": (0, 1), "MAP": (0, 2)}.get(name)
+    if name in ("STRUCT", "NESTED") or needed:
+        kinds = [type_of_declaration(one) for one in parts if isinstance(one, exp.DataType)]
+        if len(kinds) != len(parts) or (needed and len(parts) not in needed):
+            raise SqlError("write ARRAY<TYPE>, MAP<STRING, TYPE> or ROW<name TYPE, ...>", node)
+        if needed:
+            last = kinds[-1] if kinds else ANY
+            return map_of(last) if name == "MAP" else array_of(last)
+        return row_of(**{one.name: kind for one, kind in zip(arguments, kinds, strict=True)})
     kind = _DECLARED.get(name)
     if kind is None:
         raise SqlError(

@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any
 
@@ -427,6 +427,27 @@ def to_time(value: Any, strict: bool) -> Any:
 
 
 # Time, in milliseconds.
+
+
+@_operation()
+def time_of(value: Any) -> int:
+    """Returns the milliseconds of a time: an int, a datetime, a date, or a text."""
+    return parse_time(value) if isinstance(value, str) else epoch_ms(value)
+
+
+@_operation()
+def moment_of(ms: int) -> datetime:
+    return _datetime(ms)
+
+
+@_operation()
+def naive_moment_of(ms: int) -> datetime:
+    return _datetime(ms).replace(tzinfo=None)
+
+
+@_operation()
+def date_of(ms: int) -> date:
+    return _datetime(ms).date()
 
 
 @functools.lru_cache(maxsize=256)

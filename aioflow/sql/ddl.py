@@ -1,0 +1,664 @@
+"""Tables of CREATE TABLE: a connector of `aioflow.io`, as a source and as a sink of queries.
+
+The options of a table are the arguments of the connector's function. They are read from its
+signature, so connectors and their options are listed once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import os
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+from sqlglot import exp
+
+from aioflow import io
+from aioflow.core.errors import AioflowError, did_you_mean
+from aioflow.expressions.nodes import Column, Expr, Literal
+from aioflow.operators.watermarks import WatermarkStrategy
+from aioflow.sql import values as v
+from aioflow.sql.bound import Compiler, is_clock
+from aioflow.sql.casts import Scalar, widened
+from aioflow.sql.dialect import CreateTable
+from aioflow.sql.errors import SqlError
+from aioflow.sql.relation import CHANGE, Relation, duration_ms
+from aioflow.sql.scope import Field
+from aioflow.sql.sources import UpdateStream, changelog
+from aioflow.sql.types import (
+    ANY,
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DECIMAL,
+    FLOAT,
+    INTEGER,
+    INTERVAL,
+    NULL,
+    NUMERIC,
+    STRING,
+    TIMESTAMP,
+    SqlType,
+    type_of_declaration,
+    unify,
+)
+
+__all__ = ["CreatedTable", "connectors", "options_of"]
+
+TEXTS = {"lines", "socket", "websocket"}
+"""Connectors of texts. A text is the one STRING column of a table, or a JSON object of several."""
+
+TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres"}
+"""Connectors whose times are objects of `datetime`. Others have texts, or milliseconds."""
+
+NO_TABLES = {"drop_postgres_slot", "postgres_changes", "push"}
+"""Functions of `aioflow.io` that take texts, and whose records are not the rows of a table."""
+
+SCHEMAS = ("avro", "json_schema", "protobuf")
+"""Formats of `aioflow.io.formats`."""
+
+BUILT: dict[str, Callable[..., Any]] = {
+    "RollPolicy": lambda **given: io.RollPolicy(**given),
+    "SchemaRegistry": lambda **given: io.SchemaRegistry(**given),
+}
+"""Classes of arguments: their own arguments are options with a dot, as in `roll.age_ms`."""
+
+_TEXT = re.compile(
+    r"str|int|float|bool|Duration|(Lake)?Mode|Deletes|OnError|(Sequence|Mapping)\[.*str.*\]"
+)
+"""The annotations of arguments that texts can be given for."""
+
+_SECRET = re.compile(r"\$\{(\w+)\}")
+_HINTS: dict[SqlType, Any] = {
+    BOOLEAN: bool,
+    INTEGER: int,
+    FLOAT: float,
+    DECIMAL: Decimal,
+    STRING: str,
+    BYTES: bytes,
+    TIMESTAMP: int | str,
+    DATE: int | str,
+    INTERVAL: int,
+}
+
+
+@lru_cache(1)
+def connectors() -> tuple[str, ...]:
+    """Returns the names of the connectors whose arguments can be given as texts."""
+    found = [one for one in io.__all__ if one.islower() and one not in ("formats", *NO_TABLES)]
+    return tuple(one for one in found if one == "datagen" or _takes_texts(one))
+
+
+def _takes_texts(name: str) -> bool:
+    parameters = inspect.signature(getattr(io, name)).parameters.values()
+    given = options_of(name)
+    return all(one.name in given for one in parameters if one.default is one.empty)
+
+
+@lru_cache
+def options_of(name: str) -> Mapping[str, tuple[str, ...]]:
+    """Returns the options of a connector: its arguments, with the types that each takes."""
+    return _parameters(getattr(io, name))
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, tuple[str, ...]]:
+    """Returns the parameters of `function` that texts can be given for, and their types."""
+    found = {}
+    for name, one in inspect.signature(function).parameters.items():
+        kinds = re.split(r" \| (?![^\[]*\])", str(one.annotation))
+        plain = tuple(kind for kind in kinds if kind in BUILT or _TEXT.fullmatch(kind))
+        if plain and name != "type":
+            found[name] = plain
+    return found
+
+
+def _value(kinds: Sequence[str], text: str) -> Any:
+    """Returns the argument that a text means. Raises ValueError, which says what is expected."""
+    if any(kind.startswith("Sequence") for kind in kinds) and ("," in text or "str" not in kinds):
+        return [part.strip() for part in text.split(",")]
+    if "int" in kinds and re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    if "bool" in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if not {*kinds} & {"int", "float", "bool"} or {*kinds} & {"str", "Duration"}:
+        return text
+    if "float" in kinds:
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError("a number") from None
+    raise ValueError("true or false" if "bool" in kinds else "a whole number")
+
+
+@dataclass(slots=True, eq=False)
+class _Options:
+    """The options of WITH, with their places, for the calls of a connector and its format."""
+
+    node: CreateTable
+    places: dict[str, exp.Expr] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Values of the environment, by the text that stands for each."""
+
+    def __post_init__(self) -> None:
+        for one in self.node.args["options"]:
+            name = one.this.name
+            # The names of headers and of settings of a client stay as they are.
+            name = name if "." in name else name.replace("-", "_").lower()
+            if name in self.texts:
+                raise SqlError(f"the option {name!r} is given twice", one.this)
+            self.places[name] = one
+            self.texts[name] = _SECRET.sub(
+                partial(self._secret, one.args["value"]), one.text("value")
+            )
+
+    def _secret(self, place: exp.Expr, found: re.Match[str]) -> str:
+        value = os.environ.get(found[1])
+        if value is None:
+            raise SqlError(f"the environment has no variable {found[1]}", place)
+        if value:
+            self.secrets[found[0]] = value
+        return value
+
+    def take(self, name: str) -> str | None:
+        """Returns the text of an option, which no other call gets."""
+        return self.texts.pop(name, None)
+
+    def place(self, name: str) -> exp.Expr:
+        found: exp.Expr = self.places.get(name, self.node.this)
+        return found
+
+    def arguments(self, known: Mapping[str, Sequence[str]], prefix: str = "") -> dict[str, Any]:
+        """Returns the arguments `known` that are given, and takes their options."""
+        found: dict[str, Any] = {}
+        for name in [one for one in self.texts if one.startswith(prefix)]:
+            first, dot, rest = name.removeprefix(prefix).partition(".")
+            if first not in known or first in found:
+                continue
+            kinds = known[first]
+            built = next((kind for kind in kinds if kind in BUILT), None)
+            if built is not None:
+                found[first] = self._built(built, f"{prefix}{first}")
+            elif dot and rest and any(kind.startswith("Mapping") for kind in kinds):
+                begin = f"{prefix}{first}."
+                own = [one for one in self.texts if one.startswith(begin)]
+                found[first] = {one.removeprefix(begin): self.texts.pop(one) for one in own}
+            elif not dot:
+                if {*kinds} == {"Mapping[str, str]"}:
+                    raise SqlError(f"write '{name}.NAME' = 'value'", self.place(name))
+                found[first] = self._parsed(name, kinds)
+        return found
+
+    def _parsed(self, name: str, kinds: Sequence[str]) -> Any:
+        text = self.texts.pop(name)
+        try:
+            return _value(kinds, text)
+        except ValueError as error:
+            given = self.places[name].text("value")
+            raise SqlError(
+                f"{name} is {given!r}, expected {error}", self.places[name].args["value"]
+            ) from None
+
+    def _built(self, kind: str, name: str) -> Any:
+        known = _parameters(getattr(io, kind))
+        first = next(iter(known))
+        if name in self.texts:  # The first argument has the name of the object.
+            self.texts[f"{name}.{first}"] = self.texts.pop(name)
+            self.places[f"{name}.{first}"] = self.places[name]
+        return self.call(BUILT[kind], self.arguments(known, f"{name}."), self.place(name))
+
+    def call(self, function: Callable[..., Any], given: dict[str, Any], place: exp.Expr) -> Any:
+        """Calls a connector. Its errors become SqlErrors at the option that they name."""
+        try:
+            return function(**given)
+        except (AioflowError, ValueError, TypeError, ModuleNotFoundError) as error:
+            message = self.without_secrets(str(error))
+        named = re.search(rf"\b({'|'.join(map(re.escape, self.places))})\b", message)
+        raise SqlError(message, self.places[named[1]] if named else place)
+
+    def without_secrets(self, message: str) -> str:
+        for name, value in self.secrets.items():
+            message = message.replace(value, name)
+        return message
+
+    def refuse_rest(self, what: str, known: Sequence[str]) -> None:
+        """Raises SqlError if an option is left that no call has taken."""
+        for name in self.texts:
+            hint = did_you_mean(name, known, "{}")
+            raise SqlError(
+                f"{what} has no option {name!r}; there are {', '.join(known)}{hint}",
+                self.places[name].this,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A column of CREATE TABLE."""
+
+    field: Field
+    node: exp.ColumnDef
+
+    @property
+    def is_physical(self) -> bool:
+        return self.node.args.get("kind") is not None
+
+    @property
+    def has_zone(self) -> bool:
+        return self.node.args["kind"].this in (exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ)
+
+
+class CreatedTable:
+    """A table that a script has created. The flow gets its source at the first query of it."""
+
+    def __init__(
+        self, node: CreateTable, compiler: Compiler, bind: Callable[..., exp.Expr]
+    ) -> None:
+        self.name = node.this.name
+        self.node = node
+        self._compiler = compiler
+        self._bind = bind
+        self._read: Relation | None = None
+        self.place: exp.Expr = node.this
+        """The place of the last INSERT."""
+        options = _Options(node)
+        given = options.take("connector")
+        if given is None:
+            raise SqlError(f"WITH needs 'connector', one of {', '.join(connectors())}", node.this)
+        if given not in connectors():
+            hint = did_you_mean(given, connectors(), "{}")
+            value = options.places["connector"].args["value"]
+            raise SqlError(
+                f"there is no connector {given!r} for tables; there are "
+                f"{', '.join(connectors())}{hint}",
+                value,
+            )
+        self.connector = given
+        self.columns = self._columns()
+        self.key = self._key()
+        self._source()  # Its errors come at CREATE TABLE, not at a query.
+        self._check_watermark()
+
+    # Columns.
+
+    def _columns(self) -> list[_Declared]:
+        found: list[_Declared] = []
+        for one in self.node.expressions:
+            name, kind = one.name, one.args.get("kind")
+            if any(name == other.field.name for other in found):
+                raise SqlError(f"the column {name} stands twice", one.this)
+            type_ = ANY if kind is None else type_of_declaration(kind)
+            nullable = kind is None or bool(kind.args.get("nullable"))
+            found.append(_Declared(Field(name, type_, nullable, name), one))
+        physical = [one.field for one in found if one.is_physical]
+        if self.connector == "datagen" and [(f.name, f.type) for f in physical] != [
+            ("index", INTEGER)
+        ]:
+            raise SqlError(
+                "datagen gives the column index BIGINT; compute others of it: price AS index % 100",
+                self.node.this,
+            )
+        if not physical:
+            raise SqlError("a table needs a column that its connector has", self.node.this)
+        return found
+
+    @property
+    def fields(self) -> list[Field]:
+        return [one.field for one in self.columns]
+
+    @property
+    def physical(self) -> list[_Declared]:
+        return [one for one in self.columns if one.is_physical]
+
+    def _column(self, node: exp.Identifier, physical: bool = True) -> _Declared:
+        names = [one.field.name for one in self.columns]
+        for one in self.columns:
+            if one.field.name == node.name and (one.is_physical or not physical):
+                return one
+        what = "is computed" if node.name in names else "is no column"
+        raise SqlError(
+            f"{node.name} {what} of {self.name}{did_you_mean(node.name, names, '{}')}", node
+        )
+
+    def _key(self) -> list[str]:
+        return [self._column(one).field.name for one in self.node.args.get("key") or ()]
+
+    # The connector.
+
+    def _arguments(self, options: _Options) -> dict[str, Any]:
+        """Returns the arguments of the connector that the options give. Raises SqlError."""
+        known = dict(options_of(self.connector))
+        known.pop("fn", None)
+        name = options.texts.get("format")
+        made: dict[str, Any] = {}
+        more: list[str] = []
+        if name in SCHEMAS and "format" in known:
+            options.take("format")
+            function = getattr(io.formats, name)
+            own = _parameters(function)
+            own.pop("schema", None)
+            more = [f"format.{one}" for one in own]
+            given = options.arguments(own, "format.")
+            made["format"] = options.call(function, given, options.place("format"))
+        made |= options.arguments(known)
+        options.refuse_rest(self.connector, [*known, *more])
+        parameters = inspect.signature(getattr(io, self.connector)).parameters
+        for one in parameters.values():
+            if one.default is one.empty and one.name in known and one.name not in made:
+                raise SqlError(f"{self.connector} needs the option {one.name!r}", self.node.this)
+        return made
+
+    def _made(self, more: Mapping[str, Any]) -> Any:
+        options = _Options(self.node)
+        options.take("connector")
+        given = {**more, **self._arguments(options)}
+        return options.call(getattr(io, self.connector), given, self.node.this)
+
+    # As a source.
+
+    def relation(self) -> Relation:
+        """Returns the table as a stream of its rows. The flow gets one source for all queries."""
+        if self._read is None:
+            self._read = self._streamed()
+        return self._read
+
+    def _streamed(self) -> Relation:
+        source, names = self._source()
+        if not hasattr(source, "discover"):
+            raise SqlError(f"{self.connector} is only a sink; INSERT INTO it", self.node.this)
+        reads = {
+            one.field.key: self._time(one.field)
+            for one in self.physical
+            if one.field.type in (TIMESTAMP, DATE)
+        }
+        fields = tuple(one.field for one in self.physical)
+        made = Relation(stream=None, fields=fields, reads=reads)  # type: ignore[arg-type]
+        for one in self.columns:
+            if not one.is_physical:
+                made = self._computed(made, one)
+        order = [one.field.name for one in self.columns]
+        made = replace(made, fields=tuple(sorted(made.fields, key=lambda f: order.index(f.name))))
+        strategy, times = self._watermarks(made)
+        flow, name = self._compiler.flow, self.name
+        given = {"name": name, "uid": f"table-{name}"}
+        decode = self._decoder()
+        if decode is not None:
+            stream = flow.source(source, **given).map(decode, name=f"{name}: rows")
+            if strategy is not None:
+                own = {"name": f"{name}: time", "uid": f"table-{name}-time"}
+                stream = stream.assign_timestamps_and_watermarks(strategy, **own)
+            return replace(made, stream=stream, times=times)
+        stream = flow.source(source, watermarks=strategy, **given)
+        if names is not None:
+            # Records of a class that only this process knows become dicts before they are sent.
+            least = source.parallelism_max
+            stream = stream.select(
+                {one: Column(one) for one in names}, name=f"{name}: rows", parallelism=least
+            )
+        return replace(made, stream=stream, times=times, is_plain=names is not None)
+
+    def _source(self) -> tuple[Any, list[str] | None]:
+        """Returns the source, and the fields of its records if they are objects of a class."""
+        names = [one.field.name for one in self.physical]
+        if self.connector == "datagen":
+            return self._made({"fn": {"index": Column("index")}}), None
+        parameters = options_of(self.connector)
+        signature = inspect.signature(getattr(io, self.connector)).parameters
+        if "type" in signature and "table" not in signature:
+            type_ = self._type()
+            if type_ is not None:
+                header = self._option("header") != "false"
+                more = {} if header or "columns" not in parameters else {"columns": names}
+                return self._made({"type": type_, **more}), names
+        elif "columns" in parameters:
+            return self._made({"columns": names}), None
+        return self._made({}), None
+
+    def _option(self, name: str) -> str:
+        options = _Options(self.node)
+        return options.texts.get(name, "").lower()
+
+    def _type(self) -> Any:
+        """Returns the class of the records, which checks their fields. None if there is none."""
+        if self._option("format") in ("avro", "protobuf"):
+            return None
+        names = [one.field.name for one in self.physical]
+        if any(not n.isidentifier() or keyword.iskeyword(n) or n.startswith("_") for n in names):
+            return None
+        fields = sorted((one.field for one in self.physical), key=lambda f: f.nullable)
+        text = str if self.connector == "csv" else int | str
+        hints = []
+        for one in fields:
+            hint = text if one.type in (TIMESTAMP, DATE) else _hint(one.type)
+            hints.append((one.name, hint | None if one.nullable else hint))
+        made: Any = typing.NamedTuple("Row", hints)  # type: ignore[misc]
+        made._field_defaults = {one.name: None for one in fields if one.nullable}
+        made.__new__.__defaults__ = (None,) * len(made._field_defaults)
+        return made
+
+    def _decoder(self) -> Callable[[Any], dict[str, Any]] | None:
+        """Returns the function that makes a row of an element, or None if elements are rows."""
+        names = [one.field.name for one in self.physical]
+        if self.connector in TEXTS:
+            if len(names) == 1 and self.physical[0].field.type == STRING:
+                return partial(_as_row, names[0])
+            return partial(_row_of_text, tuple(names))
+        if self.connector == "sse":
+            return partial(_row_of_event, tuple(names))
+        if self.connector in ("http", "webhook"):
+            return partial(_row_of, tuple(names))
+        return None
+
+    def _time(self, one: Field) -> Expr[Any]:
+        column: Expr[Any] = Column(one.key)
+        made = column.dt.epoch_ms if self.connector in TYPED else v.apply(v.time_of, column)
+        return made.dt.truncate("1d") if one.type == DATE else made
+
+    def _computed(self, made: Relation, one: _Declared) -> Relation:
+        node = one.node.args["default"]
+        key = one.field.key
+        if is_clock(node):
+            clock = Field(key, TIMESTAMP, False, key)
+            return replace(made, fields=(*made.fields, clock), clock=made.clock | {key})
+        scalar = self._compiler.compile(self._bind(node, self.name, made.fields), made)
+        own = Field(key, scalar.type, scalar.nullable, key)
+        reads = {**made.reads, key: made.read(scalar.expression)}
+        return replace(made, fields=(*made.fields, own), reads=reads)
+
+    def _check_watermark(self) -> None:
+        if self.node.args.get("watermark"):
+            self._lateness()
+
+    def _lateness(self) -> tuple[str, int]:
+        """Returns the column of event time, and by how many ms rows may come late."""
+        column, value = self.node.args["watermark"]
+        name = self._column(column, physical=False).field.name
+        late = 0
+        if isinstance(value, exp.Sub):
+            late, value = duration_ms(value.expression, "WATERMARK"), value.this
+        if not isinstance(value, exp.Column) or value.name != name or late < 0:
+            raise SqlError(
+                f"write WATERMARK FOR {name} AS {name} - INTERVAL '5' SECOND, with the time that "
+                "rows may come late",
+                column,
+            )
+        return name, late
+
+    def _watermarks(self, made: Relation) -> tuple[Any, dict[str, int] | None]:
+        if not self.node.args.get("watermark"):
+            return None, {}
+        name, late = self._lateness()
+        one = next(f for f in made.fields if f.name == name)
+        if one.type not in (TIMESTAMP, ANY) or name in made.clock:
+            raise SqlError(
+                f"{name} is {one.type}, and event time is TIMESTAMP: declare {name} TIMESTAMP, or "
+                f"compute a column, as in ts AS TO_TIMESTAMP_LTZ(ms, 3)",
+                self.node.args["watermark"][0],
+            )
+        late_text = f"{late}ms"
+        strategy: WatermarkStrategy[Any] = WatermarkStrategy.bounded_out_of_orderness(
+            late_text, timestamp=made.column(name)
+        )
+        return strategy, {name: 0}
+
+    # As a sink.
+
+    @property
+    def upserts(self) -> bool:
+        """Whether rows replace others, by PRIMARY KEY."""
+        takes_mode = "mode" in options_of(self.connector)
+        return bool(self.key) and takes_mode and self._option("mode") in ("", "upsert")
+
+    def insert(self, relations: Sequence[Relation]) -> None:
+        """Adds the sink of the table to the flow, for the rows of all INSERTs."""
+        sink = self._made({"mode": "upsert", "key": self.key} if self.upserts else {})
+        if not hasattr(sink, "writer"):
+            message = f"{self.connector} is only a source; it takes no rows"
+            raise SqlError(message, self.place)
+        stream: Any
+        changing = [one for one in relations if one.changes]
+        if changing and len(relations) > 1:
+            raise SqlError(
+                f"{self.name} has several INSERTs, and the rows of one change; give each a table "
+                "of its own",
+                self.place,
+            )
+        if changing:
+            stream = UpdateStream(changing[0])
+        else:
+            first, *more = (self._complete(relations, one).as_rows().stream for one in relations)
+            stream = first.union(*more) if more else first
+            if self.upserts:  # Rows of one key must come from one subtask.
+                stream = stream.key_by(tuple(map(Column, self.key)))
+        if self.connector in ("lines", "socket"):
+            one = self.physical[0].field
+            alone = len(self.physical) == 1 and one.type == STRING
+            text = itemgetter(one.key) if alone else _json
+            stream = stream.map(text, name=f"{self.name}: texts")
+        stream.sink(sink, name=self.name, uid=f"insert-{self.name}")
+
+    def _complete(self, relations: Sequence[Relation], one: Relation) -> Relation:
+        """Returns the relation with NULL for the columns that only other INSERTs give."""
+        keys = {field.key for other in relations for field in other.fields}
+        fields = tuple(column.field for column in self.physical if column.field.key in keys)
+        nulls = {field.key: Literal(None) for field in fields if field not in one.fields}
+        return replace(one, fields=fields, reads={**one.reads, **nulls})
+
+    def written(self, found: Relation, into: exp.Insert) -> Relation:
+        """Returns the rows of a query as rows of this table, whose columns they fill in order."""
+        columns = into.this.expressions if isinstance(into.this, exp.Schema) else ()
+        targets = [self._column(one) for one in columns] or self.physical
+        place = into.expression
+        if found.is_open:
+            raise SqlError("INSERT needs to know the columns; list them in SELECT", place)
+        if len(found.fields) != len(targets):
+            raise SqlError(
+                f"{self.name} takes {len(targets)} columns, "
+                f"{', '.join(one.field.name for one in targets)}, and the query has "
+                f"{len(found.fields)}",
+                place,
+            )
+        nodes = place.expressions if isinstance(place, exp.Select) else ()
+        reads = {CHANGE: found.column(CHANGE)} if found.is_changelog else {}
+        for number, (own, target) in enumerate(zip(found.fields, targets, strict=True)):
+            node = nodes[number] if len(nodes) == len(targets) else place
+            if own.key in found.clock:
+                raise SqlError(
+                    f"{own.name} is PROCTIME(), which has no value; leave it out of SELECT", node
+                )
+            reads[target.field.key] = found.read(self._written(own, target, node))
+        if not found.changes:
+            if missing := [one for one in self.key if self.upserts and one not in reads]:
+                raise SqlError(f"INSERT lacks {', '.join(missing)} of PRIMARY KEY", into.this)
+            identity = None
+        elif not self.upserts:
+            with_mode = (one for one in connectors() if "mode" in options_of(one))
+            raise SqlError(
+                f"the rows of this query change, and {self.name} would append them; write to a "
+                f"table with PRIMARY KEY, of {', '.join(with_mode)}, or group by a window",
+                into.this,
+            )
+        else:
+            keys = {own.key: one.field.key for own, one in zip(found.fields, targets, strict=True)}
+            identity = tuple(keys[key] for key in found.identity or ())
+        made = replace(
+            found,
+            fields=tuple(one.field for one in targets),
+            reads=reads,
+            is_plain=False,
+            times=None,
+            windows=None,
+            identity=identity,
+        )
+        if found.changes and {*(identity or ())} != {*self.key}:
+            # Rows with another key, or none: the last of a PRIMARY KEY is in the table.
+            if missing := [one for one in self.key if one not in reads]:
+                raise SqlError(f"INSERT lacks {', '.join(missing)} of PRIMARY KEY", into.this)
+            made = replace(changelog(made), identity=tuple(self.key))
+        return made
+
+    def _written(self, own: Field, target: _Declared, node: exp.Expr) -> Expr[Any]:
+        to = target.field.type
+        kind = unify(own.type, to)
+        x: Expr[Any] = Column(own.key)
+        if kind is None or (kind != to and ANY not in (own.type, to)):
+            way = (
+                f"declare {target.field.name} TIMESTAMP, or write UNIX_TIMESTAMP(...)"
+                if own.type in (TIMESTAMP, DATE)
+                else f"write CAST(... AS {to})"
+            )
+            raise SqlError(
+                f"{target.field.name} of {self.name} is {to}, and the query has {own.type}: {way}",
+                node,
+            )
+        if own.type == NULL or to not in (TIMESTAMP, DATE):
+            return widened(Scalar(own.type, own.nullable, x), to) if to in NUMERIC else x
+        if self.connector in TYPED or self._option("format") in ("avro", "protobuf"):
+            if to == DATE:
+                return v.apply(v.date_of, x)
+            return v.apply(v.moment_of if target.has_zone else v.naive_moment_of, x)
+        return v.apply(v.date_text if to == DATE else v.time_text, x)
+
+
+def _hint(kind: SqlType) -> Any:
+    """Returns the annotation of a field whose values JSON or CSV gives."""
+    if kind.name == "ARRAY":
+        assert kind.element is not None
+        return list[_hint(kind.element) | None]  # type: ignore[misc]
+    if kind.name == "MAP":
+        assert kind.element is not None
+        return dict[str, _hint(kind.element) | None]  # type: ignore[misc]
+    return dict[str, Any] if kind.name == "ROW" else _HINTS.get(kind, Any)
+
+
+def _json(row: dict[str, Any]) -> str:
+    return msgspec.json.encode(row).decode()
+
+
+def _as_row(name: str, value: Any) -> dict[str, Any]:
+    return {name: value}
+
+
+def _row_of(names: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Returns a row of a JSON object, in which a missing field is NULL."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.80} is no JSON object, expected one with {', '.join(names)}")
+    return {name: value.get(name) for name in names}
+
+
+def _row_of_text(names: tuple[str, ...], text: str | bytes) -> dict[str, Any]:
+    return _row_of(names, msgspec.json.decode(text))
+
+
+def _row_of_event(names: tuple[str, ...], event: Any) -> dict[str, Any]:
+    """Returns a row of a server-sent event: its fields, or those of the JSON in its data."""
+    if {*names} <= {*event._fields}:
+        return {name: getattr(event, name) for name in names}
+    return _row_of_text(names, event.data)

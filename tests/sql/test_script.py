@@ -1,0 +1,422 @@
+"""Scripts in SQL: tables of connectors, INSERT, EXPLAIN, uids by meaning, errors at the place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import aioflow as af
+from aioflow.sql.ddl import connectors, options_of
+from aioflow.sql.script import script
+from tests.sql.random_mistakes import SCRIPTS, mistakes
+
+MISTAKES = int(os.environ.get("AIOFLOW_SQL_MISTAKES", "150"))
+
+BIDS = [
+    {"item": "tea", "user": "ann", "price": 3, "at": 1_000},
+    {"item": "tea", "price": 5, "at": "1970-01-01T00:00:04"},
+    {"item": "cup", "user": None, "price": 7, "at": 12_000},
+]
+TABLE = """
+    CREATE TABLE bids (item STRING NOT NULL, `user` STRING, price BIGINT, at TIMESTAMP(3),
+      twice AS price * 2, WATERMARK FOR at AS at - INTERVAL '5' SECOND)
+    WITH ('connector' = 'jsonl', 'path' = '${BIDS}');
+"""
+
+
+@pytest.fixture
+def bids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "bids.jsonl"
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in BIDS))
+    monkeypatch.setenv("BIDS", str(path))
+    return path
+
+
+def lines(path: Path) -> list[str]:
+    return [line for one in sorted(path.rglob("part-*")) for line in one.read_text().splitlines()]
+
+
+class Shown:
+    """Keeps what a script shows: plans, and the plans of its queries."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def rows(self, stream: af.DataStream[object]) -> None:
+        self.texts.append(stream.explain())
+
+    def plan(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def execute(path: Path, statement: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        return database.execute(statement).fetchall()
+
+
+async def run(text: str, **options: object) -> af.Flow:
+    flow = af.Flow("script")
+    flow.sql_script(text)
+    await flow.execute(**options)  # type: ignore[arg-type]
+    return flow
+
+
+def refused(text: str) -> af.SqlError:
+    with pytest.raises(af.SqlError) as caught:
+        af.Flow("script").sql_script(text)
+    return caught.value
+
+
+async def test_several_inserts_are_one_job_with_one_source(bids: Path, tmp_path: Path) -> None:
+    execute(tmp_path / "t.db", "CREATE TABLE totals (item TEXT PRIMARY KEY, total INT)")
+    flow = await run(f"""{TABLE}
+        CREATE VIEW dear AS SELECT * FROM bids WHERE price > 3;
+        CREATE VIEW unread AS SELECT item FROM bids WHERE price > 4;
+        CREATE TABLE counts (item STRING, n BIGINT, most BIGINT, ended TIMESTAMP)
+          WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/counts');
+        CREATE TABLE totals (item STRING, total BIGINT, PRIMARY KEY (item) NOT ENFORCED)
+          WITH ('connector' = 'sqlite', 'path' = '{tmp_path}/t.db', 'table' = 'totals');
+        INSERT INTO counts SELECT item, count(*), max(twice), window_end
+          FROM TUMBLE(bids, at, INTERVAL '10' SECOND) GROUP BY item, window_start, window_end;
+        INSERT INTO totals SELECT item, sum(price) FROM bids GROUP BY item;
+        INSERT INTO counts (n, item) SELECT price, item FROM dear""")
+    assert sorted(lines(tmp_path / "counts")) == [
+        '{"item":"cup","n":1,"most":14,"ended":"1970-01-01 00:00:20"}',
+        '{"item":"cup","n":7,"most":null,"ended":null}',
+        '{"item":"tea","n":2,"most":10,"ended":"1970-01-01 00:00:10"}',
+        '{"item":"tea","n":5,"most":null,"ended":null}',
+    ]
+    totals = execute(tmp_path / "t.db", "SELECT * FROM totals ORDER BY item")
+    assert totals == [("cup", 7), ("tea", 8)]
+    assert [one.name for one in flow.graph.nodes.values() if one.source] == ["bids"]
+    assert not [one for one in flow.graph.nodes.values() if "unread" in one.name]
+
+
+@pytest.mark.parametrize(
+    ("connector", "columns", "written"),
+    [
+        ("csv", "item STRING, price DECIMAL(9, 2), at TIMESTAMP, d DATE, ok BOOLEAN, x DOUBLE", []),
+        ("jsonl", "item STRING, price DECIMAL(9, 2), at TIMESTAMP, d DATE, ok BOOLEAN, x DOUBLE",
+         ['{"item":"tea","price":"1.50","at":"2026-01-31 10:00:00.5","d":"2026-01-31",'
+          '"ok":true,"x":2.0}']),
+        ("parquet", "item STRING, at TIMESTAMP, d DATE, ok BOOLEAN, x DOUBLE", []),
+        ("sqlite", "item STRING, at TIMESTAMP, d DATE, x DOUBLE", []),
+        ("lines", "item STRING", ["tea"]),
+    ],
+)  # fmt: skip
+async def test_values_come_back_from_a_table_as_they_were_written(
+    connector: str, columns: str, written: list[str], tmp_path: Path
+) -> None:
+    """Given all types of a connector, one script writes what another one reads."""
+    names = [one.split()[0] for one in re.split(r",\s+(?=[a-z])", columns)]
+    values = {
+        "item": "'tea'", "price": "CAST('1.5' AS DECIMAL(9, 2))", "ok": "TRUE", "x": "2",
+        "at": "TIMESTAMP '2026-01-31 10:00:00.500'", "d": "DATE '2026-01-31'",
+    }  # fmt: skip
+    table = f"'connector' = '{connector}', 'path' = '{tmp_path}/t'"
+    if connector == "sqlite":
+        table += ", 'table' = 't'"
+        execute(tmp_path / "t", f"CREATE TABLE t ({', '.join(names)})")
+    one = "CREATE TABLE one (index BIGINT) WITH ('connector' = 'datagen', 'count' = '1');"
+    chosen = ", ".join(values[name] for name in names)
+    await run(f"""{one} CREATE TABLE t ({columns}) WITH ({table});
+        INSERT INTO t SELECT {chosen} FROM one""", checkpoints=str(tmp_path / "state"))  # fmt: skip
+    if written:
+        assert lines(tmp_path / "t") == written
+    rows = await (
+        af.Flow("read")
+        .sql(f"CREATE TABLE t ({columns}) WITH ({table}); SELECT {', '.join(names)} FROM t")
+        .collect()
+    )
+    expected = await (
+        af.Flow("values")
+        .sql(f"{one} SELECT {', '.join(f'{values[n]} AS {n}' for n in names)} FROM one")
+        .collect()
+    )
+    assert rows == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_rows_of_a_table_travel_between_processes(
+    workers: int, bids: Path, tmp_path: Path
+) -> None:
+    """The class of the records is made by the script, so no other process can import it."""
+    flow = af.Flow("script", parallelism=2)
+    flow.sql_script(f"""{TABLE}
+        CREATE TABLE out (item STRING, n BIGINT)
+          WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/out');
+        INSERT INTO out SELECT item, count(*) FROM TUMBLE(bids, at, INTERVAL '1' HOUR)
+          WHERE item <> 'x' GROUP BY item, window_start, window_end""")
+    await flow.execute(workers=workers)
+    assert sorted(lines(tmp_path / "out")) == ['{"item":"cup","n":1}', '{"item":"tea","n":2}']
+
+
+def test_every_connector_with_texts_as_arguments_is_known() -> None:
+    """A new connector of `af.io` is a table without a change here, or is named here."""
+    of_objects = {"arrow", "hybrid", "queue", "spark"}
+    no_rows = {"drop_postgres_slot", "formats", "postgres_changes", "push"}
+    functions = {one for one in af.io.__all__ if one.islower()}
+    assert functions - {*connectors()} == of_objects | no_rows
+
+
+def test_options_are_the_arguments_of_the_connector() -> None:
+    for name in connectors():
+        parameters = inspect.signature(getattr(af.io, name)).parameters
+        for option in parameters:
+            given = str(parameters[option].annotation)
+            is_object = given.startswith(("type", "Callable"))
+            if name != "datagen":
+                assert (option in options_of(name)) is not is_object, (name, option)
+
+
+@pytest.mark.parametrize("name", connectors())
+def test_a_secret_is_in_no_plan_and_in_no_error(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given a secret as any option with a text, neither plan nor log nor error shows it."""
+    monkeypatch.setenv("SECRET", "tr0ub4dor")
+    needed = {
+        one.name: {"port": "80", "table": "t", "topic": "t", "subject": "s", "stream": "s"}.get(
+            one.name, "x"
+        )
+        for one in inspect.signature(getattr(af.io, name)).parameters.values()
+        if one.default is one.empty and one.name != "fn"
+    }
+    urls = {"dsn": {"postgres": "postgresql", "mysql": "mysql"}.get(name, "x"), "url": "redis"}
+    for option, kinds in options_of(name).items():
+        suffix = ".x" if any(kind.startswith("Mapping") for kind in kinds) else ""
+        value = "${SECRET}"
+        if option in urls:
+            scheme = urls[option] if name in ("postgres", "mysql", "redis") else "http"
+            value = f"{scheme}://u:${{SECRET}}@h/d"
+        given = {**needed, option + suffix: value}
+        if name == "fn":
+            continue
+        options = ", ".join(f"'{key}' = '{text}'" for key, text in given.items())
+        columns = "index BIGINT" if name == "datagen" else "a STRING, b BIGINT"
+        table = f"CREATE TABLE t ({columns}) WITH ('connector' = '{name}', {options});"
+        found = []
+        for text in (
+            "EXPLAIN SELECT * FROM t",
+            "INSERT INTO t SELECT * FROM t",
+            "CREATE TABLE t2 (a INT) WITH ('connector' = 'blackhole'); SELECT nothing FROM t",
+        ):
+            console = Shown()
+            shown = console.texts
+            flow = af.Flow("script")
+            try:
+                script(flow, f"{table} {text}", {}, console=console)
+            except af.SqlError as error:
+                shown.append(str(error))
+            shown += [repr(node) for node in flow.graph.nodes.values() if option in ("dsn", "url")]
+            found += shown
+        if option not in ("path", "table", "topic", "subject", "stream", "tables", "host"):
+            assert "tr0ub4dor" not in "\n".join(found), option
+    assert "tr0ub4dor" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "place"),
+    [
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'kafak')", "did you mean kafka", "'kafak'"),
+        ("CREATE TABLE t (a INT) WITH ('topic' = 'x')", "WITH needs 'connector'", "t"),
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'csv', 'path' = 'x', 'delimeter' = ';')",
+         "csv has no option 'delimeter'", "'delimeter'"),
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'csv')", "csv needs the option 'path'", "t"),
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'csv', 'path' = 'x', 'header' = 'maybe')",
+         "header is 'maybe', expected true or false", "'maybe'"),
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'nats', 'servers' = 'nats://h', "
+         "'subject' = 's', 'format' = 'jsn')", "format is 'jsn'", "'format' = 'jsn'"),
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'jsonl', 'path' = 'x', 'path' = 'y')",
+         "'path' is given twice", "'path'"),
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'jsonl', 'path' = '${NO_SUCH}')",
+         "no variable NO_SUCH", "'${NO_SUCH}'"),
+        ("CREATE TABLE t (a INT, a INT) WITH ('connector' = 'blackhole')", "stands twice", "a"),
+        ("CREATE TABLE t (a INT, PRIMARY KEY (b)) WITH ('connector' = 'blackhole')",
+         "b is no column", "b"),
+        ("CREATE TABLE t (a INTT) WITH ('connector' = 'blackhole')", "", ""),
+        ("CREATE TABLE t (a INT, WATERMARK FOR a AS a + INTERVAL '1' SECOND) "
+         "WITH ('connector' = 'blackhole')", "write WATERMARK FOR a AS a - INTERVAL", "a"),
+        ("CREATE TABLE t (a INT) WITH ('connector' = 'datagen')", "column index", "t"),
+        ("CREATE TABLE t (a INT)", "CREATE TABLE ends with WITH", ")"),
+        ("CREATE TABLE t (a INT METADATA) WITH ('connector' = 'kafka')", "METADATA", "METADATA"),
+        ("SET 'parallelism' = '3'", "SET parallelism is not known", ""),
+        ("DROP TABLE t", "a script has CREATE TABLE", ""),
+        ("SELECT 1", "a script of a program writes its rows", ""),
+    ],
+)  # fmt: skip
+def test_a_wrong_statement_is_refused_at_its_place(text: str, message: str, place: str) -> None:
+    error = refused(text)
+    assert message in str(error)
+    assert error.span is not None
+    if place:
+        assert error.text[slice(*error.span)] == place
+
+
+@pytest.mark.parametrize(
+    ("insert", "message"),
+    [
+        ("INSERT INTO nothing SELECT * FROM bids", "no table 'nothing'"),
+        ("INSERT INTO out SELECT item FROM bids", "out takes 2 columns, item, n"),
+        ("INSERT INTO out (item, m) SELECT item, price FROM bids", "m is no column of out"),
+        ("INSERT INTO out SELECT price, item FROM bids", "write CAST(... AS STRING)"),
+        ("INSERT INTO out SELECT item, at FROM bids", "declare n TIMESTAMP"),
+        ("INSERT INTO out SELECT item, count(*) FROM bids GROUP BY item", "PRIMARY KEY"),
+        ("INSERT INTO key (item) SELECT item FROM bids", "INSERT lacks n of PRIMARY KEY"),
+        ("INSERT INTO bids (item) SELECT item FROM unread", "no table 'unread'"),
+        ("INSERT INTO events (data) SELECT item FROM bids", "sse is only a source"),
+        ("INSERT INTO out SELECT item, 1 FROM hole", "blackhole is only a sink"),
+        ("INSERT OVERWRITE out SELECT item, price FROM bids", "INSERT OVERWRITE"),
+        ("INSERT INTO out VALUES ('a', 1)", "INSERT INTO needs a SELECT"),
+        ("EXPLAIN SELECT item FROM bids", "their explain() the plan"),
+        ("INSERT INTO out SELECT item, count(*) FROM TUMBLE(bids, price, INTERVAL '1' SECOND) "
+         "GROUP BY item, window_start, window_end", "price is not the event time"),
+        ("INSERT INTO out SELECT item, PROCTIME() FROM bids", "is PROCTIME()"),
+    ],
+)  # fmt: skip
+def test_a_wrong_insert_is_refused(insert: str, message: str, bids: Path) -> None:
+    error = refused(f"""{TABLE}
+        CREATE TABLE out (item STRING, n BIGINT) WITH ('connector' = 'jsonl', 'path' = '/x');
+        CREATE TABLE hole (item STRING) WITH ('connector' = 'blackhole');
+        CREATE TABLE events (data STRING) WITH ('connector' = 'sse', 'url' = 'http://h/');
+        CREATE TABLE key (item STRING, n BIGINT, PRIMARY KEY (n))
+          WITH ('connector' = 'sqlite', 'path' = '/x', 'table' = 't');
+        {insert}""")
+    assert message in str(error), str(error)
+    assert error.span is not None
+
+
+def test_scripts_with_mistakes_run_or_are_refused_at_a_place() -> None:
+    for text in SCRIPTS:
+        af.Flow("script").sql_script(text)
+    for text in mistakes(7, MISTAKES):
+        found: af.SqlError | None = None
+        try:
+            af.Flow("script").sql_script(text)
+        except af.SqlError as error:
+            found = error
+        assert found is None or (found.span is not None and str(found)), text
+
+
+def test_explain_shows_the_plan_of_one_statement(bids: Path, tmp_path: Path) -> None:
+    console = Shown()
+    flow = af.Flow("script")
+    script(
+        flow,
+        f"""{TABLE}
+        CREATE TABLE out (n BIGINT) WITH ('connector' = 'blackhole');
+        EXPLAIN INSERT INTO out SELECT price FROM bids WHERE price > 3;
+        EXPLAIN SELECT item FROM bids""",
+        {},
+        console=console,
+    )
+    assert not flow.graph.nodes
+    assert "filter" in console.texts[0] and "out" in console.texts[0]
+    assert "filter" not in console.texts[1]
+
+
+# State.
+
+
+def states(text: str) -> list[str]:
+    flow = af.Flow("script")
+    flow.sql_script(f"""{TABLE}
+        CREATE TABLE sums (item STRING, total BIGINT, ended TIMESTAMP)
+          WITH ('connector' = 'blackhole');
+        {text}""")
+    return [flow.graph.uids()[i] for i, one in flow.graph.nodes.items() if one.stateful]
+
+
+SUMS = """INSERT INTO sums SELECT item, sum(price), window_end
+    FROM TUMBLE(bids, at, INTERVAL '10' SECOND) GROUP BY item, window_start, window_end;"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("FROM TUMBLE(bids, at, INTERVAL '10' SECOND)",
+         "FROM TUMBLE(bids, at, INTERVAL '10' SECOND) WHERE price > 3"),
+        ("SELECT item,", "SELECT UPPER(item),"),
+        ("window_end;", "window_end HAVING sum(price) > 4;"),
+        ("INSERT", "CREATE TABLE more (item STRING) WITH ('connector' = 'blackhole');"
+         "INSERT INTO more SELECT item FROM bids WHERE price > 1;\nINSERT"),
+        ("INSERT", "CREATE VIEW v AS SELECT * FROM bids;\nINSERT"),
+        ("FROM TUMBLE(bids,", "FROM TUMBLE(TABLE bids,"),
+    ],
+)  # fmt: skip
+def test_a_change_that_keeps_the_meaning_of_an_operator_keeps_its_uid(
+    old: str, new: str, bids: Path
+) -> None:
+    assert {*states(SUMS)} <= {*states(SUMS.replace(old, new))}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("GROUP BY item,", "GROUP BY item, price,"),
+        ("sum(price)", "max(price)"),
+        ("'10' SECOND", "'20' SECOND"),
+        ("INTO sums", "INTO others"),
+    ],
+)
+def test_another_meaning_is_another_uid(old: str, new: str, bids: Path) -> None:
+    """State of another operator must not be taken for that of this one."""
+    others = (
+        "CREATE TABLE others (a STRING, b BIGINT, c TIMESTAMP) WITH ('connector' = 'blackhole');"
+    )
+    before, after = states(SUMS), states(others + SUMS.replace(old, new))
+    assert before[1] not in after
+
+
+async def test_a_changed_script_goes_on_from_its_savepoint(tmp_path: Path) -> None:
+    """Given counts and a savepoint, when WHERE and an INSERT are added, then the counts go on."""
+    words = tmp_path / "words"
+    words.mkdir()
+    execute(tmp_path / "t.db", "CREATE TABLE counts (word TEXT PRIMARY KEY, n INT)")
+
+    def flow_of(where: str, more: str = "") -> af.Flow:
+        flow = af.Flow("words")
+        flow.sql_script(f"""
+            CREATE TABLE words (word STRING) WITH ('connector' = 'lines',
+              'path' = '{words}/*.txt', 'discover-every' = '50ms');
+            CREATE TABLE counts (word STRING PRIMARY KEY NOT ENFORCED, n BIGINT)
+              WITH ('connector' = 'sqlite', 'path' = '{tmp_path}/t.db', 'table' = 'counts');
+            {more}
+            INSERT INTO counts SELECT word, count(*) FROM words {where} GROUP BY word""")
+        return flow
+
+    async def counted(flow: af.Flow, expected: list[tuple[str, int]]) -> None:
+        state = str(tmp_path / "state")
+        async with asyncio.timeout(40), flow.run(checkpoints=state, every="100ms") as job:
+            while execute(tmp_path / "t.db", "SELECT * FROM counts ORDER BY word") != expected:
+                await asyncio.sleep(0.05)
+            await job.stop()
+
+    (words / "1.txt").write_text("a\nb\na\n")
+    await counted(flow_of(""), [("a", 2), ("b", 1)])
+    (words / "2.txt").write_text("a\nb\nc\n")
+    more = """CREATE TABLE hole (word STRING) WITH ('connector' = 'blackhole');
+        INSERT INTO hole SELECT word FROM words WHERE word > 'a';"""
+    await counted(flow_of("WHERE word <> 'b'", more), [("a", 3), ("b", 1), ("c", 1)])
+
+
+async def test_a_script_runs_in_a_service_beside_other_streams(tmp_path: Path) -> None:
+    flow = af.Flow("service")
+    prices = flow.source([{"item": "tea", "price": 3}])
+    flow.sql_script(
+        f"""CREATE TABLE out (item STRING, price BIGINT)
+              WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/out');
+            INSERT INTO out SELECT item, price + 1 FROM prices""",
+        prices=prices,
+    )
+    async with flow.run() as job:
+        await asyncio.wait_for(job.wait(), 30)
+    assert lines(tmp_path / "out") == ['{"item":"tea","price":4}']
