@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioflow.io.json_files import jsonl
     from aioflow.io.kafka_topics import kafka
     from aioflow.io.mqtt_topics import mqtt
-    from aioflow.io.mysql_changes import mysql_changes
+    from aioflow.io.mysql_change_source import mysql_changes
     from aioflow.io.mysql_tables import mysql
     from aioflow.io.nats_streams import nats
     from aioflow.io.parts import RollPolicy
@@ -94,7 +94,7 @@ _MODULES = {
     "lines": "files",
     "mqtt": "mqtt_topics",
     "mysql": "mysql_tables",
-    "mysql_changes": "mysql_changes",
+    "mysql_changes": "mysql_change_source",
     "nats": "nats_streams",
     "parquet": "arrow_files",
     "postgres": "postgres_tables",

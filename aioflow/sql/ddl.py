@@ -59,7 +59,7 @@ TEXTS = {"lines", "socket", "websocket"}
 TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres"}
 """Connectors whose times are objects of `datetime`. Others have texts, or milliseconds."""
 
-NO_TABLES = {"drop_postgres_slot", "postgres_changes", "push"}
+NO_TABLES = {"drop_postgres_slot", "mysql_changes", "postgres_changes", "push"}
 """Functions of `aioflow.io` that take texts, and whose records are not the rows of a table."""
 
 SCHEMAS = ("avro", "json_schema", "protobuf")

@@ -26,7 +26,7 @@ from aioflow.io.hybrid_source import hybrid
 from aioflow.io.json_files import jsonl
 from aioflow.io.kafka_topics import kafka
 from aioflow.io.memory import as_source
-from aioflow.io.mysql_changes import mysql_changes
+from aioflow.io.mysql_change_source import mysql_changes
 from aioflow.io.mysql_tables import mysql
 from aioflow.io.nats_streams import nats
 from aioflow.io.postgres_change_source import postgres_changes

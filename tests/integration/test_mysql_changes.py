@@ -17,7 +17,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, StateError
-from aioflow.io.mysql_changes import mysql_changes
+from aioflow.io.mysql_change_source import mysql_changes
 from aioflow.io.mysql_client import MysqlConnection
 from aioflow.operators.source import Split
 from tests.integration.change_flows import (

@@ -162,7 +162,7 @@ async def test_rows_of_a_table_travel_between_processes(
 def test_every_connector_with_texts_as_arguments_is_known() -> None:
     """A new connector of `af.io` is a table without a change here, or is named here."""
     of_objects = {"arrow", "hybrid", "queue", "spark"}
-    no_rows = {"drop_postgres_slot", "formats", "postgres_changes", "push"}
+    no_rows = {"drop_postgres_slot", "formats", "mysql_changes", "postgres_changes", "push"}
     functions = {one for one in af.io.__all__ if one.islower()}
     assert functions - {*connectors()} == of_objects | no_rows
 
@@ -172,7 +172,7 @@ def test_options_are_the_arguments_of_the_connector() -> None:
         parameters = inspect.signature(getattr(af.io, name)).parameters
         for option in parameters:
             given = str(parameters[option].annotation)
-            is_object = given.startswith(("type", "Callable"))
+            is_object = given.startswith(("type", "Callable", "ssl."))
             if name != "datagen":
                 assert (option in options_of(name)) is not is_object, (name, option)
 
