@@ -31,6 +31,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
@@ -50,12 +51,14 @@ if TYPE_CHECKING:
 __all__ = [
     "PENDING_MAX",
     "ChunkTable",
+    "Fired",
     "Held",
     "JoinSides",
     "Namespace",
     "Pairing",
     "Row",
     "Runs",
+    "blocks",
     "int_in_group",
     "rows_of",
     "together",
@@ -64,6 +67,12 @@ __all__ = [
 _PLACE_BITS = 32
 _PLACE = (1 << _PLACE_BITS) - 1
 _SORTED_MAX = 1 << 31
+
+BLOCK_RECORDS = 65_536
+"""Approximate number of records in a block of a large window. Sorting these takes 8 ms."""
+
+_BINS_BITS = 20
+_LATEST = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -84,6 +93,10 @@ class Held:
     def take(self, indices: np.ndarray) -> Held:
         return Held(self.codes[indices], self.arrivals[indices], self.values.take(indices))
 
+    def part(self, begin: int, stop: int) -> Held:
+        which = slice(begin, stop)
+        return Held(self.codes[which], self.arrivals[which], self.values.part(which))
+
 
 def together(parts: Sequence[Held]) -> Held:
     """Returns the concatenation of `parts`, of which there must be at least one."""
@@ -94,23 +107,99 @@ def together(parts: Sequence[Held]) -> Held:
     return Held(codes, arrivals, concat([part.values for part in parts]))
 
 
+def blocks(
+    left: Sequence[Held], right: Sequence[Held]
+) -> Generator[tuple[Held, Held] | None, None, None]:
+    """Divides a window by key, so that no step takes long however many records it has.
+
+    `left` and `right` are the parts of each side. Yields the records of both sides for each block
+    of keys, and None between two steps. Blocks are in the order in which their keys first arrived
+    on either side. A large window leaves out keys of one side only. A key with very many records is
+    a block of its own.
+    """
+    parts, sides = [*left, *right], (left, right)
+    if sum(map(len, parts)) <= 2 * BLOCK_RECORDS:
+        yield together(left), together(right)
+        return
+    size = 1 + max(int(part.codes.max()) for part in parts)
+    first = np.full(size, _LATEST)
+    seen = np.zeros((2, size), np.bool_)
+    for side, of_side in enumerate(sides):
+        for part in of_side:
+            np.minimum.at(first, part.codes, part.arrivals)
+            seen[side, part.codes] = True
+            yield None
+    meets = seen[0] & seen[1]
+    least = min(int(part.arrivals.min()) for part in parts)
+    span = max(int(part.arrivals.max()) for part in parts) - least
+    shift = max(0, span.bit_length() - _BINS_BITS)
+    counts = np.zeros((span >> shift) + 1, np.int64)  # By the first arrival of the key.
+    for part in parts:
+        counts += np.bincount(
+            (first[part.codes[meets[part.codes]]] - least) >> shift, minlength=len(counts)
+        )
+        yield None
+    # An odd number is a block with a key of very many records: no later bin has it, too.
+    numbers = 2 * ((counts.cumsum() - counts) // BLOCK_RECORDS) + (counts > BLOCK_RECORDS)
+    yield None
+    found: tuple[dict[int, list[Held]], ...] = ({}, {})
+    for side, of_side in enumerate(sides):
+        for part in of_side:
+            which = np.flatnonzero(meets[part.codes])
+            if not len(which):
+                continue
+            of_each = numbers[(first[part.codes[which]] - least) >> shift]
+            order = _sorted(of_each) & _PLACE
+            of_each, taken = of_each[order], part.take(which[order])
+            bounds = [0, *(np.flatnonzero(np.diff(of_each)) + 1).tolist(), len(of_each)]
+            for begin, stop in pairwise(bounds):
+                found[side].setdefault(int(of_each[begin]), []).append(taken.part(begin, stop))
+            yield None
+    for number in sorted(found[0]):
+        yield together(found[0].pop(number)), together(found[1].pop(number))
+
+
+@dataclass(slots=True)
+class Fired:
+    """The keys of one window whose pairs were emitted before a restore, by code."""
+
+    whole: np.ndarray
+    """Whether all pairs of the key were emitted."""
+    parts: dict[int, tuple[int, int, int]]
+    """The keys of which some pairs were emitted: their number, and the numbers of records that the
+    key had on the left and on the right.
+    """
+
+
 class Pairing:
-    """All pairs of records from `left` and `right` with equal keys.
+    """All pairs of records from `left` and `right` with equal keys, except those of `fired`.
 
     Any range of the pairs can be made separately, because a frequent key may have millions. The
     caller makes the `Runs` of each side in a separate step, because sorting millions of records
     takes long.
     """
 
-    def __init__(self, left: Runs, right: Runs) -> None:
+    def __init__(self, left: Runs, right: Runs, fired: Fired | None = None) -> None:
         self._left, self._right = left.values, right.values
         in_left, in_right = _met(left.keys, right.keys)
+        if fired is not None:
+            are_left = ~fired.whole[left.keys[in_left]]
+            in_left, in_right = in_left[are_left], in_right[are_left]
         order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")
         in_left, in_right = in_left[order], in_right[order]
         self._left_order, self._right_order = left.order, right.order
         self._left_start, self._right_start = left.starts[in_left], right.starts[in_right]
-        self._width = right.counts[in_right]
-        pairs = left.counts[in_left] * self._width
+        self._keys = left.keys[in_left]
+        self._height, self._width = left.counts[in_left], right.counts[in_right]
+        self._skipped = np.zeros(len(order), np.int64)
+        """Number of pairs of each key that were emitted before a restore."""
+        for code, (skipped, height, width) in ({} if fired is None else fired.parts).items():
+            at = self._keys == code
+            self._skipped[at] = skipped
+            # Records that came after these were late for the window.
+            self._height[at] = np.minimum(self._height[at], height)
+            self._width[at] = np.minimum(self._width[at], width)
+        pairs = self._height * self._width - self._skipped
         self._stops = pairs.cumsum()
         self._begins = self._stops - pairs
 
@@ -129,7 +218,9 @@ class Pairing:
             self._begins[first:last], begin
         )
         # One run is one key: per-run values are computed once, and repeated for its pairs.
-        within = np.arange(begin, stop) - self._begins[first:last].repeat(counts)
+        within = np.arange(begin, stop) - (
+            self._begins[first:last] - self._skipped[first:last]
+        ).repeat(counts)
         left, right = (
             self._left_start[first:last].repeat(counts),
             self._right_start[first:last].repeat(counts),
@@ -146,6 +237,18 @@ class Pairing:
             "right": self._right.take(self._right_order[right]),
         }
         return ColumnBatch(values, stop - begin, Pair)
+
+    def emitted(self, stop: int) -> tuple[np.ndarray, dict[int, tuple[int, int, int]]]:
+        """Returns the codes of the keys whose pairs all have numbers below `stop`.
+
+        Also returns the key that has some pairs below `stop`, in the form of `Fired.parts`.
+        """
+        at = int(self._stops.searchsorted(stop, "right"))
+        if at == len(self._stops) or stop <= self._begins[at]:
+            return self._keys[:at], {}
+        number = stop - self._begins[at] + self._skipped[at]
+        part = int(number), int(self._height[at]), int(self._width[at])
+        return self._keys[:at], {int(self._keys[at]): part}
 
 
 class Runs:
@@ -181,13 +284,18 @@ class Runs:
 def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the positions in `left` and in `right` of the keys that both contain.
 
-    Codes of keys are small, so a lookup table is used; it takes a third of the time of sorting.
+    Codes of keys are small, so a lookup table is used; it takes a third of the time of sorting. For
+    few of very many codes a search takes less.
     """
     if not (len(left) and len(right)):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    place = np.full(
-        int(max(left[-1], right[-1])) + 1, -1, np.int64
-    )  # Keys of runs are in order: the last is the highest.
+    size = int(max(left[-1], right[-1])) + 1  # Keys of runs are in order: the last is the highest.
+    if size > 8 * (len(left) + len(right)):
+        at = right.searchsorted(left)
+        at[at == len(right)] = 0
+        in_left = np.flatnonzero(right[at] == left)
+        return in_left, at[in_left]
+    place = np.full(size, -1, np.int64)
     place[right] = np.arange(len(right))
     found = place[left]
     in_left = np.flatnonzero(found >= 0)
@@ -306,9 +414,8 @@ class JoinSides:
         self._keys_counted = False  # Whether `_keys_max` belongs to this encoder.
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
-        self._read: dict[
-            tuple[int, int], Held
-        ] = {}  # Settled records by (side, start of slice), for the next window with them.
+        self._read: dict[tuple[int, int], list[Held]] = {}
+        """Settled records by (side, start of slice), for the next window with them."""
         found = {namespace[:2] for namespace in table.namespaces() if namespace[2:] == windows}
         self.starts: list[int] = sorted({start for _, start in found})
         self._starts_of: tuple[list[int], ...] = tuple(
@@ -394,11 +501,11 @@ class JoinSides:
         index = bisect_left(starts, begin)
         return index < len(starts) and starts[index] < stop
 
-    def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, Held]:
+    def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, list[Held]]:
         """Returns the records of `side` in the slices that start from `begin` up to `stop`
-        (exclusive). There must be at least one.
+        (exclusive), in parts of about `READ_MAX` records at most.
 
-        Yields after each part, so that other tasks can run.
+        There must be at least one. Yields after each part, so that other tasks can run.
         """
         parts: list[Held] = []
         starts = self._starts_of[side]
@@ -406,28 +513,50 @@ class JoinSides:
             slot = side, start
             read = self._read.get(slot)
             if read is None:
-                chunks, count, records = [], 0, 0
+                whole: list[Held] = []
+                chunks: list[Held] = []
+                count = records = 0
                 for content in self._contents(slot):
                     chunk = self._decode(content)
                     chunks.append(chunk)
                     count, records = count + 1, records + len(chunk)
-                    if count == CHUNKS_MAX or records >= READ_MAX:
+                    if records >= READ_MAX:
+                        whole.append(together(chunks))
+                        chunks, records, count = [], 0, CHUNKS_MAX
+                    if count >= CHUNKS_MAX:
                         yield
-                        count = records = 0
+                        count = 0
                 if chunks:
-                    read = self._read[slot] = together(chunks)
-            if read is not None:
-                parts.append(read)
+                    whole.append(together(chunks))
+                read = self._read[slot] = whole
+            parts += read
             pending = self._pending.get(slot)
             if pending:
-                whole = together(pending)
-                pending[:] = [whole]
-                parts.append(whole)
-        return together(parts)
+                pending[:] = [together(pending)]
+                parts += pending
+        return parts
 
     def _contents(self, slot: tuple[int, int]) -> Iterator[bytes]:
         # By items, because RocksDB looks up each value separately.
         return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
+
+    def fired(self, entries: Mapping[Any, Any], keys_max: int) -> Generator[None, None, Fired]:
+        """Returns the keys of `entries`, a table of key -> True or an item of `Fired.parts`.
+
+        Call it behind `gather`. Yields after each `keys_max` keys.
+        """
+        whole, parts, items = [], dict[int, tuple[int, int, int]](), iter(entries.items())
+        while chunk := list(islice(items, keys_max)):
+            codes = self._encoder.encode([key for key, _ in chunk])
+            whole.append(codes[[held is True for _, held in chunk]])
+            for code, (_, held) in zip(codes.tolist(), chunk, strict=True):
+                if held is not True:
+                    parts[code] = tuple(held)
+            yield
+        flags = np.zeros(len(self._encoder), np.bool_)
+        for codes in whole:
+            flags[codes] = True
+        return Fired(flags, parts)
 
     def keys_of(self, codes: np.ndarray) -> Column:
         """Returns a column of the keys that have the codes `codes`."""

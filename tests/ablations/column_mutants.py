@@ -461,12 +461,47 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what is pending in a join is not in its snapshot",
         _WINDOW_JOIN,
-        "                return flush_in_slices(self._sides.settle(), written)\n",
-        "                return written\n",
+        "flush_in_slices(chain(self._sides.settle(), self._list_fired()), written)",
+        "flush_in_slices(self._list_fired(), written)",
         (
             f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",
             f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
         ),
+    ),
+    Mutant(
+        "a join fires a window again that a checkpoint had interrupted",
+        _WINDOW_JOIN,
+        "flush_in_slices(chain(self._sides.settle(), self._list_fired()), written)",
+        "flush_in_slices(self._sides.settle(), written)",
+        (f"{_JOINS}::test_a_checkpoint_amid_a_firing_changes_nothing",),
+    ),
+    Mutant(
+        "a checkpoint counts a window of a join as fired that it interrupts",
+        _WINDOW_JOIN,
+        "            begin = end - grid.size\n            if sides",
+        "            begin, self._until = end - grid.size, end\n            if sides",
+        (f"{_JOINS}::test_a_checkpoint_amid_a_firing_changes_nothing",),
+    ),
+    Mutant(
+        "the pairs of a key that a checkpoint divides come twice",
+        _SIDES,
+        "            self._skipped[at] = skipped\n",
+        "",
+        (f"{_JOINS}::test_a_checkpoint_amid_a_firing_changes_nothing",),
+    ),
+    Mutant(
+        "rows made of columns forget what a window had fired",
+        "aioflow/operators/join/joins.py",
+        "if fired is None or fired.peek(namespace).get(key) is not True:",
+        "if True:",
+        (f"{_JOINS}::test_a_checkpoint_amid_a_firing_changes_nothing",),
+    ),
+    Mutant(
+        "blocks of keys of a join come in the order of their codes",
+        _SIDES,
+        "for number in sorted(found[0]):",
+        "for number in sorted(found[0], reverse=True):",
+        (f"{_JOINS}::test_blocks_of_a_large_window_give_its_pairs_in_their_order",),
     ),
     Mutant(
         "a look at the state settles what a firing of a join reads",
@@ -583,7 +618,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "windows of a join whose keys do not meet all pass in one turn",
         _WINDOW_JOIN,
-        "        if not len(pairs):\n            yield\n",
+        "        if not has_pairs:\n            yield\n",
         "",
         (f"{_TURNS}::test_each_window_whose_keys_do_not_meet_is_a_turn",),
     ),
@@ -600,8 +635,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "each window of a join reads its slices again",
         _SIDES,
-        "read = self._read[slot] = together(chunks)",
-        "read = together(chunks)",
+        "read = self._read[slot] = whole",
+        "read = whole",
         (f"{_TURNS}::test_a_firing_walks_the_items_of_each_slice_once",),
     ),
     Mutant(
@@ -635,8 +670,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "chunks of a hot key of a join are all read in one turn",
         _SIDES,
-        "if count == CHUNKS_MAX or records >= READ_MAX:",
-        "if count == CHUNKS_MAX:",
+        "if records >= READ_MAX:",
+        "if records >= 1 << 40:",
         (f"{_TURNS}::test_chunks_of_a_hot_key_are_read_by_turns",),
     ),
     Mutant(

@@ -223,9 +223,9 @@ async def test_chunks_of_a_hot_key_are_read_by_turns() -> None:
         drive_inputs(operator, [(0, some(32_768, 5, ["hot"] * 32_768))])
     drive_inputs(operator, [(1, some(1, 5, ["cold"]))])
 
-    # 131,072 records are a turn, so are putting a side of many together and its runs, and there are
-    # no pairs.
-    assert turns(operator, until(9)) == 8 * 32_768 // 131_072 + 2 + 1 + 1
+    # 131,072 records are a turn. Each of the three parts is looked at twice, and their keys are
+    # divided. There are no pairs.
+    assert turns(operator, until(9)) == 8 * 32_768 // 131_072 + 2 * 3 + 1 + 1 + 1
 
 
 @pytest.mark.parametrize(("time", "warnings"), [(1_900, 0), (500_000, 1)])

@@ -4,6 +4,8 @@ columns and any restore.
 
 from __future__ import annotations
 
+import random
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioflow.columns import hash_join
 from aioflow.columns.build import column_of
 from aioflow.columns.hash_join import Held, Pairing, Runs, rows_of
 from aioflow.core.column_batch import ColumnBatch
@@ -19,7 +22,8 @@ from aioflow.core.errors import StateError
 from aioflow.core.functions import Pair
 from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.core.wire.serializers import Codec
-from aioflow.operators.join.joins import COLUMNS, CoGroupOperator
+from aioflow.operators.join import window_join
+from aioflow.operators.join.joins import COLUMNS, FIRED, CoGroupOperator
 from aioflow.operators.join.window_join import WindowJoinOperator
 from aioflow.operators.window.assigners import SessionWindows, SlidingWindows, TumblingWindows
 from aioflow.state.backend import INTERNAL_PREFIX
@@ -414,3 +418,113 @@ async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.Mon
         match=r"holds columns, and numpy is not installed here: pip install 'aioflow\[columns\]'",
     ):
         await opened(WindowJoinOperator(TumblingWindows(10), Pair), Context(first.ctx))
+
+
+def of_subtask(item: tuple[int, RecordBatch], groups: Any) -> tuple[int, RecordBatch]:
+    """Returns the batch, or its watermark if its only record belongs to another subtask."""
+    side, batch = item
+    is_own = all(key_group(key, 128) in groups for key in batch.keys or [])
+    return item if is_own else (side, RecordBatch([], None, None, None, batch.watermark))
+
+
+async def in_part(
+    assigner: Any, items: list[tuple[int, RecordBatch]], pieces: int, context: Context
+) -> tuple[list[Any], list[tuple[int, RecordBatch]]]:
+    """Takes all batches, and a checkpoint at the first rest after `pieces` pieces of the last one.
+
+    Returns what came out, and the rest of the last batch.
+    """
+    operator, left = await opened(WindowJoinOperator(assigner, Pair), context), list[Any]()
+    rows = [row[:2] for row in drive_inputs(operator, items[:-1], 2)]
+    if items:
+        out = operator.process_input(*items[-1])
+        rows += zip(out.values, out.timestamps or (), strict=True)
+        while operator.has_pending and not left:
+            pieces -= 1
+            if pieces < 0 and (rest := operator.unprocessed()) is not None:
+                left.append((rest.input_index, rest.batch))
+            else:
+                out = operator.resume(1)
+                rows += zip(out.values, out.timestamps or (), strict=True)
+    written = operator.snapshot_state(1)
+    if written is not None:
+        await written
+    return rows, left
+
+
+async def cut_amid_firings(draw: random.Random) -> None:
+    """Runs a join in parts, each cut at any piece of what it emits, and compares the pairs."""
+    parallelisms = draw.choice([(1, 1, 1, 1), (1, 3, 2, 1), (2, 1, 4, 3)])
+    # The rest of a batch of several records cannot be given to other subtasks, where the watermark
+    # is that of the slowest.
+    count = 3 if max(parallelisms) == 1 else 1
+    steps = [
+        (draw.randint(0, 1), draw.randint(0, 3), draw.randint(-12, 12))
+        for _ in range(draw.choice([10, 30, 60]))
+    ]
+    keys = draw.choice([[1, 2, 3, -4], ["a", "b", "c", "d"], [1, "a", 2**70, 2.5]])
+    assigner = draw.choice(
+        [TumblingWindows(7, 3), TumblingWindows(40), SlidingWindows(6, 2), SlidingWindows(30, 12)]
+    )
+    whole = batches(streams(steps, keys, draw.choice([5, 40]), 0), MAX_WATERMARK, count)
+    plain = await opened(WindowJoinOperator(assigner, Pair))
+    of_each = [drive_inputs(plain, [item], 2) for item in in_kinds(whole, [False])]
+    firing = [number + 1 for number, found in enumerate(of_each) if found]
+    whole, done = in_kinds(whole, draw.choice([[True], [True, True, True, False]])), 0
+    rows, rests, former = list[Any](), list[Any](), list[Context]()
+    for number, parallelism in enumerate(parallelisms):
+        is_last = number == len(parallelisms) - 1
+        stops = [at for at in firing if at >= done] or [len(whole)]
+        stop = len(whole) if is_last else draw.choice([done, *stops])
+        items, done = [*rests, *whole[done:stop]], stop
+        rests, contexts = [], []
+        for index in range(parallelism):
+            groups = range_for_subtask(index, parallelism, 128)
+            pieces = 1_000_000 if is_last else draw.choice([0, 1, 3, 8, 12, 16, 20, 30, 50])
+            contexts.append(Context(*former, groups=groups))
+            mine = [of_subtask(item, groups) for item in items]
+            found, left = await in_part(assigner, mine, pieces, contexts[-1])
+            rows, rests = rows + found, rests + left
+        rests.sort(key=lambda item: not len(item[1].values))
+        former = contexts
+
+    expected = chain.from_iterable(of_each)
+    assert sorted(map(repr, rows)) == sorted(repr(row[:2]) for row in expected)
+    assert not any(context.keyed_state.table(FIRED).namespaces() for context in former)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+async def test_a_checkpoint_amid_a_firing_changes_nothing(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_join, "KEYS_LISTED", 1)
+    for seed in range(first, first + 50):
+        draw = random.Random(seed)
+        monkeypatch.setattr(hash_join, "BLOCK_RECORDS", draw.choice([1, 5, 50]))
+        monkeypatch.setattr(window_join, "PAIRS_MAX", draw.choice([1, 3, 7]))
+        try:
+            await cut_amid_firings(draw)
+        except AssertionError as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (4, 3), (40, 1_000)])
+async def test_blocks_of_a_large_window_give_its_pairs_in_their_order(
+    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = [
+        RecordBatch(
+            list(range(60)),
+            [1] * 60,
+            [(n * n + side) % 17 for n in range(60)],
+            [MIN_WATERMARK] * 60,
+        )
+        for side in (0, 1)
+    ]
+    batches = [*enumerate(sides), (0, RecordBatch([], None, None, None, 9))]
+    expected, _ = await run(TumblingWindows(10), in_kinds(batches, [False]), 2)
+    monkeypatch.setattr(hash_join, "BLOCK_RECORDS", sizes[0])
+    monkeypatch.setattr(hash_join, "READ_MAX", sizes[1])
+
+    assert (await run(TumblingWindows(10), in_kinds(batches, [True]), 2))[0] == expected

@@ -17,7 +17,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.runtime import KeysMet
-from aioflow.core.elements import MAX_WATERMARK, RecordBatch, TimeWindow, empty_batch
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    RecordBatch,
+    TimeWindow,
+    empty_batch,
+    last_instant,
+)
 from aioflow.core.errors import GraphError, StateError, describe_record, note_once
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.operator import Operator, Unprocessed
@@ -57,6 +63,14 @@ PROGRESS = f"{INTERNAL_PREFIX}join-progress"
 Each subtask writes (first key group, last key group, until, number of records received).
 """
 
+FIRED = f"{INTERNAL_PREFIX}join-fired"
+"""Name of the table (start of window, end) -> key -> True, which lists the keys that a window of
+columns had fired when a checkpoint interrupted it.
+
+A key of which only some pairs were emitted has their number instead, and the numbers of its records
+on the left and on the right.
+"""
+
 ROWS_MAX = 1_024
 """Number of windows to which rows made of columns are added between two yields."""
 
@@ -74,6 +88,8 @@ class CoGroupOperator(WindowOperator):
     inputs = 2
 
     _chunks: StateTable
+    _fired: StateTable | None = None
+    """The table `FIRED`, made when a checkpoint first interrupts a window of columns."""
     _progress: ListState[Any]
     _side = 0
     """The input of the batch that is being processed."""
@@ -111,6 +127,8 @@ class CoGroupOperator(WindowOperator):
     async def open(self) -> None:
         await super().open()
         self._chunks = self._state.table(COLUMNS)
+        if FIRED in self._state.names():
+            self._fired = self._state.table(FIRED)
         self._restore_columns()
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
@@ -131,8 +149,25 @@ class CoGroupOperator(WindowOperator):
         rest = super().unprocessed()
         if rest is None:
             return None
-        rest.batch.values = [value for _, value in rest.batch.values]
+        if type(rest.batch.values) is list:  # A batch of columns has no tags.
+            rest.batch.values = [value for _, value in rest.batch.values]
         return rest._replace(input_index=self._side)
+
+    def _advance(self, watermark: int) -> Iterator[None]:
+        reached = self._timers.current_watermark
+        yield from super()._advance(watermark)
+        yield from self._fire_columns(watermark, reached)
+        if self._fired is not None:
+            for window in self._fired.namespaces():
+                if last_instant(window[1]) <= watermark:
+                    self._fired.drop(window)
+
+    def _fire_columns(self, watermark: int, reached: int) -> Iterator[None]:
+        """Fires the windows of columns up to `watermark`, if the join has some.
+
+        Their results come behind those of rows. Event time was `reached` before.
+        """
+        return iter(())
 
     def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
         lefts = [value for index, value in elements if index == 0]
@@ -208,7 +243,7 @@ class CoGroupOperator(WindowOperator):
 
         Windows that end after `until` are left out.
         """
-        state, rest = self._state, ROWS_MAX
+        state, fired, rest = self._state, self._fired, ROWS_MAX
         for _, side, start, key, value, behind in rows:
             state.set_current_key(key)
             end, last = (
@@ -217,7 +252,9 @@ class CoGroupOperator(WindowOperator):
             )
             while end <= last:
                 window = TimeWindow(end - grid.size, end)
-                self._add_to_window(key, (side, value), start, window, tuple(window))
+                namespace = tuple(window)
+                if fired is None or fired.peek(namespace).get(key) is not True:
+                    self._add_to_window(key, (side, value), start, window, namespace)
                 end += grid.slide
                 rest -= 1
             if rest <= 0:

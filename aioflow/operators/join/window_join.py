@@ -12,6 +12,10 @@ batch may have keys that columns do not support. So every window is held in one 
   they arrived, and `_until` advances to the end of these windows;
 * when a window of columns fires, `_until` advances to its end.
 
+A checkpoint may interrupt the firing of a window of columns. Then `_until` is still the end before,
+and the state lists the keys whose pairs were emitted (`joins.FIRED`). After the restore the window
+fires the others, as columns or as rows.
+
 So neither the order of results nor lateness depends on which batches arrived as columns. After a
 restore the highest `_until` of the former subtasks applies. Columns of key groups with a lower one
 are converted to rows up to there.
@@ -21,12 +25,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.column_batch import ColumnBatch, first_not_below, highest
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, last_instant
 from aioflow.core.functions import Pair
-from aioflow.operators.join.joins import CoGroupOperator
+from aioflow.operators.join.joins import FIRED, CoGroupOperator
 from aioflow.operators.results import flush_in_slices
 from aioflow.operators.window.assigners import (
     SliceGrid,
@@ -40,7 +45,7 @@ from aioflow.operators.window.slice_store import by_slice
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from aioflow.columns.hash_join import JoinSides, Row
+    from aioflow.columns.hash_join import JoinSides, Pairing, Row
     from aioflow.core.keygroups import KeyGroupRange
     from aioflow.operators.window.assigners import Evictor
     from aioflow.operators.window.triggers import Trigger
@@ -54,6 +59,9 @@ PAIRS_MAX = 65_536
 
 PAIRS_LISTED = 16
 """Maximum number of pairs of rows that are made at once, in less time than one by one."""
+
+KEYS_LISTED = 16_384
+"""Number of keys of an interrupted window that are listed, or read, between two yields: 2 ms."""
 
 WINDOWS_MAX = 64
 """Maximum number of windows with one empty side, and of slices of a batch, between two yields:
@@ -92,6 +100,14 @@ class WindowJoinOperator(CoGroupOperator):
         self._until = MIN_WATERMARK
         self._arrived = 0
         self._warned = False
+        self._firing: tuple[int, int] | None = None
+        """The window of columns that fires now."""
+        self._given: list[Any] = []
+        """Codes of the keys that it has fired, and which `FIRED` does not list."""
+        self._pairs: Pairing | None = None
+        """The pairs of the block of keys that it fires now."""
+        self._made = 0
+        """Number of these pairs that were emitted."""
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         # Done here, where no work is pending, because `settle_state` may be called while a window
@@ -101,8 +117,32 @@ class WindowJoinOperator(CoGroupOperator):
             groups = self._state.key_group_range
             self._progress.update([(groups.start, groups.end, self._until, self._arrived)])
             if self._sides is not None:
-                return flush_in_slices(self._sides.settle(), written)
+                return flush_in_slices(chain(self._sides.settle(), self._list_fired()), written)
         return written
+
+    def _list_fired(self) -> Iterator[None]:
+        """Lists the keys that were fired of the window that a checkpoint interrupts."""
+        window, sides, parts = self._firing, self._sides, dict[int, tuple[int, int, int]]()
+        if window is None or sides is None:
+            return
+        import numpy as np
+
+        given = self._given[:]
+        if self._pairs is not None:
+            codes, parts = self._pairs.emitted(self._made)
+            given.append(codes)
+        if self._fired is None:
+            self._fired = self._state.table(FIRED)
+        table = self._fired
+        for codes in given:
+            for at in range(0, len(codes), KEYS_LISTED):
+                keys = sides.keys_of(codes[at : at + KEYS_LISTED]).to_list()
+                table.of(window, keys).update(dict.fromkeys(keys, True))
+                yield
+        if parts:
+            keys = sides.keys_of(np.array(list(parts))).to_list()
+            table.of(window, keys).update(zip(keys, parts.values(), strict=True))
+        self._given.clear()
 
     def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
         if len(elements) == 1:
@@ -110,6 +150,12 @@ class WindowJoinOperator(CoGroupOperator):
         lefts = [value for index, value in elements if index == 0]
         rights = [value for index, value in elements if index == 1]
         call = self._function.call
+        fired = None if self._fired is None else self._fired.peek(tuple(ctx.window)).get(key)
+        if fired is not None:
+            # Some of its pairs were emitted before a restore, when it had these records.
+            skipped, height, width = fired
+            lefts, rights = lefts[:height], rights[:width]
+            return islice((call(left, right) for left in lefts for right in rights), skipped, None)
         if len(lefts) * len(rights) <= PAIRS_LISTED:
             return [call(left, right) for left in lefts for right in rights]
         return (call(left, right) for left in lefts for right in rights)
@@ -129,8 +175,10 @@ class WindowJoinOperator(CoGroupOperator):
             sides = self._sides or self._new_sides()
             codes = sides.encode(batch.keys)
             if codes is not None:
+                self._batch, self._position, self._side = batch, 0, index
                 return self._out.start(self._run_columns(index, batch, codes), batch.watermark)
         elif not len(values) and self._sides is not None and self._sides.starts:
+            self._batch, self._position, self._side = batch, 0, index
             return self._out.start(self._run(batch), batch.watermark)
         return super().process_input(index, batch)
 
@@ -161,6 +209,7 @@ class WindowJoinOperator(CoGroupOperator):
             stop = count
             if watermarks is not None:
                 if watermarks[begin] > timers.current_watermark:
+                    self._position = begin
                     yield from self._advance(watermarks[begin])
                 stop = first_not_below(
                     watermarks, self._grid.next_end(timers.current_watermark) - 1, begin, count
@@ -175,8 +224,10 @@ class WindowJoinOperator(CoGroupOperator):
                     index, times[which], whole if len(which) == count else whole.take(which)
                 )
             begin = stop
+        self._position = count
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
+        self._batch = None
 
     def _add_columns(self, index: int, times: Any, held: Any) -> Iterator[None]:
         """Adds records that are not late, between which no window is due."""
@@ -246,9 +297,7 @@ class WindowJoinOperator(CoGroupOperator):
 
     # Firing.
 
-    def _advance(self, watermark: int) -> Iterator[None]:
-        # Windows of rows end before those of columns.
-        yield from super()._advance(watermark)
+    def _fire_columns(self, watermark: int, reached: int) -> Iterator[None]:
         sides, grid = self._sides, self._grid
         if sides is None:
             return
@@ -257,42 +306,75 @@ class WindowJoinOperator(CoGroupOperator):
             end = max(grid.first_end(sides.starts[0]), grid.next_end(self._until - 1))
             if last_instant(end) > watermark:
                 break
-            begin, self._until = end - grid.size, end
+            begin = end - grid.size
             if sides.has(0, begin, end) and sides.has(1, begin, end):
-                yield from self._fire(sides, begin, end)
+                for _ in self._fire(sides, begin, end):
+                    # Of the windows of columns, the one before this is the last that has fired.
+                    is_reading = self._firing is None
+                    yield from self._rest(max(reached, last_instant(end - grid.slide)), is_reading)
                 passed = 0
             elif (passed := passed + 1) == WINDOWS_MAX:
-                yield
+                yield from self._rest(max(reached, last_instant(end - grid.slide)), False)
                 passed = 0
+            self._until = end
             self._forget_slices()
+        self._timers.current_watermark = max(self._timers.current_watermark, watermark)
+
+    def _rest(self, reached: int, is_reading: bool) -> Iterator[None]:
+        """Yields once. Until then a checkpoint can store what is left of the windows of columns.
+
+        Event time is `reached` for as long, so they fire after the restore. No checkpoint can come
+        while records are read from state (`is_reading`).
+        """
+        self._timers.current_watermark = reached
+        self.at_rest = not is_reading
+        yield
+        self.at_rest = False
 
     def _fire(self, sides: JoinSides, begin: int, end: int) -> Iterator[None]:
         """Emits all pairs of the window of columns from `begin` to `end`.
 
         Both sides have records in it. Yields at least once, also without pairs.
         """
-        from aioflow.columns.hash_join import Pairing, Runs
+        from aioflow.columns.hash_join import Pairing, Runs, blocks
 
-        out, runs = self._out, []
-        for side in (0, 1):
-            held = yield from sides.gather(side, begin, end)
-            if len(held) > PAIRS_MAX:
+        out, window = self._out, (begin, end)
+        left = yield from sides.gather(0, begin, end)
+        right = yield from sides.gather(1, begin, end)
+        fired = None
+        if self._fired is not None and window in self._fired.namespaces():
+            fired = yield from sides.fired(self._fired.peek(window), KEYS_LISTED)
+        self._firing, has_pairs = window, False
+        for block in blocks(left, right):
+            if block is None:
                 yield
-            runs.append(Runs(held))
-            if len(held) > PAIRS_MAX:
+                continue
+            runs = []
+            for held in block:
+                if len(held) > PAIRS_MAX:
+                    yield
+                runs.append(Runs(held))
+                if len(held) > PAIRS_MAX:
+                    yield
+            pairs = Pairing(runs[0], runs[1], fired)
+            self._pairs, self._made = pairs, 0
+            for at in range(0, len(pairs), PAIRS_MAX):
+                if not out.empty:
+                    yield
+                self._made = min(at + PAIRS_MAX, len(pairs))
+                has_pairs = True
+                out.add_columns(
+                    pairs.part(at, self._made), last_instant(end), last_instant(end) - 1
+                )
                 yield
-        pairs = Pairing(*runs)
-        for at in range(0, len(pairs), PAIRS_MAX):
-            if not out.empty:
-                yield
-            out.add_columns(
-                pairs.part(at, min(at + PAIRS_MAX, len(pairs))),
-                last_instant(end),
-                last_instant(end) - 1,
-            )
+            self._given.append(pairs.emitted(len(pairs))[0])
+            self._pairs = None
+        if not has_pairs:
             yield
-        if not len(pairs):
-            yield
+        self._firing = None
+        self._given.clear()
+        if self._fired is not None:
+            self._fired.drop(window)
 
     def _forget_slices(self) -> None:
         """Drops the slices of which all windows have fired, or are held as rows."""
