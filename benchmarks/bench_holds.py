@@ -1,5 +1,5 @@
-"""How long the loop is held at most while much falls due at once: windows and timers of a million
-keys.
+"""How long the loop is held at most while much falls due at once: windows, joins, timers, state and
+sources of a million keys.
 
     python benchmarks/bench_holds.py [--keys 1000000] [--only tumbling instant] [--collector python]
 
@@ -17,6 +17,7 @@ import asyncio
 import gc
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,9 +125,226 @@ def clock(keys: int) -> af.Flow:
     return flow
 
 
+def columns(flow: af.Flow, count: int) -> Any:
+    """A stream of columns, with a record of each key at time 1."""
+    import pyarrow as pa
+
+    table = pa.table({"k": range(count), "ts": [1] * count, "x": range(count)})
+    times = af.WatermarkStrategy.monotonous_timestamps(timestamp=af.col.ts)
+    return flow.source(af.io.arrow(table), watermarks=times)
+
+
+def tumbling_columns(keys: int) -> af.Flow:
+    """A window of all keys fires, on columns."""
+    flow = af.Flow("tumbling-columns")
+    windows = columns(flow, keys).key_by(af.col.k).window(af.tumbling("10s"))
+    windows.aggregate(af.agg(n=af.count(), x=af.sum(af.col.x))).sink(ignore)
+    return flow
+
+
+def join_columns(keys: int) -> af.Flow:
+    """A window of two sides of all keys fires, on columns."""
+    flow = af.Flow("join-columns")
+    joined = columns(flow, keys).join(columns(flow, keys)).where(af.col.k).equal_to(af.col.k)
+    joined.window(af.tumbling("10s")).pairs().sink(ignore)
+    return flow
+
+
+def join_hot_columns(keys: int) -> af.Flow:
+    """All records of one side have one key, on columns."""
+    flow = af.Flow("join-hot-columns")
+    joined = columns(flow, keys).join(columns(flow, 1))
+    keyed = joined.where(af.col.k * 0).equal_to(af.col.k)
+    keyed.window(af.tumbling("10s")).pairs().sink(ignore)
+    return flow
+
+
+def side(flow: af.Flow, keys: int) -> Any:
+    """A record of each key, and one that ends all windows."""
+    times = af.WatermarkStrategy.monotonous_timestamps(timestamp=second)
+    made = ending(keys, 2 * INSTANT)
+    return flow.source(af.io.datagen(made, count=keys + 1), watermarks=times)
+
+
+def join(keys: int) -> af.Flow:
+    """A window of two sides of all keys fires."""
+    flow = af.Flow("join")
+    left, right = side(flow, keys), side(flow, keys)
+    joined = left.join(right).where(first).equal_to(first).window(af.tumbling("10s"))
+    joined.apply(lambda one, other: one).sink(ignore)
+    return flow
+
+
+def join_hot(keys: int) -> af.Flow:
+    """All elements of one side have one key."""
+    flow = af.Flow("join-hot")
+    left, right = side(flow, keys), side(flow, 1)
+    joined = left.join(right).where(lambda _row: 0).equal_to(first).window(af.tumbling("10s"))
+    joined.apply(lambda one, other: one).sink(ignore)
+    return flow
+
+
+def co_group(keys: int) -> af.Flow:
+    """A window of two sides of all keys fires as groups."""
+    flow = af.Flow("co-group")
+    left, right = side(flow, keys), side(flow, keys)
+    grouped = left.co_group(right).where(first).equal_to(first).window(af.tumbling("10s"))
+    grouped.apply(lambda key, lefts, rights: [key]).sink(ignore)
+    return flow
+
+
+def interval_join(keys: int) -> af.Flow:
+    """An element has a partner in each of the others, and then all are forgotten."""
+    flow = af.Flow("interval-join")
+    left, right = side(flow, keys), side(flow, 1)
+    hot = left.key_by(lambda _row: 0)
+    joined = hot.interval_join(right.key_by(first), "-1s", "1s")
+    joined.process(lambda one, other, ctx: [one]).sink(ignore)
+    return flow
+
+
+def running(keys: int) -> af.Flow:
+    """The counts of all keys, at the end of the input too."""
+    flow = af.Flow("running")
+    stream(flow, ending(keys, 2 * INSTANT), keys + 1).count().sink(ignore)
+    return flow
+
+
+def a_list(keys: int) -> af.Flow:
+    """A source that has all its elements in one list."""
+    flow = af.Flow("a-list")
+    flow.source(list(range(keys))).map(lambda n: n + 1).sink(ignore)
+    return flow
+
+
+def huge_results(keys: int) -> af.Flow:
+    """One element has a million results, as a list."""
+    flow = af.Flow("huge-results")
+    flow.source([keys]).flat_map(lambda n: list(range(n))).map(lambda n: n + 1).sink(ignore)
+    return flow
+
+
+def map_batches(keys: int) -> af.Flow:
+    """One batch of all elements."""
+    flow = af.Flow("map-batches")
+    flow.source(af.io.datagen(lambda i: i, count=keys)).map_batches(
+        lambda values: values, max_size=keys
+    ).sink(ignore)
+    return flow
+
+
+RULES = af.MapStateDescriptor[int, int]("rules")
+
+
+class Ruled(af.BroadcastProcessFunction):
+    """Puts each rule into broadcast state."""
+
+    def process_element(self, value: Any, ctx: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def process_broadcast_element(self, value: tuple[int, int], ctx: Any) -> None:
+        ctx.get_broadcast_state(RULES).put(value[0], value[1])
+
+
+def broadcast(keys: int) -> af.Flow:
+    """Broadcast state of all keys, in checkpoints."""
+    flow = af.Flow("broadcast")
+    rules = flow.source(af.io.datagen(lambda i: (i, i), count=keys)).broadcast(RULES)
+    flow.source([1]).connect(rules).process(Ruled()).sink(ignore)
+    return flow
+
+
+class Remembered(af.KeyedProcessFunction):
+    """A value of each key, with a time to live."""
+
+    def open(self, ctx: Any) -> None:
+        self.seen = ctx.get_state(af.ValueStateDescriptor("seen", ttl="200ms"))
+
+    def process_element(self, value: tuple[int, int], ctx: Any) -> None:
+        self.seen.update(value[1])
+
+
+def ttl(keys: int) -> af.Flow:
+    """The values of all keys expire, while records come."""
+    flow = af.Flow("ttl")
+    stream(flow, lambda i: (i % keys, 1), 2 * keys).process(Remembered()).sink(ignore)
+    return flow
+
+
+class Listed(af.KeyedProcessFunction):
+    """All elements in one state of one key."""
+
+    def open(self, ctx: Any) -> None:
+        self.all = ctx.get_list_state(af.ListStateDescriptor("all"))
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        self.all.add(value)
+
+
+def hot_list(keys: int) -> af.Flow:
+    """A list of a million elements of one key, in checkpoints."""
+    flow = af.Flow("hot-list")
+    flow.source(af.io.datagen(lambda i: i, count=keys)).key_by(lambda _n: 0).process(Listed()).sink(
+        ignore
+    )
+    return flow
+
+
+def file_sink(keys: int) -> af.Flow:
+    """A file of all elements, committed at the end."""
+    flow = af.Flow("file-sink")
+    flow.source(af.io.datagen(lambda i: {"n": i}, count=keys)).sink(
+        af.io.jsonl(tempfile.mkdtemp(prefix="holds-"))
+    )
+    return flow
+
+
+def upserts(keys: int) -> af.Flow:
+    """SQL that counts by key, with updates."""
+    flow = af.Flow("sql-updates")
+    rows = flow.source(af.io.datagen(lambda i: {"k": i, "x": i % 7}, count=keys))
+    flow.sql("SELECT k, COUNT(*) AS n, MAX(x) AS x FROM r GROUP BY k", r=rows, updates=True).sink(
+        ignore
+    )
+    return flow
+
+
+def ranks(keys: int) -> af.Flow:
+    """SQL that ranks a window of all keys, of which all elements are in one partition."""
+    flow = af.Flow("sql-ranks")
+    times = af.WatermarkStrategy.monotonous_timestamps(timestamp=af.col.ts)
+    rows = flow.source(
+        af.io.datagen(lambda i: {"k": i, "ts": 1, "x": i * 7919 % 1_000_003}, count=keys),
+        watermarks=times,
+    )
+    flow.sql(
+        "SELECT * FROM (SELECT k, x, window_start, window_end, ROW_NUMBER() OVER (PARTITION BY "
+        "window_start, window_end ORDER BY x DESC) AS n FROM TABLE(TUMBLE(TABLE r, "
+        "DESCRIPTOR(ts), INTERVAL '10' SECOND))) WHERE n <= 10",
+        schemas={"r": {"k": int, "ts": int, "x": int}},
+        r=rows,
+    ).sink(ignore)
+    return flow
+
+
+def kept(keys: int) -> af.Flow:
+    """The counts of all keys in checkpoints: a full one, and what changed."""
+    flow = af.Flow("kept")
+    stream(flow, lambda i: (i % keys, 1), 2 * keys).count(uid="count").sink(ignore)
+    return flow
+
+
 FLOWS: dict[str, Callable[[int], af.Flow]] = {
-    flow.__name__: flow for flow in (tumbling, sliding, sessions, instant, instants, clock)
-}
+    flow.__name__: flow
+    for flow in (
+        tumbling, tumbling_columns, sliding, sessions, instant, instants, clock, join, join_hot,
+        co_group, join_columns, join_hot_columns, interval_join, running, a_list, huge_results,
+        map_batches, broadcast, ttl, hot_list, file_sink, upserts, ranks, kept,
+    )
+}  # fmt: skip
+
+CHECKPOINTED = frozenset({"broadcast", "hot_list", "file_sink", "kept"})
+"""Flows with checkpoints."""
 
 
 @dataclass(slots=True)
@@ -174,7 +392,10 @@ def held(name: str, keys: int, collector: Collector | None) -> dict[str, Any]:
             beside.append(asyncio.create_task(collector.collect()))
         begun = thread_time()
         try:
-            await FLOWS[name](keys).execute()
+            options: dict[str, Any] = {}
+            if name in CHECKPOINTED:
+                options = {"checkpoints": f"memory://holds-{name}", "every": "200ms"}
+            await FLOWS[name](keys).execute(**options)
             return thread_time() - begun
         finally:
             for task in beside:
