@@ -18,7 +18,16 @@ from uuid import UUID
 
 import aioflow as af
 from tests.programs import model, pieces
-from tests.programs.program import AWAITED, BATCHED, GUARDED, KIND_FORMS, PLAIN, Program, Step
+from tests.programs.program import (
+    AWAITED,
+    BATCHED,
+    GUARDED,
+    KIND_FORMS,
+    PLAIN,
+    SQL,
+    Program,
+    Step,
+)
 
 __all__ = ["draw"]
 
@@ -546,7 +555,35 @@ def draw(seed: int) -> Program:
         if i in read and step.kind != "source" and rng.random() < 0.15
     ]
     program = Program(seed, spread, tuple(steps), tuple(sorted([*leaves, *inner])))
-    return with_other_times(Random(f"times {seed}"), program)
+    program = with_other_times(Random(f"times {seed}"), program)
+    return with_query(Random(f"sql {seed}"), program)
+
+
+QUERIED = 0.4
+"""Share of the programs for which a query is drawn; some cannot have it."""
+
+
+def with_query(rng: Random, program: Program) -> Program:
+    """Adds a query in SQL over one or two of the streams, and counts its rows by key or not."""
+    if rng.random() > QUERIED:
+        return program
+    streams: list[model.Stream] = []
+    for step in program.steps:
+        streams.append(model.compute(program, step, streams))
+    tables = [i for i, stream in enumerate(streams) if stream.fields and stream.items]
+    for _ in range(20 if tables else 0):
+        query = rng.choice(tuple(SQL) if len(tables) > 1 else tuple(SQL)[:-2])
+        inputs = tuple(rng.sample(tables, 2 if query in ("join", "interval") else 1))
+        step = Step("sql", inputs, {"query": query, "type": rng.choice(("VARCHAR", "BIGINT"))})
+        try:
+            stream = model.compute(program, step, streams)
+        except model.Undetermined:
+            continue
+        if not 0 < len(stream.items) <= ITEMS_MAX:
+            continue
+        at, outputs = len(streams), program.outputs
+        return replace(program, steps=(*program.steps, step), outputs=(*outputs, at))
+    return program
 
 
 def with_other_times(rng: Random, program: Program) -> Program:

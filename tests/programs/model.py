@@ -327,6 +327,77 @@ def running(program: Program, step: Step, stream: Stream) -> Stream:
     return made(items, stream, ordered=keyed_order(program, stream))
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    return {name: pieces.field_of(value, name) for name in ("key", "n", "ts")}
+
+
+def sql(program: Program, step: Step, left: Stream, *others: Stream) -> Stream:
+    """A query of `SQL`, over records whose keys are all texts, or all numbers."""
+    query, inputs = step.args["query"], (left, *others)
+    kind = {"VARCHAR": str, "BIGINT": int}[step.args["type"]]
+    if not all(stream.fields for stream in inputs):
+        raise Undetermined("what columns there are")
+    rows = [[fields_of(item.value) for item in stream.items] for stream in inputs]
+    if not all(
+        type(row["key"]) is kind and type(row["n"]) is int and abs(row["n"]) < 2**50
+        for given in rows
+        for row in given
+    ):
+        raise Undetermined("what type a column has")
+    is_of_time = query in ("window", "interval")
+    if is_of_time and any(one.args.get("strategy") == "none" for one in program.steps):
+        raise Undetermined("windows without event time are refused")
+    if is_of_time and not all(
+        stream.timed
+        and stream.on_time
+        and all(
+            row["ts"] == item.time and abs(row["ts"]) < 2**53
+            for row, item in zip(given, stream.items, strict=True)
+        )
+        for stream, given in zip(inputs, rows, strict=True)
+    ):
+        raise Undetermined("what is late, or has another time than its own")
+    if query == "filter":
+        items = [
+            item._replace(
+                value={**{name: row[name] for name in ("key", "n", "ts")}, "more": row["n"] * 2}
+            )
+            for item, row in zip(left.items, rows[0], strict=True)
+            if row["n"] % 3
+        ]
+        return made(items, left, ordered=keeps_order(program, step, left))
+    if query == "group":
+        if not left.ordered:
+            raise Undetermined("running answers")
+        items, seen = [], dict[Any, list[int]]()
+        for item, row in zip(left.items, rows[0], strict=True):
+            numbers = seen.setdefault(row["key"], [])
+            numbers.append(row["n"])
+            result = {"key": row["key"], "c": len(numbers), "s": sum(numbers)}
+            items.append(item._replace(value=({"key": row["key"]}, result)))
+        return made(items, left, ordered=keyed_order(program, left))
+    found: list[dict[str, Any]] = []
+    if query == "distinct":
+        found = [{"key": key} for key in dict.fromkeys(row["key"] for row in rows[0])]
+    elif query == "window":
+        windows: dict[tuple[Any, int], list[int]] = {}
+        for row in rows[0]:
+            windows.setdefault((row["key"], row["ts"] // 100 * 100), []).append(row["n"])
+        found = [
+            {"key": key, "window_start": start, "c": len(numbers), "m": max(numbers)}
+            for (key, start), numbers in windows.items()
+        ]
+    else:
+        found = [
+            {"k": a["key"], "l": a["n"], "r": b["n"]}
+            for a in rows[0]
+            for b in rows[1]
+            if a["key"] == b["key"]
+            and (query == "join" or a["ts"] - 100 <= b["ts"] <= a["ts"] + 20)
+        ]
+    return Stream(tuple(Item(row, None, FIRST) for row in found), False, True, False, known=False)
+
+
 STEPS: dict[str, Callable[..., Stream]] = {
     "source": source,
     "map": stateless,
@@ -356,4 +427,5 @@ STEPS: dict[str, Callable[..., Stream]] = {
     "join": join,
     "co_group": co_group,
     "interval_join": interval_join,
+    "sql": sql,
 }

@@ -165,6 +165,10 @@ class Custom:
 # Functions of one element.
 
 
+def row_of_upsert(upsert: af.Upsert[Any]) -> tuple[Any, Any]:
+    return upsert.key, upsert.row
+
+
 def n_of(value: Any) -> int:
     """The number of a record, and of any other value a small one that depends on all of it."""
     if is_record(value):

@@ -260,7 +260,8 @@ def keyed_process(program: Program, step: Step, stream: Stream) -> Stream:
     timers.fire_clock()
     at_end = getattr(cls, "at_end", False)
     ordered = keyed_order(program, stream) and not cls.timed and not at_end
-    if at_end:
+    first_only = cls is functions.Once and not stream.ordered
+    if at_end or first_only:  # Which element of a key comes first is open, and so is its time.
         return made(out, stream, ordered=ordered, timed=False, known=False)
     sides = {"aside": made(aside, stream, ordered=ordered)} if aside else {}
     return made(out, stream, ordered=ordered, sides=sides)

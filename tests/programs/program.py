@@ -486,6 +486,36 @@ def guarded_text(i: int, step: Step) -> str:
     return f"s{step.inputs[0]}.{op}({given}, {own})"
 
 
+SQL = {
+    "filter": "SELECT key, n, ts, n * 2 AS more FROM a WHERE n % 3 <> 0",
+    "distinct": "SELECT DISTINCT key FROM a",
+    "group": "SELECT key, COUNT(*) AS c, SUM(n) AS s FROM a GROUP BY key",
+    "window": (
+        "SELECT key, window_start, COUNT(*) AS c, MAX(n) AS m FROM TUMBLE(a, ts, INTERVAL '0.1' "
+        "SECOND) GROUP BY key, window_start, window_end"
+    ),
+    "join": "SELECT a.key AS k, a.n AS l, b.n AS r FROM a JOIN b ON a.key = b.key",
+    "interval": (
+        "SELECT a.key AS k, a.n AS l, b.n AS r FROM a JOIN b ON a.key = b.key AND b.ts BETWEEN "
+        "a.ts - INTERVAL '0.1' SECOND AND a.ts + INTERVAL '0.02' SECOND"
+    ),
+}
+"""Queries by name; `distinct` and `join` keep their rows for a time to live."""
+
+
+def sql_text(i: int, step: Step) -> str:
+    query = step.args["query"]
+    tables = dict(zip("ab", step.inputs, strict=False))
+    given = {"key": step.args["type"], "n": "BIGINT", "ts": "TIMESTAMP"}
+    more = {"distinct": ', ttl="10d"', "join": ', ttl="10d"', "group": ", updates=True"}
+    streams = ", ".join(f"{name}=s{j}" for name, j in tables.items())
+    text = (
+        f"flow.sql({SQL[query]!r}, {streams}, schemas=dict.fromkeys({list(tables)}, {given})"
+        f"{more.get(query, '')})"
+    )
+    return f'{text}.map(row_of_upsert, uid="s{i}")' if query == "group" else text
+
+
 TEXTS: dict[str, Callable[[int, Step], str]] = {
     "source": source_text,
     "map": stateless_text,
@@ -529,4 +559,5 @@ TEXTS: dict[str, Callable[[int, Step], str]] = {
     "join": join_text,
     "co_group": join_text,
     "interval_join": interval_text,
+    "sql": sql_text,
 }

@@ -17,7 +17,7 @@ from aioflow.api import streams
 from tests.programs import run, worlds
 from tests.programs.draw import draw
 from tests.programs.model import STEPS
-from tests.programs.program import Program
+from tests.programs.program import SQL, Program
 from tests.programs.run import build_of
 
 SEEDS = range(250)
@@ -85,6 +85,8 @@ def test_a_seed_is_one_program_and_all_operators_are_drawn() -> None:
     assert draw(7).text == draw(7).text
     kinds = Counter(step.kind for program in programs() for step in program.steps)
     assert set(kinds) == set(STEPS)
+    queries = {step.args["query"] for p in programs() for step in p.steps if step.kind == "sql"}
+    assert queries == set(SQL)
 
 
 def test_every_method_and_option_of_streams_is_drawn_or_left_out_with_a_reason(
