@@ -220,29 +220,6 @@ WORLD_MUTANTS: list[Mutant] = [
         "",
         (),
     ),
-    Mutant(
-        "that all records were processed is not said again on a new connection",
-        "aioflow/protocol/consumer.py",
-        "        if inlet.is_acknowledged:\n"
-        "            self._post(inlet.channel, AckAllUserRecordsProcessed())\n",
-        "",
-        (),
-    ),
-    Mutant(
-        "a channel that waits for its barrier goes on with a new connection",
-        "aioflow/protocol/consumer.py",
-        "            blocked=self.is_blocked,\n",
-        "            blocked=False,\n",
-        (),
-    ),
-    Mutant(
-        "a worker that was given up is not killed",
-        "aioflow/cluster/worker_processes.py",
-        "        if self.process is not None:\n            self.process.kill()\n"
-        "        return self.loss\n",
-        "        return self.loss\n",
-        (),
-    ),
 ]
 """Bugs that no single module can show."""
 
@@ -291,6 +268,7 @@ SAFETY: dict[str, int] = {
     "the oldest checkpoint in the store is the newest": 5,
     "the position of a source is read behind the next poll": 6,
     "timers are not deduplicated": 0,
+    "timers that fire while their file is written are not in it": 4,
     "timers of the clock are not restored": 1,
     "what a barrier overtakes in the output is kept twice": 17,
     "what a barrier overtakes in the output is not kept": 17,
@@ -313,6 +291,8 @@ LIVENESS: dict[str, int] = {
     "a restart waits for ever": 3,
     "a sink that has committed is taken to be at it": 0,
     "a task does not hear that it is cancelled": 2,
+    "a worker whose start has failed is not started again": 605,
+    "channels are not requested again on a new connection": 28,
     "channels stay blocked when their checkpoint is aborted": 58,
     "who waits for a savepoint does not hear that it is complete": 4,
 }
