@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 
 import aioflow as af
-from aioflow.core.errors import GraphError, MalformedInput
+from aioflow.core.errors import Broken, GraphError, MalformedInput
 from aioflow.core.functions import Failed, OutputTag
 from aioflow.io.formats import avro, json_schema, protobuf
 from aioflow.io.formats.avro_types import avro_schema_of
@@ -507,8 +507,13 @@ async def test_many_missing_schemas_are_not_waited_for(server: SmallRegistry, ct
 
 
 async def test_a_registry_that_fails_or_hangs_is_asked_until_it_answers(
-    server: SmallRegistry, ctx: Context, caplog: pytest.LogCaptureFixture
+    server: SmallRegistry,
+    ctx: Context,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", 30.0)
+
     async def hang(request: web.Request) -> web.Response:
         await asyncio.sleep(60)
         return web.Response()
@@ -521,6 +526,21 @@ async def test_a_registry_that_fails_or_hangs_is_asked_until_it_answers(
     assert "repeating GET /schemas/ids/1" in caplog.text
     assert "answered 503" in caplog.text
     assert SECRET not in caplog.text
+
+
+async def test_a_registry_that_has_never_answered_fails_the_job_at_last(
+    server: SmallRegistry, ctx: Context
+) -> None:
+    """The patience of the tests is 0 s. Once it has answered, it is awaited without end."""
+    server.add("orders-value", record(id="int"))
+    absent = af.io.SchemaRegistry("http://me:p%40ss@127.0.0.1:9", backoff="1ms")
+    with pytest.raises(Broken, match=r"'http://127.0.0.1:9'.*not answered within 0 s.*check the"):
+        await read(avro(registry=absent), ctx, [b"\0\0\0\0\1\x0a"])
+    given = registry(server, backoff="1ms")
+    assert await read(avro(registry=given), ctx, [b"\0\0\0\0\1\x0a"]) == [{"id": 5}]
+    server.add("orders-value", record(id="long"))
+    server.faults = [503, 503, 503]
+    assert await read(avro(registry=given), ctx, [b"\0\0\0\0\2\x0a"]) == [{"id": 5}]
 
 
 @pytest.mark.parametrize("status", [401, 403])

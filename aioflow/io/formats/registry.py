@@ -2,7 +2,8 @@
 which Karapace and Apicurio offer too.
 
 Schemas never change, so each is asked for once and kept by its id. If a registry is away, or
-answers 429 or 5xx, the client asks again at growing intervals until it answers, and logs this.
+answers 429 or 5xx, the client asks again at growing intervals until it answers, and logs this. A
+registry that has never answered is awaited for as long as a sink awaits its server at the start.
 Other refusals are errors that name the registry and the subject, but no credentials.
 """
 
@@ -20,6 +21,7 @@ import msgspec
 from aioflow.advice.hints import explained_methods
 from aioflow.core.errors import Broken, GraphError
 from aioflow.inspection.redaction import redacted
+from aioflow.io import backoff as start
 from aioflow.io.arguments import checked_headers, checked_seconds
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import one_or_more
@@ -141,6 +143,7 @@ class RegistryClient:
         self._backoff = backoff
         self._first = 0
         """Place in the list of the URL that answered last: requests begin with that one."""
+        self._has_answered = False
         self._schemas: dict[tuple[int, str], Schema] = {}
         self._asking: dict[Any, asyncio.Future[None]] = {}
         """Requests under way, by loop and schema."""
@@ -149,7 +152,7 @@ class RegistryClient:
         return f"SchemaRegistry({', '.join(self._urls)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_schemas": {}, "_asking": {}}
+        return self.__dict__ | {"_schemas": {}, "_asking": {}, "_has_answered": False}
 
     async def schemas(self, ids: Sequence[int], kind: str, host: Host) -> dict[int, Schema]:
         """Returns the schemas with these ids that the registry has.
@@ -318,12 +321,14 @@ class RegistryClient:
     ) -> tuple[int, Any]:
         """Returns status and content of an answer. Asks again while the registry is away.
 
-        With `may_fail`, the status 500 is an answer too.
+        With `may_fail`, the status 500 is an answer too. Raises Broken if the registry has never
+        answered, and does not within `START_PATIENCE_S`.
         """
         import aiohttp
 
         backoff = Backoff(host.rng, self._backoff, MAX_BACKOFF_S)
         first = self._first
+        until = host.clock.monotonic() + start.START_PATIENCE_S
         while True:
             place = (first + backoff.tries) % len(self._urls)
             url = self._urls[place] + path
@@ -331,10 +336,16 @@ class RegistryClient:
                 status, content = await self._answer(method, url, body)
                 if status == 429 or (status >= 500 and not (may_fail and status == 500)):
                     raise http_error(status, url, content)
-                self._first = place
+                self._first, self._has_answered = place, True
                 return status, self._decoded(status, url, content)
             except (aiohttp.ClientError, OSError, TimeoutError, Broken) as error:
                 backoff.failed(self, error, f"repeating {method} {path}")
+                asked_all = backoff.tries + 1 >= len(self._urls)
+                if asked_all and not self._has_answered and host.clock.monotonic() >= until:
+                    raise Broken(
+                        f"{self!r} has not answered within {start.START_PATIENCE_S:g} s of the "
+                        f"start: {redacted(str(error))}: check the URL, and that the registry runs"
+                    ) from error
             await backoff.sleep()
 
     async def _answer(self, method: str, url: str, body: Any) -> tuple[int, bytes]:
