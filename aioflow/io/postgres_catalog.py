@@ -44,6 +44,11 @@ IN_USE_WAIT_S = 8.0
 reader is gone.
 """
 
+TABLE_KINDS = ("r", "p")
+"""Kinds of relations whose changes are in the log: tables, and tables with partitions."""
+
+KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+
 logger = logging.getLogger(__name__)
 
 
@@ -97,10 +102,18 @@ async def check_server(connection: Any, config: PostgresChangesConfig) -> None:
             "restart the server"
         )
     for name in config.tables:
-        if await connection.fetchval("SELECT to_regclass($1)", quoted_table(name)) is None:
+        kind = await connection.fetchval(
+            "SELECT relkind::text FROM pg_class WHERE oid = to_regclass($1)", quoted_table(name)
+        )
+        if kind is None:
             raise GraphError(
                 f"{config!r}: the database has no table {name!r}: create it before the job "
                 'starts, or give its schema, as in "schema.table"'
+            )
+        if kind not in TABLE_KINDS:
+            raise GraphError(
+                f"{config!r}: {name!r} is {KINDS.get(kind, 'no table')}, whose changes the server "
+                "does not log: name the tables that it reads"
             )
     await _make_publication(connection, config)
     for table in await load_tables(connection, config):

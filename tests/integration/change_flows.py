@@ -5,18 +5,26 @@ changes, for tests that kill what runs them.
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import aioflow as af
 from aioflow.operators.source import Split
+from tests.integration.processes import eventually, open_workers
 from tests.io.driver import read_all, take
 
 __all__ = [
     "Writer",
     "applied",
+    "change_through_kills",
+    "check_files",
     "at_position",
     "copied",
     "lines",
@@ -95,12 +103,69 @@ class Exactly(af.KeyedProcessFunction[Any, af.Upsert[dict[str, int]], af.Upsert[
         yield value
 
 
-def copied(changes: Any, target: Any) -> af.Flow:
-    """Writes the latest rows of table `t` into `target`."""
+def copied(changes: Any, target: Any, files: Path | None = None) -> af.Flow:
+    """Writes the latest rows of table `t` into `target`, and each upsert into `files`."""
     flow = af.Flow("copied", parallelism=2)
     rows = flow.source(changes, uid="changes").upserts(uid="upserts")
-    rows.process(Exactly, uid="exactly").sink(target, uid="copy")
+    exact = rows.process(Exactly, uid="exactly")
+    exact.sink(target, uid="copy")
+    if files is not None:
+        written = exact.map(lambda upsert: [upsert.key["id"], upsert.row and upsert.row["n"]])
+        written.sink(af.io.jsonl(files), uid="files")
     return flow
+
+
+def check_files(files: Path, rows: list[list[int]]) -> None:
+    """Checks that each upsert is in `files` once, and that they lead to the rows `[id, n]`."""
+    texts = [path.read_text() for path in files.glob("*.jsonl")]
+    upserts = [json.loads(line) for text in texts for line in text.splitlines()]
+    counts = Counter((id_, n) for id_, n in upserts)
+    assert [one for one, count in counts.items() if count > 1] == []
+    gone = {id_ for id_, n in upserts if n is None}
+    latest: dict[int, int] = {}
+    for id_, n in upserts:
+        if id_ not in gone:
+            latest[id_] = max(latest.get(id_, 0), n)
+    assert sorted(latest.items()) == [(id_, n) for id_, n in sorted(rows)]
+
+
+async def change_through_kills(
+    flow: af.Flow,
+    store: Path,
+    writer: Writer,
+    crash: Callable[[], None],
+    same: Callable[[], Awaitable[bool]],
+    *,
+    kills: int = 7,
+) -> None:
+    """Runs `flow` with two workers while `writer` changes the table, and kills: a worker mostly,
+    the server two or three times. Returns when the copies are the `same`.
+
+    `CHANGES=100000 KILLS=13` takes longer. It prints the changes a second.
+    """
+    total = int(os.environ.get("CHANGES", "3000"))
+    kills = int(os.environ.get("KILLS", kills))
+    async with flow.run(
+        workers=2, checkpoints=store, every="150ms", restart=af.fixed_delay(200, "100ms")
+    ) as job:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        writing = asyncio.create_task(writer.run(total, 0.005 if total <= 3000 else 0))
+        for kill in range(kills):
+            while writer.changes < total * kill // (kills + 1) and not writing.done():
+                await asyncio.sleep(0.05)
+            if kill % 4 == 2:
+                await asyncio.to_thread(crash)
+            else:
+                await eventually(lambda: len(open_workers(job)) > 0)
+                workers = open_workers(job)
+                os.kill(workers[kill % len(workers)].pid, signal.SIGKILL)
+        await writing
+        async with asyncio.timeout(120 + total / 1000):
+            while not await same():
+                await asyncio.sleep(0.2)
+        print(f"{writer.changes / (loop.time() - began):,.0f} changes/s with {kills} kills")
+        await job.stop(store.parent / "last")
 
 
 def plain(change: af.Change[Any]) -> tuple[Any, ...]:

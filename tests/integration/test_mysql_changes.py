@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -18,12 +19,16 @@ import pytest
 import aioflow as af
 from aioflow.core.errors import GraphError, StateError
 from aioflow.io.mysql_change_source import mysql_changes
-from aioflow.io.mysql_client import MysqlConnection
+from aioflow.io.mysql_client import MysqlConnection, is_away
 from aioflow.operators.source import Split
 from tests.integration.change_flows import (
     TABLES,
+    Writer,
     applied,
     at_position,
+    change_through_kills,
+    check_files,
+    copied,
     lines,
     plain,
     reads_as_changed,
@@ -564,3 +569,81 @@ async def test_a_transaction_that_a_crash_cut_off_is_not_read(
     (split,) = await source.discover()
     read = await read_all(source, ctx, [Split("0", position, split.payload)])
     assert [one.key["id"] for one in read] == [1, 3]
+
+
+async def test_kills_of_workers_and_of_the_server_leave_the_exact_copies(tmp_path: Path) -> None:
+    """The state fails for each change that is doubled or missing."""
+    with mysql_server(*LOGGED) as server:
+        dsn, target = server.create("killed"), server.create("killed_copy")
+        table = "CREATE TABLE t (id INT PRIMARY KEY, n INT)"
+        server.query("killed", f"{table}; INSERT INTO t SELECT seq, 0 FROM seq_1_to_6000")
+        server.query("killed_copy", table)
+        opened_: list[MysqlConnection] = []
+
+        async def execute(statements: list[str]) -> list[int] | None:
+            lost = False
+            while True:
+                try:
+                    if not opened_:
+                        opened_.append(await MysqlConnection.open(dsn, "writer"))
+                    if lost:  # The transaction may be committed, or not.
+                        return [one[0] for one in await opened_[0].rows("SELECT id FROM t")]
+                    block = "; ".join(["START TRANSACTION", *statements, "COMMIT"])
+                    await opened_[0].execute(f"BEGIN NOT ATOMIC {block}; END")
+                    return None
+                except Exception as error:
+                    if not is_away(error):
+                        raise
+                    lost = True
+                    while opened_:
+                        opened_.pop().abort()
+                    await asyncio.sleep(0.1)
+
+        def crash() -> None:
+            server.stop()
+            server.start()
+
+        async def rows(database: str) -> list[list[int]]:
+            found = await asyncio.to_thread(server.query, database, "SELECT * FROM t ORDER BY id")
+            return [[int(cell) for cell in line.split("\t")] for line in found]
+
+        async def same() -> bool:
+            return await rows("killed") == await rows("killed_copy")
+
+        changes = mysql_changes(dsn, "t")
+        flow = copied(changes, af.io.mysql(target, "t", mode="upsert"), tmp_path / "files")
+        try:
+            await change_through_kills(flow, tmp_path / "store", Writer(execute), crash, same)
+        finally:
+            while opened_:
+                await opened_.pop().close()
+        check_files(tmp_path / "files", await rows("killed"))
+
+
+async def test_the_flow_of_the_page_keeps_a_copy_in_another_database(
+    server: MysqlServer, schema: str, dsn: str
+) -> None:
+    page = await asyncio.to_thread(Path("docs/howto/changes.md").read_text)
+    example: dict[str, Any] = {}
+    exec(re.findall(r'```python title="copied_mysql.py"\n(.*?)```', page, re.DOTALL)[0], example)
+    copy = schema[:40] + "_copy"
+    target = server.create(copy)
+    create = "CREATE TABLE orders (id INT PRIMARY KEY, n INT)"
+    server.query(copy, create)
+    server.query(schema, f"{create}; INSERT INTO orders VALUES (1, 1), (2, 2), (3, 3)")
+    async with example["copy"](dsn, target).run(
+        checkpoints="memory://copied", every="200ms"
+    ) as job:
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(
+            server.query,
+            schema,
+            "UPDATE orders SET id = 9 WHERE id = 1; DELETE FROM orders WHERE id = 2; UPDATE orders "
+            "SET n = 0 WHERE id = 3",
+        )
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(
+                server.query, copy, "SELECT * FROM orders ORDER BY id"
+            ) != ["3\t0", "9\t1"]:
+                await asyncio.sleep(0.1)
+        await job.cancel()
