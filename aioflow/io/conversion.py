@@ -38,6 +38,7 @@ __all__ = [
     "hints_of",
     "holds_private",
     "is_model",
+    "made_part",
     "is_namedtuple",
     "json_encoder",
     "lines_of_objects",
@@ -126,7 +127,7 @@ def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | No
 
     def make(value: Any) -> Any:
         try:
-            return msgspec.convert(rename(value), type_, strict=strict)
+            return msgspec.convert(rename(value), type_, strict=strict, dec_hook=made_part)
         except msgspec.ValidationError as error:
             told = re.sub(
                 r"(required field `|\.)(\w+)",
@@ -380,13 +381,15 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
         if rename is not None:
             value = rename(value)
         if not isinstance(value, dict):
-            return msgspec.convert(value, type_)
+            return msgspec.convert(value, type_, dec_hook=made_part)
         missing = [name for name in names if name not in value and name not in defaults]
         if missing:
             raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
         try:
             return msgspec.convert(
-                [value[name] if name in value else defaults[name] for name in names], type_
+                [value[name] if name in value else defaults[name] for name in names],
+                type_,
+                dec_hook=made_part,
             )
         except msgspec.ValidationError as error:
             # The values were passed by position, so the message names a position. The name of the
@@ -397,6 +400,11 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
             raise msgspec.ValidationError(told) from error
 
     return make
+
+
+def made_part(type: Any, value: Any) -> Any:
+    """Returns a Pydantic model inside a value of another type: a hook of msgspec."""
+    return model_maker(type.model_validate)(value) if is_model(type) else value
 
 
 def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
@@ -415,7 +423,9 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
         make = namedtuple_from(type_)
     else:
         convert = renaming_maker(type_, strict=False)
-        make = convert or (lambda row: msgspec.convert(row, type_, strict=False))
+        make = convert or (
+            lambda row: msgspec.convert(row, type_, strict=False, dec_hook=made_part)
+        )
     bools = [name for name, hint in hints_of(type_).items() if hint in (bool, bool | None)]
     if not bools:
         return make
@@ -619,7 +629,7 @@ def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
     if (rename := renaming_maker(type)) is not None:
         parse = msgspec.json.Decoder().decode
         return lambda body: rename(parse(body))
-    return msgspec.json.Decoder(type).decode
+    return msgspec.json.Decoder(type, dec_hook=made_part).decode
 
 
 def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:

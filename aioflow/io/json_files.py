@@ -27,6 +27,7 @@ from aioflow.io.conversion import (
     is_namedtuple,
     json_encoder,
     lines_of_objects,
+    made_part,
     model_maker,
     namedtuple_from,
     renaming_maker,
@@ -133,7 +134,11 @@ class JsonDecoder:
             parse = msgspec.json.Decoder().decode
             self._decode = lambda line: rename(parse(line))
         else:
-            decoder: Any = msgspec.json.Decoder() if type is None else msgspec.json.Decoder(type)
+            decoder: Any = (
+                msgspec.json.Decoder()
+                if type is None
+                else msgspec.json.Decoder(type, dec_hook=made_part)
+            )
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def stand_in(self) -> None:
@@ -288,7 +293,9 @@ class JsonColumnDecoder:
         self._rows = JsonDecoder(type)
         wanted = struct or type
         self._decode_lines = (
-            msgspec.json.Decoder() if wanted is None else msgspec.json.Decoder(wanted)
+            msgspec.json.Decoder()
+            if wanted is None
+            else msgspec.json.Decoder(wanted, dec_hook=made_part)
         ).decode_lines
         hints = None if struct is None else flat_hints_of(type, struct)
         self._flat = None if hints is None else FlatLines(hints)

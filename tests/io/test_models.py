@@ -239,3 +239,43 @@ def test_rows_of_tables_and_entries_of_streams_become_models() -> None:
     assert make({"userId": 1, "name": "n"}) == user(1, name="n")
     assert entry_decoder(User)({b"userId": b"7", b"score": b""}) == user(7)
     assert entry_decoder(Point)({b"a": b"7"}) == Point(7)
+
+
+@dataclass
+class Team:
+    name: str
+    lead: User | None
+    members: list[User]
+
+
+class Pair(NamedTuple):
+    first: User
+    by_name: dict[str, User]
+
+
+@pytest.mark.parametrize(
+    ("type_", "line", "expected"),
+    [
+        (
+            Team,
+            b'{"name": "a", "lead": {"userId": 1}, "members": [{"userId": 2, "name": "b"}]}',
+            Team("a", user(1), [user(2, name="b")]),
+        ),
+        (
+            Pair,
+            b'{"first": {"userId": 1}, "by_name": {"b": {"userId": 2}}}',
+            Pair(user(1), {"b": user(2)}),
+        ),
+    ],
+    ids=["dataclass", "NamedTuple"],
+)
+async def test_models_inside_another_type_are_read(
+    type_: Any, line: bytes, expected: Any, tmp_path: Path
+) -> None:
+    assert body_decoder("json", type_)(line) == expected
+    make = value_maker(type_)
+    assert make is not None
+    assert make(msgspec.json.decode(line)) == expected
+    path = tmp_path / "one.jsonl"
+    path.write_bytes(line + b"\n" + line.replace(b'"userId": 1', b'"userId": "?"') + b"\n")
+    assert await rows_of(af.io.jsonl(path, type_, on_error="skip")) == [expected]

@@ -29,6 +29,7 @@ from aioflow.io.conversion import (
     holds_private,
     is_model,
     is_namedtuple,
+    made_part,
     model_maker,
     namedtuple_from,
     renaming_maker,
@@ -167,12 +168,7 @@ def maker_of(type: Any) -> Callable[[Any], Any] | None:
     if is_model(type):
         return model_maker(type.model_validate)
     msgspec.json.Decoder(type)  # Checks that the type is supported.
-    return renaming_maker(type) or partial(msgspec.convert, type=type, dec_hook=_made_part)
-
-
-def _made_part(type: Any, value: Any) -> Any:
-    """Returns a Pydantic model inside a value of another type."""
-    return model_maker(type.model_validate)(value) if is_model(type) else value
+    return renaming_maker(type) or partial(msgspec.convert, type=type, dec_hook=made_part)
 
 
 KEPT = (
