@@ -69,6 +69,7 @@ __all__ = [
     "statement",
     "table_id",
     "table_map_of",
+    "table_name_of",
     "truncated_table",
 ]
 
@@ -108,15 +109,10 @@ class Event(NamedTuple):
 class TableMap(NamedTuple):
     """What the rows of a table that follow look like."""
 
-    id: int
-    database: str
-    table: str
     columns: list[BinlogColumn]
     """Empty names, unless the log has all metadata."""
     key: list[str]
     """The columns of the primary key."""
-    content: bytes
-    """The body without the id. The same bytes mean the same columns."""
 
 
 def head(payload: bytes, checksums: bool) -> Event:
@@ -166,6 +162,20 @@ def _malformed(what: str) -> MalformedInput:
     return MalformedInput(f"{what} in the binary log cannot be read")
 
 
+def table_name_of(event: Event) -> tuple[str, str]:
+    """Returns the database and the name of the table of a description."""
+    body, at = event.body, 8
+    names = []
+    try:
+        for _ in range(2):
+            end = at + 1 + body[at]
+            names.append(body[at + 1 : end].decode())
+            at = end + 1
+    except (IndexError, ValueError) as cause:
+        raise _malformed("the name of a table") from cause
+    return names[0], names[1]
+
+
 def table_map_of(event: Event) -> TableMap:
     """Returns what the rows that follow look like."""
     try:
@@ -175,12 +185,9 @@ def table_map_of(event: Event) -> TableMap:
 
 
 def _table_map(body: bytes) -> TableMap:
-    number, at = int.from_bytes(body[:6], "little"), 8
-    names = []
-    for _ in range(2):
-        end = at + 1 + body[at]
-        names.append(body[at + 1 : end].decode())
-        at = end + 1
+    at = 8
+    for _ in range(2):  # The names.
+        at += 2 + body[at]
     count, at = lenenc(body, at)
     types, at = list(body[at : at + count]), at + count
     size, at = lenenc(body, at)
@@ -206,17 +213,13 @@ def _table_map(body: bytes) -> TableMap:
         field = body[at]
         size, at = lenenc(body, at + 1)
         fields[field], at = body[at : at + size], at + size
-    return _described(number, names[0], names[1], types, lengths, fields, body[8:])
+    return _described(types, lengths, fields)
 
 
 def _described(
-    number: int,
-    database: str,
-    table: str,
     types: list[int],
     lengths: list[int],
     fields: Mapping[int, bytes],
-    content: bytes,
 ) -> TableMap:
     """Returns a table of its types, and of the optional metadata."""
     count = len(types)
@@ -250,7 +253,7 @@ def _described(
         BinlogColumn(*one)
         for one in zip(names, types, lengths, unsigned, collations, members, strict=True)
     ]
-    return TableMap(number, database, table, columns, [names[i] for i in key], content)
+    return TableMap(columns, [names[i] for i in key])
 
 
 def _bits(content: bytes) -> list[bool]:
@@ -330,7 +333,7 @@ class RowShape:
 
 
 def table_id(event: Event) -> int:
-    """Returns the `TableMap.id` of an event with rows."""
+    """Returns the number of the table of a description, or of rows."""
     return int.from_bytes(event.body[:6], "little")
 
 

@@ -50,6 +50,9 @@ leave a part of a transaction in its log. A larger transaction is handed over be
 BEGINS = (binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID)
 """Events before a transaction, or before a statement that is one."""
 
+SHAPES = 1_000
+"""Number of descriptions of tables that are kept, at most."""
+
 LOCK_WAITED = 1205
 """Error of a lock that transactions of other programs hold for too long."""
 
@@ -302,8 +305,8 @@ class _Log(ChangeLog):
         self._checksums = checksums
         self._tables: dict[int, _Rows | None] = {}
         """Number of a table in the log -> its rows; None if the table was not asked for."""
-        self._shapes: dict[tuple[str, str], tuple[bytes, _Rows]] = {}
-        """Table -> its last description, and its rows."""
+        self._shapes: dict[bytes, _Rows | None] = {}
+        """Description of a table -> the same."""
         self._held: list[Message] = []
         """Changes of the transaction that has not ended."""
         self._held_size = 0
@@ -471,16 +474,16 @@ class _Log(ChangeLog):
             )
 
     async def _describe(self, event: binlog.Event) -> None:
-        columns = binlog.table_map_of(event)
-        name = columns.database, columns.table
-        table = self._reader.tables.get(name)
-        if table is None:
-            self._tables[columns.id] = None
-            return
-        known = self._shapes.get(name)
-        if known is None or known[0] != columns.content:
-            known = self._shapes[name] = columns.content, self._rows_of(table, columns)
-        self._tables[columns.id] = known[1]
+        # A server describes a table in each transaction, mostly with the same bytes.
+        content = event.body[8:]
+        if content not in self._shapes:
+            if len(self._shapes) >= SHAPES:
+                self._shapes.clear()
+            table = self._reader.tables.get(binlog.table_name_of(event))
+            self._shapes[content] = (
+                None if table is None else self._rows_of(table, binlog.table_map_of(event))
+            )
+        self._tables[binlog.table_id(event)] = self._shapes[content]
 
     def _rows_of(self, table: Table, columns: binlog.TableMap) -> _Rows:
         config = self._reader.config

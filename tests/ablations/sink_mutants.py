@@ -18,6 +18,7 @@ _RESTORED = (
 _STORES = "tests/integration/test_object_stores.py::"
 _UPSERTS = "tests/integration/test_upserts.py::"
 _CHANGES = "tests/integration/test_postgres_changes.py::"
+_MYSQL_CHANGES = "tests/integration/test_mysql_changes.py::"
 
 _REDIS, _NATS, _KAFKA = (
     f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka")
@@ -223,6 +224,27 @@ SINK_MUTANTS: list[Mutant] = [
         '    if lsn_number(found["confirmed_flush_lsn"]) > lsn:\n',
         "    if False:\n",
         (f"{_CHANGES}test_a_slot_that_another_job_uses_or_was_dropped_is_named",),
+    ),
+    Mutant(
+        "a transaction of MySQL that a crash cut off is read",
+        "aioflow/io/mysql_change_reader.py",
+        "        self._held, self._held_size, self.behind = [], 0, self._before\n",
+        "        self.behind = self._before\n",
+        (f"{_MYSQL_CHANGES}test_a_transaction_that_a_crash_cut_off_is_not_read",),
+    ),
+    Mutant(
+        "another log of MySQL with a file of the same name is read",
+        "aioflow/io/mysql_change_reader.py",
+        "            if self.more[0] not in (0, made):\n",
+        "            if False:\n",
+        (f"{_MYSQL_CHANGES}test_a_server_whose_settings_do_not_fit_or_whose_log_is_gone_is_named",),
+    ),
+    Mutant(
+        "a table of MySQL whose rows a foreign key changes is read",
+        "aioflow/io/mysql_catalog.py",
+        '            if config.on_cascade == "fail" and not',
+        "            if False and not",
+        (f"{_MYSQL_CHANGES}test_what_cannot_be_read_is_refused_with_the_way_out",),
     ),
     Mutant(
         "an upsert of MySQL replaces the row of another unique constraint",
