@@ -36,7 +36,7 @@ from aioflow.sql.types import (
     array_of,
 )
 
-__all__ = ["Aggregate", "compile_aggregate", "is_aggregate"]
+__all__ = ["Aggregate", "compile_aggregate", "is_aggregate", "of_part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def compile_aggregate(node: exp.Expr, scope: Scope, functions: Functions) -> Agg
     elif given:
         of = compile_scalar(given[0], scope, functions)
     elif name == "COUNT":
-        return _one(af.count(where=where), INTEGER, False)
+        return of_part(af.count(where=where), INTEGER, False)
     else:
         raise SqlError(f"{name} takes an argument", call)
     maker = _AGGREGATES.get(name)
@@ -209,26 +209,27 @@ class _Call:
         return af.collect(self.of.expression, where=self.present)
 
 
-def _one(
+def of_part(
     part: AggregateFunction[Any, Any, Any],
     kind: SqlType,
     nullable: bool,
     finish: Callable[[Expr[Any]], Expr[Any]] | None = None,
 ) -> Aggregate:
+    """Returns the aggregate that `finish` computes of one part."""
     result: Expr[Any] = Column(repr(part))
     return Aggregate(kind, nullable, {repr(part): part}, finish(result) if finish else result)
 
 
 def _count(call: _Call) -> Aggregate:
     if call.is_distinct:
-        return _one(af.distinct(call.of.expression, where=call.where), INTEGER, False)
-    return _one(af.count(where=call.present), INTEGER, False)
+        return of_part(af.distinct(call.of.expression, where=call.where), INTEGER, False)
+    return of_part(af.count(where=call.present), INTEGER, False)
 
 
 def _count_if(call: _Call) -> Aggregate:
     met = call.of.expression
     where = met if call.where is None else Binary("&", met, call.where)
-    return _one(af.count(where=where), INTEGER, False)
+    return of_part(af.count(where=where), INTEGER, False)
 
 
 def _sum(call: _Call) -> Aggregate:
@@ -236,7 +237,7 @@ def _sum(call: _Call) -> Aggregate:
         return _finished(call, sum)
     total: Any = af.sum(call.of.expression, where=call.where)
     if not call.may_be_empty:
-        return _one(total, call.type, False)
+        return of_part(total, call.type, False)
     count: Any = af.count(where=call.present)
     is_there: Expr[Any] = Binary(">", Column(repr(count)), Literal(0))
     value: Expr[Any] = Case(((is_there, Column(repr(total))),), Literal(None))
@@ -258,7 +259,7 @@ def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
 
     def make(call: _Call) -> Aggregate:
         part = aggregate(call.of.expression, where=call.where)
-        return _one(part, call.type, call.may_be_empty)
+        return of_part(part, call.type, call.may_be_empty)
 
     return make
 
@@ -268,7 +269,7 @@ def _present(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
 
     def make(call: _Call) -> Aggregate:
         part = aggregate(call.of.expression, where=call.present)
-        return _one(part, call.type, call.may_be_empty)
+        return of_part(part, call.type, call.may_be_empty)
 
     return make
 
@@ -276,7 +277,7 @@ def _present(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
 def _every(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
     def make(call: _Call) -> Aggregate:
         part = aggregate(call.of.expression.cast(int), where=call.where)
-        return _one(part, BOOLEAN, call.may_be_empty, lambda x: Binary("==", x, Literal(1)))
+        return of_part(part, BOOLEAN, call.may_be_empty, lambda x: Binary("==", x, Literal(1)))
 
     return make
 
@@ -288,7 +289,7 @@ def _spread(sample: bool, root: bool) -> Callable[[_Call], Aggregate]:
         name = "stddev" if root else "variance"
         finish = partial(spread, sample=sample, root=root)
         part = Moments(call.of.expression, call.where)
-        return _one(part, FLOAT, True, lambda x: v.apply(finish, x, name=name, gives_none=True))
+        return of_part(part, FLOAT, True, lambda x: v.apply(finish, x, name=name, gives_none=True))
 
     return make
 
@@ -297,7 +298,7 @@ def _finished(call: _Call, finish: Callable[[list[Any]], Any]) -> Aggregate:
     """Returns the aggregate that applies `finish` to the list of values; None without values."""
     function = partial(_unless_empty, finish)
     name = call.name.lower()
-    return _one(
+    return of_part(
         call.values(),
         call.type,
         call.may_be_empty,
@@ -314,7 +315,7 @@ def _array(call: _Call) -> Aggregate:
     if not call.is_distinct:  # The one aggregate that keeps NULLs.
         part = af.collect(call.of.expression, where=call.where)
     function = partial(_unless_empty, list)
-    return _one(
+    return of_part(
         part,
         array_of(call.of.type),
         call.where is not None,

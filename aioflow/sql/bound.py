@@ -188,15 +188,17 @@ def rank_limit(entry: exp.Expr, conditions: list[exp.Expr]) -> tuple[str, int] |
         one = given
         if isinstance(one, exp.GTE | exp.GT):  # 3 >= rank
             one = MIRRORED[type(one)](this=one.expression, expression=one.this)
-        if not isinstance(one, exp.LTE | exp.LT | exp.EQ) or not isinstance(one.this, exp.Column):
+        if not isinstance(one, exp.LTE | exp.LT | exp.EQ | exp.Between) or not isinstance(
+            one.this, exp.Column
+        ):
             continue
-        limit = one.expression
+        limit = one.args["high"] if isinstance(one, exp.Between) else one.expression
         name = one.this.name
         alike = [name] if name in ranked else [r for r in ranked if r.lower() == name.lower()]
         if len(alike) == 1 and isinstance(limit, exp.Literal) and limit.is_int:
             n = int(limit.name) - isinstance(one, exp.LT)
             if n >= 1:
-                if n == 1 or not isinstance(one, exp.EQ):
+                if isinstance(one, exp.LTE | exp.LT) or (n == 1 and isinstance(one, exp.EQ)):
                     conditions.remove(given)
                 return alike[0], n
     return None

@@ -23,7 +23,7 @@ from aioflow.io.changes import Upsert
 from aioflow.sql.relation import CHANGE, PASSES
 from aioflow.sql.retraction import retractable
 
-__all__ = ["ChangingJoin", "First", "Groups", "Leaders", "Shown", "Versions", "as_changes"]
+__all__ = ["ChangingJoin", "First", "Groups", "Leaders", "Over", "Shown", "Versions", "as_changes"]
 
 Row = dict[str, Any]
 
@@ -142,6 +142,78 @@ class First(KeyedProcessFunction[Any, Row, Row]):
             yield best[1]
 
 
+@dataclass
+class Over(KeyedProcessFunction[Any, Row, Row]):
+    """Adds to each row the aggregate of the rows of its key up to this row, in event time.
+
+    A row is emitted when the watermark has reached its time. Late rows are left out.
+    """
+
+    aggregate: AggregateFunction[Any, Any, Any]
+    order: Callable[[Row], Any] | None
+    """Order of the rows of one time; None: that of arrival."""
+    by_rows: bool
+    """Whether rows of one time and order come one after the other, and not at once."""
+    size: int | None
+    """Number of rows before a row, or of ms, in its frame. None: all rows before."""
+    name: str
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.waiting: MapState[int, list[Row]] = ctx.get_map_state(MapStateDescriptor("waiting"))
+        """Rows by their time, until they are emitted."""
+        self.past: ValueState[list[tuple[int, Row]]] = ctx.get_state(ValueStateDescriptor("past"))
+        """The rows of the frame with their time, if it has a size."""
+        self.total: ValueState[Any] = ctx.get_state(ValueStateDescriptor("total"))
+        """The accumulator of all rows, if the frame has no size."""
+
+    def process_element(self, value: Row, ctx: ProcessContext) -> None:
+        time, watermark = ctx.timestamp, ctx.current_watermark
+        if watermark is not None and time <= watermark:
+            return
+        self.waiting.put(time, [*self.waiting.get(time, []), value])
+        ctx.timer_service.register_event_time_timer(time)
+
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Iterator[Row]:
+        rows = self.waiting.get(timestamp, [])
+        self.waiting.remove(timestamp)
+        if self.order is not None:
+            rows = sorted(rows, key=self.order)
+        groups: list[list[Row]] = []
+        for row in rows:
+            order = self.order
+            is_peer = groups and (order is None or order(groups[-1][-1]) == order(row))
+            if is_peer and not self.by_rows:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        for group in groups:
+            result = self._of_all(group) if self.size is None else self._of_frame(timestamp, group)
+            for row in group:
+                yield {**row, self.name: result}
+
+    def _of_all(self, group: list[Row]) -> Any:
+        total = self.total.value()
+        if total is None:
+            total = self.aggregate.create_accumulator()
+        for row in group:
+            total = self.aggregate.add(row, total)
+        self.total.update(total)
+        return self.aggregate.get_result(total)
+
+    def _of_frame(self, time: int, group: list[Row]) -> Any:
+        assert self.size is not None
+        past = [*(self.past.value() or ()), *((time, row) for row in group)]
+        if self.by_rows:
+            past = past[-self.size - 1 :]
+        else:
+            past = [one for one in past if one[0] >= time - self.size]
+        self.past.update(past)
+        total = self.aggregate.create_accumulator()
+        for _, row in past:
+            total = self.aggregate.add(row, total)
+        return self.aggregate.get_result(total)
+
+
 class Shown(KeyedProcessFunction[Any, Upsert[Any], Upsert[Any]]):
     """Leaves out deletions of rows that no upsert has shown."""
 
@@ -211,6 +283,9 @@ class Groups(KeyedProcessFunction[Any, Row, tuple[Any, Any, int]]):
         self.names = tuple(parts)
         self.parts = [retractable(part) for part in parts.values()]
 
+    def __repr__(self) -> str:
+        return f"Groups({', '.join(self.names)})"
+
     def open(self, ctx: RuntimeContext) -> None:
         self.group: ValueState[tuple[int, list[Any]]] = ctx.get_state(ValueStateDescriptor("group"))
         """The number of rows, and the accumulator of each part."""
@@ -252,6 +327,10 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
     ) -> None:
         self.nulls = tuple(dict.fromkeys(one) for one in names)
         self.keeps, self.predicate, self.ttl = keeps, predicate, ttl
+
+    def __repr__(self) -> str:
+        names = [list(one) for one in self.nulls]
+        return f"ChangingJoin({names}, {self.keeps}, {self.predicate})"
 
     def open(self, ctx: RuntimeContext) -> None:
         self.sides: list[MapState[str, tuple[Row, int, int]]] = [

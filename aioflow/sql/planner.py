@@ -35,7 +35,7 @@ from aioflow.sql.casts import Scalar, widened
 from aioflow.sql.dialect import DURATIONS, WindowTable
 from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import aggregate, applied, pending_windows
-from aioflow.sql.ranking import ranked
+from aioflow.sql.ranking import framed, ranked
 from aioflow.sql.relation import (
     CHANGE,
     END,
@@ -68,6 +68,44 @@ class From:
     """Bound conditions of WHERE that no join has used."""
 
 
+class View:
+    """A query under a name, which is planned when another query reads it.
+
+    A query with OVER is planned for each limit that a reader sets for its rank.
+    """
+
+    def __init__(self, planner: Planner, query: exp.Expr, columns: exp.TableAlias | None) -> None:
+        self.planner = planner
+        self.query = query
+        self._columns = columns
+        self._tables = dict(planner.tables)
+        self._planned: dict[tuple[bool | str, tuple[str, int] | None], Relation] = {}
+
+    @property
+    def has_over(self) -> bool:
+        inner = self.query.unnest()
+        return isinstance(inner, exp.Select) and any(
+            one.find(exp.Window) for one in inner.expressions
+        )
+
+    @property
+    def some_rank(self) -> tuple[str, int] | None:
+        """A limit of its rank with which it can be planned for its columns."""
+        calls = [one for one in self.query.unnest().expressions if one.find(exp.RowNumber)]
+        return (calls[0].alias, 1) if self.has_over and calls else None
+
+    def relation(self, rank: tuple[str, int] | None = None) -> Relation:
+        planner = self.planner
+        key = planner.compiler.updates, rank
+        if key not in self._planned:
+            outer, planner.tables = planner.tables, self._tables
+            try:
+                self._planned[key] = aliased(planner.query(self.query, rank), self._columns)
+            finally:
+                planner.tables = outer
+        return self._planned[key]
+
+
 class Planner:
     """Plans the queries of one text. `tables` are relations, or the rows of a bounded table."""
 
@@ -88,7 +126,7 @@ class Planner:
                 raise SqlError("WITH RECURSIVE is not supported; use process() with state", with_)
             self.tables = dict(outer)
             for cte in with_.expressions:
-                self.tables[cte.alias] = aliased(self.query(cte.this), cte.args.get("alias"))
+                self.tables[cte.alias] = self._with(cte.this, cte.args.get("alias"))
         try:
             if isinstance(node, exp.Subquery):
                 refuse_clauses(node)
@@ -101,6 +139,10 @@ class Planner:
             self.tables = outer
         what = type(node).__name__.upper()
         raise SqlError(f"{what} is not supported; write SELECT or UNION ALL", node)
+
+    def _with(self, query: exp.Expr, alias: exp.TableAlias | None) -> Relation | Created:
+        view = View(self, query, alias)
+        return view if view.has_over else view.relation()
 
     def _union(self, node: exp.Union) -> Relation:
         refuse_clauses(node)
@@ -292,11 +334,11 @@ class Planner:
         where = node.args.get("where")
         conditions = [] if where is None else list(conjuncts(where.this))
         entries = [first.this, *(join.this for join in node.args.get("joins") or ())]
-        rank = rank_limit(first.this, conditions) if len(entries) == 1 else None
         found: list[tuple[str, Relation]] = []
         taken: set[str] = set()
         for entry in entries:
             refuse_clauses(entry)
+            rank = self._rank(entry, node.args.get("joins") or [], conditions)
             alias, relation = self._entry(entry, rank)
             if isinstance(relation, sources.Table):
                 relation = relation if found else relation.streamed(self.compiler.flow)
@@ -363,7 +405,7 @@ class Planner:
             relation = self._window_table(entry)
             name = entry.alias or entry.this.alias_or_name or entry.args["kind"]
         elif isinstance(entry, exp.Table) and isinstance(entry.this, exp.Identifier):
-            name, relation = entry.alias_or_name, self._table(entry)
+            name, relation = entry.alias_or_name, self._table(entry, rank)
         elif isinstance(entry, exp.Subquery | exp.Select):
             name, relation = entry.alias or "subquery", self.query(entry, rank)
         else:
@@ -371,16 +413,18 @@ class Planner:
             raise SqlError(f"{what} cannot stand in FROM; name a table or a subquery", entry)
         return name, aliased(relation, alias)
 
-    def _table(self, entry: exp.Table) -> Relation:
+    def _table(self, entry: exp.Table, rank: tuple[str, int] | None) -> Relation:
         found = self._found(entry)
+        if isinstance(found, View):
+            return found.relation(rank)
         return found if isinstance(found, Relation) else found.relation()
 
     def _found(self, entry: exp.Table) -> Relation | Created:
+        """Returns the table that an entry of FROM names."""
         if entry.args.get("db"):
             raise SqlError("a table has a name without dots here: the keyword of sql()", entry)
         name = entry.name
-        found = self.tables.get(name)
-        if found is None:
+        if name not in self.tables:
             folded = [n for n in self.tables if n.casefold() == entry.name.casefold()]
             if len(folded) != 1:
                 raise SqlError(
@@ -389,10 +433,39 @@ class Planner:
                     entry,
                 )
             name = folded[0]
-            found = self.tables[name]
+        found = self.tables[name]
         if found is self.given.get(name):
             self.read.add(name)
         return found
+
+    def _rank(
+        self, entry: exp.Expr, joined: list[exp.Join], where: list[exp.Expr]
+    ) -> tuple[str, int] | None:
+        """Returns the ROW_NUMBER() of an entry of FROM, and the last rank that the query reads.
+
+        Removes the condition from `where` if this limit says all of it.
+        """
+        inner = entry
+        if isinstance(entry, exp.Table) and isinstance(entry.this, exp.Identifier):
+            found = self._found(entry)
+            inner = found.query if isinstance(found, View) else entry
+        if not joined:
+            return rank_limit(inner, where)
+        # Behind a join the condition stays, for rows of the other side that have no partner.
+        conditions, inner_alone = list(where), not any(join.side for join in joined)
+        for join in joined:
+            own = join.this is entry and join.side == "LEFT"
+            if join.args.get("on") and (inner_alone or own):
+                conditions += conjuncts(join.args["on"])
+        alias = entry.alias_or_name.casefold()
+        return rank_limit(
+            inner,
+            [
+                one
+                for one in conditions
+                if all(column.table.casefold() == alias for column in one.find_all(exp.Column))
+            ],
+        )
 
     # Windows.
 
@@ -454,7 +527,8 @@ class Planner:
         items: list[tuple[str, exp.Expr]],
         rank: tuple[str, int] | None,
     ) -> Relation:
-        for over in [one for _, one in items if one.find(exp.Window)]:
+        relation, items = framed(self.compiler, relation, items, rank)
+        for over in [one for _, one in items if isinstance(one, exp.Window)]:
             relation, items = ranked(self.compiler, relation, items, over, rank)
         if relation.is_open and any(name == "*" for name, _ in items):
             clock = {name for name, one in items if is_clock(one)}

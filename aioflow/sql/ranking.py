@@ -1,4 +1,4 @@
-"""Ranks: ROW_NUMBER() within a window, and the first row of each key."""
+"""OVER: ranks within a window or of each key, and aggregates of the rows before each row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from sqlglot import exp
 
 import aioflow as af
 from aioflow.core.functions import AggregateFunction
-from aioflow.expressions.nodes import Column, Expr, Literal
+from aioflow.expressions.nodes import Case, Column, Expr, Literal
 from aioflow.sql import joins
-from aioflow.sql.bound import Compiler, by_clock, key_column
+from aioflow.sql import values as v
+from aioflow.sql.aggregates import compile_aggregate, is_aggregate, of_part
+from aioflow.sql.bound import Compiler, Keys, by_clock, key_column, replaced
 from aioflow.sql.errors import SqlError
 from aioflow.sql.grouping import applied, sessions_differ
-from aioflow.sql.keyed import First, Leaders
+from aioflow.sql.keyed import First, Leaders, Over
 from aioflow.sql.relation import (
     END,
     PASSES,
@@ -26,15 +28,147 @@ from aioflow.sql.relation import (
     WINDOW_FIELDS,
     Relation,
     bounds_of,
+    duration_ms,
+    refuse_updates,
+    substitute,
     under,
 )
 from aioflow.sql.scope import Field
 from aioflow.sql.sources import changelog
-from aioflow.sql.types import INTEGER
+from aioflow.sql.types import INTEGER, unify
 
-__all__ = ["ranked"]
+__all__ = ["framed", "ranked"]
 
 Row = dict[str, Any]
+
+
+def framed(
+    compiler: Compiler,
+    relation: Relation,
+    items: list[tuple[str, exp.Expr]],
+    rank: tuple[str, int] | None,
+) -> tuple[Relation, list[tuple[str, exp.Expr]]]:
+    """Returns the relation with the values of OVER as fields, and the items that read them.
+
+    A rank whose limit is known stays in the items, for `ranked`.
+    """
+    limited = [one for name, one in items if rank is not None and name == rank[0]]
+    limited = [one for one in limited if isinstance(one.this, exp.RowNumber)]
+    trees: list[tuple[exp.Expr, str]] = []
+    for over in (over for _, one in items for over in one.find_all(exp.Window)):
+        if over in limited or any(over == tree for tree, _ in trees):
+            continue
+        key = f"$o{len(trees)}"
+        trees.append((over, key))
+        relation = _over(compiler, relation, over, key)
+    return relation, [
+        (name, one if one in limited else replaced(one, trees, None)) for name, one in items
+    ]
+
+
+def _over(compiler: Compiler, relation: Relation, over: exp.Window, key: str) -> Relation:
+    """Returns the relation with a call of OVER as the field `key`."""
+    call = over.this
+    if not isinstance(call, exp.RowNumber):
+        refuse_updates(relation, "OVER", over)
+    order = over.args.get("order")
+    by, *others = order.expressions if order is not None else [exp.Ordered(this=exp.Null())]
+    time = by.this.name if isinstance(by.this, exp.Column) and not by.args.get("desc") else None
+    if time is None or (relation.times is not None and relation.times.get(time) != 0):
+        if isinstance(call, exp.RowNumber):
+            raise SqlError(
+                "ROW_NUMBER() needs a query around it that limits the rank from above, WHERE rank "
+                "<= n or rank BETWEEN a AND b; each new row would change all ranks behind it",
+                over,
+            )
+        raise SqlError(
+            "OVER is only supported in the order of event time, ORDER BY ts ASC; else each new row "
+            "would change the results of the others",
+            over,
+        )
+    relation = applied(relation)
+    if relation.is_open:
+        raise SqlError("OVER needs to know the columns; declare them with schemas=", over)
+    joins.require_event_time(relation, "OVER", over)
+    by_rows, size = _frame(over, others)
+    relation = relation.as_rows()
+    scope = Keys(relation.fields, False)
+    if isinstance(call, exp.RowNumber):
+        call, by_rows, size = exp.Count(this=exp.Star()), True, None
+    if isinstance(call, exp.Lag):
+        offset = call.args.get("offset") or exp.Literal.number(1)
+        if not isinstance(offset, exp.Literal) or not offset.is_int:
+            raise SqlError("LAG takes a literal for the number of rows", over)
+        by_rows, size = True, int(offset.name)
+        value = compiler.compile(call.this, relation)
+        default = compiler.compile(call.args.get("default") or exp.Null(), relation)
+        kind = unify(value.type, default.type)
+        if kind is None:
+            raise SqlError(f"LAG of {value.type} has a default of {default.type}: CAST it", over)
+        made = of_part(af.collect(value.expression), kind, True)
+        lag = v.apply(partial(_before, size), made.result, name="lag", gives_none=True)
+        made = replace(made, result=Case(((lag.is_null(), default.expression),), lag[0]))
+    elif isinstance(call, _NOT_RUNNING) or not is_aggregate(call):
+        raise SqlError(
+            f"{call.sql()} OVER is not supported; write an aggregate, LAG or ROW_NUMBER()", over
+        )
+    else:
+        made = compile_aggregate(call, scope, compiler.functions)
+    partition = [compiler.compile(one, relation) for one in over.args.get("partition_by") or ()]
+    then = _sort_key(compiler, relation, others) if others else None
+    function = Over(af.agg(**made.parts), then, by_rows, size, key)
+    stream = relation.stream.key_by(joins.key_of(partition)).process(function, name="over")
+    field = Field(key, made.type, made.nullable, key)
+    result = substitute(made.result, {name: Column(key)[name] for name in made.parts})
+    rows = replace(relation, stream=stream, fields=(*relation.fields, field))
+    return replace(rows, reads={**rows.reads, key: result}, is_plain=False)
+
+
+_NOT_RUNNING = (
+    exp.CumeDist,
+    exp.DenseRank,
+    exp.FirstValue,
+    exp.IgnoreNulls,
+    exp.LastValue,
+    exp.Lead,
+    exp.NthValue,
+    exp.Ntile,
+    exp.PercentRank,
+    exp.Rank,
+    exp.RespectNulls,
+)
+
+
+def _before(rows: int, values: list[Any]) -> list[Any] | None:
+    """Returns the value of `rows` rows before the last, in a list; None if there is no such row."""
+    return values[:1] if len(values) > rows else None
+
+
+def _frame(over: exp.Window, others: list[exp.Expr]) -> tuple[bool, int | None]:
+    """Returns whether a frame counts rows, and how many rows or ms it reaches back; None: all."""
+    spec = over.args.get("spec")
+    if spec is None:
+        return False, None
+    start, by_rows = spec.args.get("start"), spec.args.get("kind") == "ROWS"
+    end = spec.args.get("end") or "CURRENT ROW"
+    preceding = spec.args.get("start_side") == "PRECEDING" or start == "CURRENT ROW"
+    if end != "CURRENT ROW" or not preceding or spec.args.get("kind") == "GROUPS":
+        raise SqlError(
+            "the frame of OVER must end at CURRENT ROW; rows that follow are not there yet", over
+        )
+    if spec.args.get("exclude"):
+        raise SqlError("EXCLUDE in a frame is not supported; subtract the row in SELECT", over)
+    if start == "UNBOUNDED":
+        return by_rows, None
+    if start == "CURRENT ROW":
+        return by_rows, 0
+    if not by_rows and others:
+        raise SqlError("RANGE with an interval takes ORDER BY the time alone", over)
+    if not by_rows:
+        return False, duration_ms(start, "RANGE")
+    if not isinstance(start, exp.Literal) or not start.is_int:
+        raise SqlError("ROWS takes a literal number of rows", over)
+    return True, int(start.name)
 
 
 def ranked(
@@ -45,19 +179,8 @@ def ranked(
     rank: tuple[str, int] | None,
 ) -> tuple[Relation, list[tuple[str, exp.Expr]]]:
     """Returns the first rows of each partition, and the items with the rank as a column."""
-    name = next(name for name, one in items if one.find(exp.Window))
-    if not isinstance(over, exp.Window) or not isinstance(over.this, exp.RowNumber):
-        raise SqlError(
-            "OVER is only supported for one ROW_NUMBER() whose rank an outer query limits; "
-            "for running aggregates use key_by(...).aggregate(...) on the stream",
-            over,
-        )
-    if rank is None or rank[0] != name:
-        raise SqlError(
-            "ROW_NUMBER() needs a query around it with WHERE rank <= n, or every row would "
-            "be ranked again with each new one",
-            over,
-        )
+    name = next(name for name, one in items if one is over)
+    assert isinstance(over, exp.Window) and rank is not None, "a rank that is limited"
     if relation.is_open:
         raise SqlError("ROW_NUMBER() needs to know the columns; declare them with schemas=", over)
     partition = over.args.get("partition_by") or []

@@ -102,7 +102,7 @@ def _float(exact: Fraction | int) -> float:
     try:
         return float(exact)
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
 
 
 class _Counted(_OfValues):

@@ -28,7 +28,7 @@ from aioflow.sql.bound import Compiler, unused
 from aioflow.sql.ddl import CreatedTable
 from aioflow.sql.dialect import CreateTable, Explain, parse
 from aioflow.sql.errors import SqlError
-from aioflow.sql.planner import Planner, aliased
+from aioflow.sql.planner import Planner, View
 from aioflow.sql.relation import Relation
 from aioflow.sql.scalars import Functions, UserFunction
 from aioflow.sql.scope import Field, Named, Scope, type_of_hint
@@ -98,7 +98,7 @@ def tables_of(flow: Any, text: str) -> dict[str, list[tuple[str, str]]]:
                 raise SqlError("write CREATE TABLE, CREATE VIEW or SET", one)
         found = {}
         for name, table in made.tables.items():
-            table = table.relation() if isinstance(table, View) else table
+            table = table.relation(table.some_rank) if isinstance(table, View) else table
             fields = table.fields if isinstance(table, CreatedTable | Relation) else ()
             found[name] = [(field.name, str(field.type)) for field in fields]
     return found
@@ -170,30 +170,19 @@ def _functions(given: Mapping[str, Callable[..., Any]]) -> Functions:
     return Functions(own)
 
 
-class View:
+class CreatedView(View):
     """A view of a script, which queries share. Its rows may change if those of a query may."""
 
     def __init__(self, script: Script, name: str, query: exp.Expr, columns: Any) -> None:
-        self._script = script
+        super().__init__(script, query, columns)
         self._name = name
-        self._query = query
-        self._columns = columns
-        self._tables = dict(script.tables)
-        self._planned: dict[bool | str, Relation] = {}
 
-    def relation(self) -> Relation:
-        compiler = self._script.compiler
-        if compiler.updates not in self._planned:
-            graph = compiler.flow.graph
-            before = len(graph.nodes)
-            outer, self._script.tables = self._script.tables, self._tables
-            try:
-                made = aliased(self._script.query(self._query), self._columns)
-            finally:
-                self._script.tables = outer
-            name_states(graph, before, f"view-{self._name}")
-            self._planned[compiler.updates] = made
-        return self._planned[compiler.updates]
+    def relation(self, rank: tuple[str, int] | None = None) -> Relation:
+        graph = self.planner.compiler.flow.graph
+        before = len(graph.nodes)
+        made = super().relation(rank)
+        name_states(graph, before, f"view-{self._name}" + (f"-{rank[1]}" if rank else ""))
+        return made
 
 
 class Script(Planner):
@@ -363,8 +352,9 @@ class Script(Planner):
                 columns = exp.TableAlias(this=view.this.copy(), columns=names)
             if not isinstance(view, exp.Table) or node.expression is None:
                 raise SqlError("write CREATE VIEW name AS SELECT ...", node)
-            self.tables[view.name] = made = View(self, view.name, node.expression, columns)
-            made.relation()  # Its errors come at CREATE VIEW.
+            self.tables[view.name] = made = CreatedView(self, view.name, node.expression, columns)
+            if not made.has_over:
+                made.relation()  # Its errors come at CREATE VIEW.
         else:
             return False
         return True

@@ -7,6 +7,7 @@ from tests.ablations.runner import Mutant
 __all__ = ["SQL_MUTANTS"]
 
 _PLANNER, _UPDATES = "tests/sql/test_planner.py::", "tests/sql/test_updates.py::"
+_AGGREGATES = "tests/sql/test_aggregates.py::"
 
 SQL_MUTANTS: list[Mutant] = [
     Mutant(
@@ -86,7 +87,7 @@ SQL_MUTANTS: list[Mutant] = [
         "rows that fall out of the first ranks leave the others where they were",
         "aioflow/sql/keyed.py",
         "for at, row in enumerate(best[place:], place + 1)]\n",
-        "for at, row in enumerate([value], place + 1)]\n",
+        "for at, row in enumerate(best[place : place + 1], place + 1)]\n",
         (_UPDATES + "test_ranks_move_when_a_row_comes_before_them",),
     ),
     Mutant(
@@ -109,5 +110,50 @@ SQL_MUTANTS: list[Mutant] = [
         "        stream = self if parallelism is None else self.key_by(key_of)\n",
         "        stream = self\n",
         (_UPDATES + "test_a_sink_of_another_parallelism_is_keyed",),
+    ),
+    Mutant(
+        "the least value that goes stays the minimum",
+        "aioflow/sql/retraction.py",
+        "        if value == accumulator or accumulator != accumulator:\n",
+        "        if False:\n",
+        (_AGGREGATES + "test_what_is_taken_back_does_not_count",),
+    ),
+    Mutant(
+        "a large float that goes takes small ones with it",
+        "aioflow/sql/retraction.py",
+        "                value = Fraction(value)\n",
+        "                pass\n",
+        (_AGGREGATES + "test_a_float_that_goes_takes_no_other_with_it",),
+    ),
+    Mutant(
+        "a row keeps its place alone when a partner comes",
+        "aioflow/sql/keyed.py",
+        "            if not before or not after:\n",
+        "            if not after:\n",
+        (_UPDATES + "test_rows_without_a_key_come_and_go",),
+    ),
+    Mutant(
+        "a row that goes is emitted before the row that replaces it",
+        "aioflow/sql/keyed.py",
+        "        yield {**after, CHANGE: 1}\n    if before is not None:\n"
+        "        yield {**before, CHANGE: -1}\n",
+        "        later = [{**after, CHANGE: 1}]\n    if before is not None:\n"
+        "        yield {**before, CHANGE: -1}\n    yield from later\n",
+        (_UPDATES + "test_a_row_that_is_replaced_leaves_no_gap",),
+    ),
+    Mutant(
+        "a row behind the first ones does not move up",
+        "aioflow/sql/keyed.py",
+        "        if following is not None:\n            self._keep(following, -1)\n",
+        "        following = None\n        if following is not None:\n"
+        "            self._keep(following, -1)\n",
+        (_UPDATES + "test_a_row_moves_up_when_one_before_it_goes",),
+    ),
+    Mutant(
+        "a frame keeps all rows",
+        "aioflow/sql/keyed.py",
+        "            past = [one for one in past if one[0] >= time - self.size]\n",
+        "            pass\n",
+        (_PLANNER + "test_a_frame_keeps_only_its_rows_and_leaves_out_late_ones",),
     ),
 ]

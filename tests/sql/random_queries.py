@@ -223,7 +223,7 @@ class QueryWriter:
             self.around, self.star, self.windows_of_union, self.windows_of_windows, self.most,
             self.three, self.running, self.running, self.running, self.running_over_windows,
             self.around_running, self.distinct_rows, self.best, self.changing, self.changing,
-            self.changing, self.changing, self.changing,
+            self.changing, self.changing, self.changing, self.over, self.over,
         ]  # fmt: skip
         return self.draw.choice(kinds)()
 
@@ -479,12 +479,51 @@ class QueryWriter:
         """The first rows of each key."""
         by = self.draw.choice(["n DESC, id", "id", "COALESCE(i, 0), id DESC", "s, id", "id DESC"])
         keys = self.draw.choice([[], ["i"], ["s"], ["b", "i"]])
-        test = self.draw.choice(["r <= 1", "r = 1", "r <= 3", "r = 2", "r < 3 AND n > 1", "2 >= r"])
+        test = self.draw.choice(
+            ["r <= 1", "r = 1", "r <= 3", "r = 2", "r < 3 AND n > 1", "2 >= r", "r BETWEEN 2 AND 4",
+             "r BETWEEN 1 AND 1", "r > 1 AND r <= 3", "NOT r > 2 AND r < 4"]
+        )  # fmt: skip
         partition = f"PARTITION BY {', '.join(keys)} " if keys else ""
-        return self._same(
-            f"SELECT {', '.join(['r', *keys, 'id', 'n'])} FROM (SELECT id, i, s, b, n, "
-            f"ROW_NUMBER() OVER ({partition}ORDER BY {by}) AS r FROM x ) AS q WHERE {test}"
-        )
+        ranked = f"SELECT id, i, s, b, n, ROW_NUMBER() OVER ({partition}ORDER BY {by}) AS r FROM x "
+        items = ", ".join(["r", *keys, "id", "n"])
+        return self._same(self.draw.choice([
+            f"SELECT {items} FROM ({ranked}) AS q WHERE {test}",
+            f"WITH q AS ({ranked}) SELECT {items} FROM q WHERE {test}",
+            f"WITH q AS ({ranked}) SELECT q.id, y.id AS other FROM q JOIN y ON q.i = y.i "
+            "WHERE q.r <= 2",
+            f"WITH q AS ({ranked}) SELECT q.id, y.id AS other, q.r FROM y LEFT JOIN q "
+            "ON q.i = y.i AND q.r = 1",
+        ]))  # fmt: skip
+
+    def over(self) -> Text:
+        """Aggregates of the rows before each row."""
+        calls = [
+            "SUM(i)", "COUNT(*)", "COUNT(s)", "MIN(n)", "MAX(f)", "AVG(i)", "COUNT(DISTINCT s)",
+            "MAX(s)", "SUM(n) FILTER (WHERE b)", "SUM(DISTINCT j)", "BOOL_OR(b)", "STDDEV_POP(n)",
+        ]  # fmt: skip
+        frames = [
+            "ORDER BY ts", "ORDER BY ts, id", "ORDER BY ts, id DESC", "ORDER BY ts, n",
+            "ORDER BY ts, id ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
+            "ORDER BY ts, id ROWS 3 PRECEDING", "ORDER BY ts, id ROWS UNBOUNDED PRECEDING",
+            "ORDER BY ts RANGE BETWEEN INTERVAL '3' SECOND PRECEDING AND CURRENT ROW",
+            "ORDER BY ts RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW",
+            "ORDER BY ts, id ROWS BETWEEN CURRENT ROW AND CURRENT ROW",
+        ]  # fmt: skip
+        items = []
+        for number in range(self.draw.randrange(1, 4)):
+            keys = self.draw.choice(["", "PARTITION BY i ", "PARTITION BY s, b "])
+            call, frame = self.draw.choice(calls), self.draw.choice(frames)
+            if self.draw.random() < 0.25:
+                call = self.draw.choice(["ROW_NUMBER()", "LAG(i)", "LAG(s, 2)", "LAG(n, 1, -5)"])
+                frame = "ORDER BY ts, id"
+            form = self.draw.choice(["{}", "{}", "COALESCE({}, NULL)", "{} IS NULL"])
+            items.append(f"{form.format(f'{call} OVER ({keys}{frame})')} AS c{number}")
+        text = f"SELECT id, {', '.join(items)} FROM x "
+        tail = self.where()
+        if self.draw.random() < 0.3:  # Windows of the rows, which keep their time.
+            before = f"SELECT id % 3 AS k, COUNT(*) AS n, MAX(c0) AS m FROM ({text}"
+            return Text(*(f"{before}{one}) AS q GROUP BY id % 3" for one in (tail.ours, tail.duck)))
+        return Text(text + tail.ours, text + tail.duck)
 
     def changing(self, depth: int | None = None) -> Text:
         """A query over rows that may change, with the columns k, m and a of ints, f and s.

@@ -16,6 +16,8 @@ import pydantic
 import pytest
 
 import aioflow as af
+from aioflow.sql.keyed import Over
+from aioflow.testing import OperatorHarness
 
 TIMES: Any = af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=af.col.ts)
 BIDS = [
@@ -57,6 +59,47 @@ async def rows_of(query: str, **options: Any) -> list[tuple[Any, ...]]:
     ]
     assert found[0] == found[1]
     return found[0]
+
+
+# Rows before a row.
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("sum(price) OVER (PARTITION BY item ORDER BY ts)", [3, 8, 7, 9, 9, 9]),
+        ("sum(price) OVER (ORDER BY ts ROWS BETWEEN 1 PRECEDING AND CURRENT ROW)",
+         [3, 8, 12, 16, 9, 1]),
+        ("count(*) OVER (ORDER BY ts RANGE BETWEEN INTERVAL '4' SECOND PRECEDING AND CURRENT ROW)",
+         [1, 2, 3, 1, 2, 1]),
+        ("LAG(price) OVER (PARTITION BY item ORDER BY ts)", [None, 3, None, None, 9, 5]),
+        ("LAG(price, 2, 0) OVER (ORDER BY ts)", [0, 0, 3, 5, 7, 9]),
+        ("ROW_NUMBER() OVER (PARTITION BY item ORDER BY ts)", [1, 2, 1, 1, 2, 3]),
+        ("max(price) OVER (ORDER BY ts) - price", [0, 0, 0, 0, None, 8]),
+    ],
+)  # fmt: skip
+async def test_over_aggregates_the_rows_before_each_row(call: str, expected: list[Any]) -> None:
+    rows = sorted(await rows_of(f"SELECT ts, {call} AS found FROM bids"))
+    assert [found for _, found in rows] == expected
+
+
+async def test_rows_of_over_keep_their_time() -> None:
+    query = """SELECT max(total) AS most, window_end FROM TUMBLE(
+        (SELECT ts, sum(price) OVER (ORDER BY ts) AS total FROM bids), ts, INTERVAL '10' SECOND)
+        GROUP BY window_start, window_end"""
+    assert await rows_of(query) == [(15, 10_000), (24, 20_000), (25, 30_000)]
+
+
+def test_a_frame_keeps_only_its_rows_and_leaves_out_late_ones() -> None:
+    over = Over(af.agg(n=af.count()), None, by_rows=False, size=1_000, name="o")
+    with OperatorHarness(over, key=lambda row: 0) as harness:
+        for time in (0, 500, 1_200, 5_000):
+            harness.push({"t": time}, time)
+        harness.watermark(4_000)
+        harness.push({"t": 3_000}, 3_000)
+        harness.watermark(9_000)
+        assert [row["o"]["n"] for row in harness.take()] == [1, 2, 2, 1]
+        assert harness.state("past", 0) == [(5_000, {"t": 5_000})]
 
 
 # Windows.
@@ -474,10 +517,31 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ),
         (
             "SELECT sum(price) OVER (PARTITION BY item) FROM bids",
-            "OVER is only supported for",
+            "OVER is only supported in the order of event time",
             "sum",
         ),
-        ("SELECT ROW_NUMBER() OVER (ORDER BY ts) AS n FROM bids", "needs a query around", "ROW"),
+        ("SELECT sum(price) OVER (ORDER BY ts DESC) FROM bids", "OVER is only supported in", "sum"),
+        ("SELECT RANK() OVER (ORDER BY ts) FROM bids", "RANK() OVER is not supported", "RANK"),
+        ("SELECT LEAD(price) OVER (ORDER BY ts) FROM bids", "OVER is not supported", "LEAD"),
+        (
+            "SELECT sum(price) OVER (ORDER BY ts ROWS BETWEEN CURRENT ROW AND 1 FOLLOWING) "
+            "FROM bids",
+            "must end at CURRENT ROW",
+            "sum",
+        ),
+        (
+            "SELECT sum(price) OVER (ORDER BY ts, item RANGE BETWEEN INTERVAL '1' SECOND PRECEDING "
+            "AND CURRENT ROW) FROM bids",
+            "takes ORDER BY the time alone",
+            "sum",
+        ),
+        ("SELECT ROW_NUMBER() OVER (ORDER BY price) AS n FROM bids", "limits the rank", "ROW"),
+        (
+            "WITH r AS (SELECT *, ROW_NUMBER() OVER (ORDER BY price) AS n FROM bids) "
+            "SELECT * FROM r WHERE n > 1",
+            "limits the rank from above, WHERE rank <= n or rank BETWEEN a AND b",
+            "ROW",
+        ),
         (
             "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY item ORDER BY ts DESC) AS n "
             "FROM bids) WHERE n = 1",

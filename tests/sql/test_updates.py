@@ -126,6 +126,35 @@ async def test_ranks_move_when_a_row_comes_before_them() -> None:
     assert of_key(second, "tea") == [("tea", 2, 3)]
 
 
+RANKS = "SELECT *, ROW_NUMBER() OVER (PARTITION BY item ORDER BY price DESC) AS place FROM bids"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (
+            "SELECT item, place, price FROM r WHERE place BETWEEN 2 AND 3",
+            [("tea", 2, 3), ("tea", 3, 1)],
+        ),
+        ("SELECT item, place, price FROM r WHERE place > 1 AND 3 > place", [("tea", 2, 3)]),
+        (
+            f"SELECT r.item, r.price, c.n FROM r JOIN ({COUNTS}) c ON r.item = c.item "
+            "WHERE r.place = 1",
+            [("cup", 7, 1), ("tea", 5, 3)],
+        ),
+        (
+            f"SELECT c.item, r.price FROM ({COUNTS}) c LEFT JOIN r ON r.item = c.item "
+            "AND r.place <= 1 AND r.price < 6",
+            [("cup", None), ("tea", 5), (None, None)],
+        ),
+    ],
+)
+async def test_ranks_have_a_name_in_with(query: str, expected: list[Any]) -> None:
+    found = latest(await planned(f"WITH r AS ({RANKS}) {query}").collect())
+    found = [tuple(row.values()) for row in found if row.get("place") is None or row["item"]]
+    assert sorted(map(str, found)) == sorted(map(str, expected))
+
+
 async def test_counts_run_on_columns_and_their_upserts_are_rows() -> None:
     plan = planned("SELECT price, count(*) AS n FROM bids GROUP BY price", columns=True).explain()
     assert [line for line in plan.splitlines() if "on rows" in line and "aggregate" in line] == []
@@ -174,6 +203,19 @@ async def test_a_row_that_is_replaced_leaves_no_gap() -> None:
     query = f"SELECT 'all' AS id, max(most) AS most FROM ({COUNTS} HAVING item = 'tea')"
     changes = await changes_of(query)
     assert None not in of_key(changes, "all")
+
+
+async def test_a_row_moves_up_when_one_before_it_goes() -> None:
+    few = "SELECT item, min(price) AS least FROM bids WHERE item IS NOT NULL GROUP BY item"
+    query = (
+        f"SELECT * FROM (SELECT item, ROW_NUMBER() OVER (ORDER BY least DESC) AS r FROM ({few}))"
+    )
+    found = await planned(f"{query} WHERE r <= 1", parallelism=1).collect()
+    assert [one.row["item"] for one in found] == ["tea", "cup"]
+    bids = [{"item": "tea", "price": 9}, {"item": "cup", "price": 7}, {"item": "tea", "price": 1}]
+    flow = af.Flow("up", parallelism=1)
+    stream = flow.sql(f"{query} WHERE r <= 1", updates=True, bids=flow.source(bids))
+    assert latest(await stream.collect()) == [{"item": "cup", "r": 1}]
 
 
 async def test_changes_have_the_row_before() -> None:
@@ -400,7 +442,8 @@ def test_a_query_that_is_restored_in_its_midst_gives_the_same_changes(query: str
         ),
         ("SELECT item FROM bids", "rows of this query never change; leave out updates=True"),
         (f"SELECT count(*) AS n FROM {WINDOW} GROUP BY window_end", "never change; leave out"),
-        ("SELECT sum(price) OVER (PARTITION BY item) FROM bids", "OVER is only supported for one"),
+        ("SELECT sum(price) OVER (PARTITION BY item) FROM bids", "OVER is only supported in"),
+        (f"SELECT sum(n) OVER (ORDER BY most) FROM ({COUNTS})", "OVER of rows that change"),
         ("SELECT 1 FROM bids a LEFT JOIN bids b ON a.ts = b.ts", "no key that says which row"),
     ],
 )
