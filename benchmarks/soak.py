@@ -5,7 +5,7 @@
 
 The service is `soak_service`: a process with worker processes, a checkpoint each second, and a
 monitoring endpoint. One client reads that endpoint each second; another asks for its events and
-never reads them. With -9 one worker is killed each `--kill-every` seconds, every tenth time the
+never reads them. With -9 one worker is killed each `--kill-every` seconds, every 20th time the
 service itself, which is started again and goes on from its store. With --workers 0 it is always the
 service.
 
@@ -15,9 +15,9 @@ pings. In the end the output must be exact, and no series may rise: `slopes.json
 slope an hour with its standard error, and a plot lies beside it. A series rises if its slope less
 twice the error is above its bound. Exit code 1 says that one does, or that the output is wrong.
 
-The slope is Theil's and Sen's within the lives of a process, without the first minute of each;
-seconds behind a kill do not count for latency, tasks and checkpoints. The error is that of a
-bootstrap of blocks of two minutes.
+The slope is Theil's and Sen's within the lives of a process, without the first minute of each, for
+memory without the first five. Seconds behind a kill do not count for latency, tasks and
+checkpoints. The error is that of a bootstrap of blocks of two minutes.
 
 The machine must keep up with `--rate`: where it does not, orders wait, and what waits is memory.
 """
@@ -47,11 +47,16 @@ from benchmarks.soak_service import MONITOR, STOP, Outputs, prepare
 
 ROOT = Path(__file__).parents[1]
 WARM_UP_S = 60.0
+LEVEL_S = 300.0
+"""When the memory of a process has reached its level: buffers and histories are full, and its heap
+has the size of the largest checkpoints.
+"""
+
 RECOVERY_S = 20.0
 """Behind a kill, while latency and checkpoints are those of the recovery."""
 
-SERVICE_KILLED_EVERY = 10
-"""Kills of workers to one of the service."""
+SERVICE_KILLED_EVERY = 20
+"""Kills of workers to one of the service. Its memory needs minutes to show a slope."""
 
 START_S = 120.0
 BIN_S = 10.0
@@ -67,14 +72,16 @@ class Bound(NamedTuple):
     part: float = 0.0
     quiet: bool = False
     """Whether the seconds behind a kill are left out."""
+    warm_up_s: float = WARM_UP_S
+    """Seconds at the beginning of a process that are left out."""
 
 
 BOUNDS = {
-    "rss_mb": Bound(2.0, 0.03),
+    "rss_mb": Bound(2.0, 0.03, warm_up_s=LEVEL_S),
     "fds": Bound(1.0),
     "threads": Bound(1.0),
     "tasks": Bound(1.0, 0.1, quiet=True),
-    "worker_rss_mb": Bound(2.0, 0.03),
+    "worker_rss_mb": Bound(2.0, 0.03, warm_up_s=LEVEL_S),
     "worker_fds": Bound(1.0),
     "worker_threads": Bound(1.0),
     "worker_tasks": Bound(1.0, 0.1, quiet=True),
@@ -143,11 +150,17 @@ def _theil_sen(hours: np.ndarray, lives: np.ndarray, values: np.ndarray) -> floa
     return float(np.median(slopes)) if len(slopes) else 0.0
 
 
-def slopes_of(samples: Sequence[dict[str, Any]], warm_up_s: float = WARM_UP_S) -> dict[str, Slope]:
-    """Returns slopes by name of the series; those of the worker have lives of their own."""
+def slopes_of(
+    samples: Sequence[dict[str, Any]], warm_up_s: float | None = None
+) -> dict[str, Slope]:
+    """Returns slopes by name of the series; those of the worker have lives of their own.
+
+    `warm_up_s` takes the place of what the bounds say.
+    """
     rng = np.random.default_rng(7)
     found = {}
     for name, bound in BOUNDS.items():
+        left_out_s = bound.warm_up_s if warm_up_s is None else warm_up_s
         who = "worker" if name.startswith("worker_") else "life"
         begun: dict[int, float] = {}
         points = []
@@ -156,8 +169,8 @@ def slopes_of(samples: Sequence[dict[str, Any]], warm_up_s: float = WARM_UP_S) -
             if life is None or sample.get(name) is None:
                 continue
             since = sample["at"] - begun.setdefault(life, sample["at"])
-            if since >= warm_up_s and not (
-                bound.quiet and sample["since_kill"] < min(RECOVERY_S, warm_up_s)
+            if since >= left_out_s and not (
+                bound.quiet and sample["since_kill"] < min(RECOVERY_S, left_out_s)
             ):
                 points.append((sample["at"], life, sample[name]))
         found[name] = slope_of(points, rng)
@@ -394,7 +407,7 @@ def read_samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def report(
-    folder: Path, kills: int, wrong: Iterable[str], warm_up_s: float = WARM_UP_S
+    folder: Path, kills: int, wrong: Iterable[str], warm_up_s: float | None = None
 ) -> dict[str, Any]:
     """Slopes and plots into `folder`. Returns the verdict."""
     samples = read_samples(folder)
