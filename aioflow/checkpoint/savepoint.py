@@ -37,6 +37,7 @@ from aioflow.checkpoint.completed import (
     files_of,
 )
 from aioflow.checkpoint.metadata import encode_metadata, rename_files
+from aioflow.checkpoint.objects import is_name
 from aioflow.checkpoint.source_state import SplitState, decode_source_state
 from aioflow.checkpoint.state_files import FileInput, FileOutput
 from aioflow.checkpoint.store import METADATA, read_checkpoint
@@ -354,7 +355,12 @@ async def delete_savepoint(
             ]
             # The metadata comes last, so that an interrupted deletion can be repeated.
             await objects.delete(names)
-            await objects.delete([METADATA])
+            parent, _, directory = found.location.rpartition("/")
+            if found.location.startswith("file:///") and parent != "file://" and is_name(directory):
+                # From above, so that the directory goes with its last file.
+                await open_objects(parent, host).delete([f"{directory}/{METADATA}"])
+            else:
+                await objects.delete([METADATA])
         except OSError as error:
             raise CheckpointError(f"{found.location} could not be deleted: {error}") from error
     return found.location

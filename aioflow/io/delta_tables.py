@@ -257,11 +257,11 @@ class _Table:
             else:
                 self._append(table, files, properties)
         except CommitFailedError as error:
-            raise CommitConflict(str(error)) from error
+            raise CommitConflict(_first_line(error)) from error
         except DeltaError as error:
             # delta-rs has no class of its own for it.
             if "commit attempts" in str(error) or "Transaction failed" in str(error):
-                raise CommitConflict(str(error)) from error
+                raise CommitConflict(_first_line(error)) from error
             raise
 
     def _check(self, files: Sequence[Any]) -> None:
@@ -449,3 +449,8 @@ class _Versions:
 
     def close(self) -> None:
         self._loaded = self._latest = None
+
+
+def _first_line(error: Exception) -> str:
+    """Returns the message of delta-rs without the backtrace of Rust that follows it."""
+    return str(error).strip().partition("\n")[0]

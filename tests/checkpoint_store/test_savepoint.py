@@ -187,6 +187,15 @@ async def _hashable(entries: AsyncIterator[Entry]) -> AsyncIterator[tuple[str, t
         yield entry.key, tuple(entry.value)
 
 
+async def test_nothing_is_left_of_a_deleted_savepoint(store: FlowStore) -> None:
+    made = await stored(store)
+    directory = Path(made.location.removeprefix("file://"))
+    assert directory.is_dir()
+    await delete_savepoint(made.location)
+    assert not directory.exists()
+    assert directory.parent.is_dir()
+
+
 async def test_only_files_of_the_savepoint_are_deleted(store: FlowStore, tmp_path: Path) -> None:
     """A file or a link of the user in its directory stays."""
     (tmp_path / "elsewhere").mkdir()
