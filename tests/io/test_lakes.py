@@ -253,6 +253,29 @@ async def test_endless_conflicts_end_with_an_error(
     await committer.close()
 
 
+async def test_a_conflict_of_delta_is_told_without_a_backtrace(
+    tmp_path: Path, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lake("delta", tmp_path)
+    table.create(ORDERS)
+    sink = table.connector()
+    files = await prepared(sink, ctx, order(1))
+    committer = sink.global_committer(ctx)
+
+    def conflict(*args: Any) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        raise CommitFailedError("version 1 exists\n\nStack backtrace:\n   0: deltalake::commit")
+
+    monkeypatch.setattr(committer._table, "_append", conflict)
+    with pytest.raises(CommitConflict) as told:
+        await asyncio.to_thread(
+            committer._table.commit, [(CommitId("flow/orders", "run", 1), files)]
+        )
+    assert str(told.value) == "version 1 exists"
+    await committer.close()
+
+
 async def test_partitions_and_types_are_those_of_the_table(table: Lake, ctx: SinkContext) -> None:
     day, at = datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, tzinfo=datetime.UTC)
     schema = pa.schema(
