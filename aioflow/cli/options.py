@@ -45,6 +45,7 @@ from aioflow.inspection.json_logs import LOG_FORMATS, TEXT
 from aioflow.io.changes import Upsert
 from aioflow.monitoring.options import parse_monitor_address, served_options
 from aioflow.network.local_pool import network_bytes
+from aioflow.sql.errors import SqlError
 from aioflow.task.environment import TaskOptions
 
 __all__ = [
@@ -557,17 +558,25 @@ def script_flow(path: Path, plans: TextIO | None) -> Flow:
     return script_of(text, "sql" if str(path) == "-" else path.stem, _Lines(plans))
 
 
-def script_of(text: str, name: str, console: Any) -> Flow:
-    """Returns the flow of a script, of which `console` shows rows and plans. Raises UsageError."""
+def script_of(text: str, name: str, console: Any, before: str = "") -> Flow:
+    """Returns the flow of a script, of which `console` shows rows and plans.
+
+    `before` are statements of earlier texts. Raises UsageError, with the place in `text`.
+    """
     flow = Flow(name)
     try:
         from aioflow.sql.script import script  # Imported late: it loads sqlglot.
 
-        script(flow, text, {}, console=console)
+        script(flow, before + text, {}, console=console)
     except ModuleNotFoundError as error:
         if error.name != "sqlglot":
             raise
         raise UsageError("SQL needs sqlglot: pip install 'aioflow[sql]'") from None
+    except SqlError as error:
+        if error.span is not None and error.span[0] >= len(before):
+            error.text = text
+            error.span = (error.span[0] - len(before), error.span[1] - len(before))
+        raise UsageError(str(error)) from error
     except GraphError as error:
         raise UsageError(str(error)) from error
     return flow

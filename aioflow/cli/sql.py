@@ -165,11 +165,14 @@ class Shell:
                 self._define(text)
             case _:
                 rows = Rows()
-                flow = script_of("\n".join([*self._defined.values(), text]), NAME, rows)
+                flow = script_of(text, NAME, rows, self._before())
                 if rows.stream is not None:
                     rows.show(flow)
                 elif flow.graph.nodes:
                     self._run(flow)
+
+    def _before(self) -> str:
+        return "".join(f"{one}\n" for one in self._defined.values())
 
     def _table(self, name: str) -> list[tuple[str, str]]:
         if name not in self.tables:
@@ -179,8 +182,7 @@ class Shell:
     def _define(self, text: str) -> None:
         from aioflow.sql.script import tables_of
 
-        whole = "\n".join([*self._defined.values(), text])
-        found = tables_of(Flow(NAME), whole)
+        found = tables_of(Flow(NAME), self._before() + text)
         new = [name for name in found if name not in self.tables]
         self._defined[new[0] if new else "SET"] = text
         self.tables = found

@@ -81,8 +81,9 @@ def script(
         before = [*flow.graph.nodes]
         planner.script(parse(text), console)
         planner.check_read()
-    # What only views read that no INSERT reads.
-    needed = flow.graph.upstream_of([i for i, one in flow.graph.nodes.items() if one.sink])
+    # Views that no statement reads leave nothing behind.
+    sinks = [number for number, one in flow.graph.nodes.items() if one.sink]
+    needed = flow.graph.upstream_of([*sinks, *planner.shown])
     for number in {*flow.graph.nodes} - {*before, *needed}:
         del flow.graph.nodes[number]
     flow.graph.edges[:] = [one for one in flow.graph.edges if one.target in flow.graph.nodes]
@@ -98,8 +99,9 @@ def tables_of(flow: Any, text: str) -> dict[str, list[tuple[str, str]]]:
                 raise SqlError("write CREATE TABLE, CREATE VIEW or SET", one)
         found = {}
         for name, table in made.tables.items():
-            table = table.relation(table.some_rank) if isinstance(table, View) else table
-            fields = table.fields if isinstance(table, CreatedTable | Relation) else ()
+            if isinstance(table, View):
+                table = table.relation(table.some_rank)
+            fields = (table if isinstance(table, Relation) else table.relation()).fields
             found[name] = [(field.name, str(field.type)) for field in fields]
     return found
 
@@ -192,6 +194,8 @@ class Script(Planner):
         super().__init__(tables, compiler)
         self.inserts: dict[CreatedTable, list[Relation]] = {}
         """The rows of all INSERTs into each table."""
+        self.shown: list[int] = []
+        """Nodes of the graph that give the rows of a SELECT."""
 
     def run(self, statements: Sequence[exp.Expr]) -> Result:
         """Returns the stream of the last statement; those before it are views."""
@@ -248,6 +252,7 @@ class Script(Planner):
             elif isinstance(one, exp.Query) and console is not None:
                 stream = self._shown(one)
                 name_states(graph, before, "select")
+                self.shown += [one.node_id for one in stream.upstreams]
                 console.rows(stream)
             elif isinstance(one, exp.Query | Explain):
                 raise SqlError(

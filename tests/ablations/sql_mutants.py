@@ -91,6 +91,30 @@ SQL_MUTANTS: list[Mutant] = [
         (_UPDATES + "test_ranks_move_when_a_row_comes_before_them",),
     ),
     Mutant(
+        "two aggregates of a script take each other's state after a change",
+        "aioflow/sql/script.py",
+        """f"{keys} {node.factory} {before}\"""",
+        """f"{before}\"""",
+        ("tests/sql/test_script.py::test_another_meaning_is_another_uid",),
+    ),
+    Mutant(
+        "a condition is part of the meaning of an aggregate behind it",
+        "aioflow/sql/script.py",
+        """(node.uid or "") if node.stateful else before""",
+        """(node.uid or "") if node.stateful else f"{node.kind}{before}\"""",
+        (
+            "tests/sql/test_script.py::"
+            "test_a_change_that_keeps_the_meaning_of_an_operator_keeps_its_uid",
+        ),
+    ),
+    Mutant(
+        "an error of a connector shows a secret",
+        "aioflow/sql/ddl.py",
+        "            message = message.replace(value, name)\n",
+        "            pass\n",
+        ("tests/sql/test_script.py::test_a_secret_is_in_no_plan_and_in_no_error",),
+    ),
+    Mutant(
         "a row that passes HAVING no more stays",
         "aioflow/sql/planner.py",
         "        return relation.passing(self._all(",
