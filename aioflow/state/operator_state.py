@@ -19,7 +19,7 @@ part of checkpoints and savepoints like any other state, and only changed groups
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -45,12 +45,18 @@ __all__ = [
     "RawKeyedView",
     "ReadOnlyBroadcastState",
     "decode_operator_state",
+    "encode_in_parts",
     "encode_operator_state",
     "redistribute",
 ]
 
 MAGIC = b"aioflow.operator"
 VERSION = 1
+DIVIDED = 2
+"""Version of the format of a state with more values than are encoded at once."""
+
+ENCODED_AT_ONCE = 16_384
+"""Number of values that are encoded between two yields: 2 to 10 ms."""
 
 T = TypeVar("T")
 
@@ -200,9 +206,9 @@ class HeapOperatorStateBackend:
         snapshot = OperatorSnapshot()
         for lists, copies in ((self._split, snapshot.split), (self._union, snapshot.union)):
             for name, state in lists.items():
-                copies[name] = _frozen(name, state.get(), snapshot.uncopied)
+                copies[name] = _frozen(name, state._elements, snapshot.uncopied)
         for name, entries in self._broadcast.items():
-            snapshot.broadcast[name] = _frozen(name, dict(entries.items()), snapshot.uncopied)
+            snapshot.broadcast[name] = _frozen(name, entries._entries, snapshot.uncopied)
         return snapshot
 
     def lend(self) -> None:
@@ -309,7 +315,7 @@ def _frozen(name: str, state: Any, uncopied: dict[str, str]) -> Any:
     # `__deepcopy__` may raise any error, and would raise it again after a restart of the task.
     except Exception as error:  # noqa: BLE001
         uncopied[name] = f"{type(error).__name__}: {error}"
-        return state
+        return state.copy()
 
 
 def _names(states: Sequence[Mapping[str, T]]) -> list[str]:
@@ -325,23 +331,48 @@ class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     broadcast: dict[str, tuple[bytes, bytes]]
 
 
+class _Divided(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The content of `DIVIDED`: each batch of `_Encoded` as a list of smaller ones."""
+
+    split: dict[str, list[bytes]]
+    union: dict[str, list[bytes]]
+    broadcast: dict[str, tuple[list[bytes], list[bytes]]]
+
+
 def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) -> bytes:
     """Encodes `snapshot`.
 
     Raises TypeNotSupported naming the operator `owner`, the state, the type and the remedy.
     """
-
-    def batch(name: str, values: list[Any]) -> bytes:
-        place = f"operator {owner!r}, operator state {name!r}"
+    encoding = encode_in_parts(snapshot, codec, owner)
+    while True:
         try:
-            content = codec.encode_batch(values, owner=place)  # Names an unsupported type.
-        except TypeNotSupported:
-            raise
-        except Exception as error:
-            # A registered `encode=` failed, and would fail again for the same value.
-            raise ValueNotSupported(
-                f"{place}: a value cannot be encoded: {type(error).__name__}: {error}"
-            ) from error
+            next(encoding)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def encode_in_parts(
+    snapshot: OperatorSnapshot, codec: Codec, owner: str
+) -> Generator[None, None, bytes]:
+    """Does the same as `encode_operator_state`, and yields after each `ENCODED_AT_ONCE` values."""
+
+    def batches(name: str, values: list[Any]) -> Generator[None, None, list[bytes]]:
+        place = f"operator {owner!r}, operator state {name!r}"
+        parts = []
+        for begin in range(0, len(values) or 1, ENCODED_AT_ONCE):
+            part = values[begin : begin + ENCODED_AT_ONCE]
+            try:
+                parts.append(codec.encode_batch(part, owner=place))  # Names an unsupported type.
+            except TypeNotSupported:
+                raise
+            except Exception as error:
+                # A registered `encode=` failed, and would fail again for the same value.
+                raise ValueNotSupported(
+                    f"{place}: a value cannot be encoded: {type(error).__name__}: {error}"
+                ) from error
+            if begin + ENCODED_AT_ONCE < len(values):
+                yield
         if (
             name in snapshot.uncopied
         ):  # The value may have changed since the checkpoint began, so its bytes would be wrong.
@@ -350,17 +381,25 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
                 "changing while the checkpoint is written; "
                 "give its class __deepcopy__, or keep what it is made from"
             )
-        return content
+        return parts
 
-    encoded = _Encoded(
-        {name: batch(name, elements) for name, elements in snapshot.split.items()},
-        {name: batch(name, elements) for name, elements in snapshot.union.items()},
-        {
-            name: (batch(name, list(held)), batch(name, list(held.values())))
-            for name, held in snapshot.broadcast.items()
-        },
+    divided = _Divided({}, {}, {})
+    for states, encoded in ((snapshot.split, divided.split), (snapshot.union, divided.union)):
+        for name, elements in states.items():
+            encoded[name] = yield from batches(name, elements)
+    for name, held in snapshot.broadcast.items():
+        keys = yield from batches(name, list(held))
+        divided.broadcast[name] = keys, (yield from batches(name, list(held.values())))
+    lists = [*divided.split.values(), *divided.union.values()]
+    lists += [parts for both in divided.broadcast.values() for parts in both]
+    if any(len(parts) > 1 for parts in lists):
+        return MAGIC + bytes((DIVIDED,)) + _pack(divided)
+    whole = _Encoded(
+        {name: parts[0] for name, parts in divided.split.items()},
+        {name: parts[0] for name, parts in divided.union.items()},
+        {name: (keys[0], values[0]) for name, (keys, values) in divided.broadcast.items()},
     )
-    return MAGIC + bytes((VERSION,)) + _pack(encoded)
+    return MAGIC + bytes((VERSION,)) + _pack(whole)
 
 
 def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorSnapshot:
@@ -369,20 +408,27 @@ def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorS
     Raises RestoreError, which names the operator `where`, for other bytes.
     """
     start = len(MAGIC) + 1
-    if content[:start] != MAGIC + bytes((VERSION,)):
+    if content[:start] not in (MAGIC + bytes((VERSION,)), MAGIC + bytes((DIVIDED,))):
         raise RestoreError(
             f"cannot restore operator state of {where!r}: it does not begin like version "
             f"{VERSION} of its format"
         )
+
+    def joined(parts: bytes | list[bytes]) -> list[Any]:
+        if isinstance(parts, bytes):
+            return codec.decode_batch(parts)
+        return [value for part in parts for value in codec.decode_batch(part)]
+
+    unpack = _unpack if content[start - 1] == VERSION else _unpack_divided
     try:
-        encoded = _unpack(content[start:])
+        encoded: _Encoded | _Divided = unpack(content[start:])
         broadcast = {
-            name: (codec.decode_batch(keys), codec.decode_batch(values))
+            name: (joined(keys), joined(values))
             for name, (keys, values) in encoded.broadcast.items()
         }
         return OperatorSnapshot(
-            {name: codec.decode_batch(elements) for name, elements in encoded.split.items()},
-            {name: codec.decode_batch(elements) for name, elements in encoded.union.items()},
+            {name: joined(elements) for name, elements in encoded.split.items()},
+            {name: joined(elements) for name, elements in encoded.union.items()},
             {
                 name: dict(zip(keys, values, strict=True))
                 for name, (keys, values) in broadcast.items()
@@ -394,6 +440,7 @@ def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorS
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_Encoded).decode
+_unpack_divided = msgspec.msgpack.Decoder(_Divided).decode
 
 
 TABLE = f"{INTERNAL_PREFIX}raw-keyed"

@@ -14,7 +14,7 @@ shadowed state for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -254,9 +254,8 @@ class SubtaskSnapshot:
             for kind in (state.split, state.union, state.broadcast)
             for elements in kind.values()
         ):
-            operator = await output.write(
-                whole(operator_states.encode_operator_state(state, codec, view.uid))
-            )
+            encoding = operator_states.encode_in_parts(state, codec, view.uid)
+            operator = await output.write(whole(await _in_turns(encoding)))
         if view.source is not None:
             for _ in view.source.pack(codec, view.uid):
                 await asyncio.sleep(0)
@@ -268,6 +267,16 @@ class SubtaskSnapshot:
         for view in self._views:
             if view.keyed is not None:
                 view.keyed.cancel()
+
+
+async def _in_turns(work: Generator[None, None, bytes]) -> bytes:
+    """Returns the result of `work`, whose steps leave turns to other tasks."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        await asyncio.sleep(0)
 
 
 class CountedOutput:

@@ -554,6 +554,13 @@ STATE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "large operator state is encoded in one turn",
+        "aioflow/state/operator_state.py",
+        "            if begin + ENCODED_AT_ONCE < len(values):\n                yield\n",
+        "            if begin < 0:\n                yield\n",
+        ("tests/state/test_operator_state.py::test_large_operator_state_is_encoded_by_turns",),
+    ),
+    Mutant(
         "what goes on changing is written into the checkpoint, where it cannot be copied",
         "aioflow/state/operator_state.py",
         "            name in snapshot.uncopied\n",

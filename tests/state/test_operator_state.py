@@ -15,9 +15,11 @@ from aioflow.core.errors import RestoreError, StateError, TypeNotSupported
 from aioflow.core.states import ListStateDescriptor, MapStateDescriptor
 from aioflow.core.wire.serializers import Codec
 from aioflow.core.wire.types import TypeRegistry
+from aioflow.state import operator_state
 from aioflow.state.operator_state import (
     HeapOperatorStateBackend,
     decode_operator_state,
+    encode_in_parts,
     encode_operator_state,
     redistribute,
 )
@@ -190,6 +192,25 @@ def test_operator_state_comes_back_from_its_bytes_type_for_type() -> None:
     )
     content = encode_operator_state(snapshot, Codec(), "totals")
     assert decode_operator_state(content, Codec(), "totals") == snapshot
+
+
+def test_large_operator_state_is_encoded_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_state, "ENCODED_AT_ONCE", 10)
+    state = OperatorSnapshot(
+        split={"s": list(range(95)), "empty": []},
+        union={"u": [1]},
+        broadcast={"b": {key: str(key) for key in range(40)}},
+    )
+
+    turns, encoding = 0, encode_in_parts(state, Codec(), "rules")
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(encoding)
+            turns += 1
+
+    assert turns == 9 + 3 + 3
+    assert end.value.value == encode_operator_state(state, Codec(), "rules")
+    assert decode_operator_state(end.value.value, Codec(), "rules") == state
 
 
 def test_bytes_of_operator_state_that_are_not_whole_are_refused_naming_the_operator() -> None:
