@@ -62,12 +62,15 @@ ITEMS_MAX: Final = 32
 VALUES_MAX: Final = 128
 """Limits of the measurement of one value: levels, items of one list, and objects in all.
 
-The items of a longer list count like those of its sample. Objects of a graph refer to one another,
-so the limits of levels and items alone would allow millions.
+The items of a longer list count like those of its sample. Lists and dicts beyond the number of
+objects count like those before them in the same list. Objects of a graph refer to one another, so
+the limits of levels and items alone would allow millions.
 """
 
 _FLAT: Final = frozenset([int, float, bool, str, bytes, bytearray, type(None), complex])
 _BYTES: Final = frozenset([bytes])
+_NESTED: Final = frozenset([list, tuple, dict])
+"""Types of trees, such as those of JSON."""
 _COLLECTIONS: Final = (tuple, list, set, frozenset, deque)
 
 
@@ -95,7 +98,7 @@ def record_size(values: Sequence[Any], index: int) -> int:
 def value_size(value: Any) -> int:
     """Returns the estimated bytes of `value` with the objects that it refers to.
 
-    Keys of dicts are left out, because most records share them.
+    Keys of small dicts are left out, because most records share them.
     """
     return _value_size(value, DEPTH_MAX, [VALUES_MAX])
 
@@ -122,6 +125,8 @@ def _content_size(kind: type, value: Any, depth: int, left: list[int]) -> int:
     size = 0
     if issubclass(kind, dict):
         size += _items_size(dict.values(value), len(value), depth, left)
+        if len(value) > ITEMS_MAX:
+            size += _items_size(dict.keys(value), len(value), depth, left)
     elif issubclass(kind, _COLLECTIONS):
         size += _items_size(value, len(value), depth, left)
     # Not `hasattr(value, ...)`: a class may answer any name, or raise another error.
@@ -143,9 +148,19 @@ def _slot(member: MemberDescriptorType, value: object) -> Any:
 
 
 def _items_size(items: Collection[Any], count: int, depth: int, left: list[int]) -> int:
-    size = 0
+    size = nested = measured = others = 0
     for item in items if count <= ITEMS_MAX else islice(items, ITEMS_MAX):
-        size += getsizeof(item) if type(item) in _FLAT else _value_size(item, depth, left)
+        kind = type(item)
+        if kind in _FLAT:
+            size += getsizeof(item)
+        elif kind not in _NESTED:
+            size += _value_size(item, depth, left)
+        elif left[0] > 0:
+            nested += _value_size(item, depth, left)
+            measured += 1
+        else:
+            others += 1
+    size += nested + (nested * others // measured if measured else 64 * others)
     return size if count <= ITEMS_MAX else size * count // ITEMS_MAX
 
 

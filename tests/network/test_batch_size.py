@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import date
@@ -105,6 +107,27 @@ def test_a_graph_is_not_walked_along_all_of_its_paths() -> None:
         node.near = nodes
     assert value_size(nodes[0]) > 0
     assert visits <= 30 * DEPTH_MAX * 2
+
+
+def tree(draw: random.Random, depth: int) -> tuple[Any, int]:
+    """Returns a value like those of JSON, and its size. The items of one list are alike."""
+    if depth == 0:
+        leaf = draw.choice(["x" * draw.choice([1, 30, 300]), draw.randrange(10**9), 1.5])
+        return leaf, sys.getsizeof(leaf)
+    count = draw.choice([1, 3, 12, 40])
+    item, size = tree(draw, depth - 1)
+    if draw.random() < 0.5:
+        names = {f"{draw.randrange(10**9)}-{number}": item for number in range(count)}
+        return names, sys.getsizeof(names) + sum(map(sys.getsizeof, names)) + count * size
+    return [item] * count, sys.getsizeof([item] * count) + count * size
+
+
+def test_trees_count_with_about_what_they_hold() -> None:
+    draw = random.Random(1)
+    for _ in range(500):
+        value, size = tree(draw, draw.randint(1, 5))
+        if size > 2_000:
+            assert size / 4 < value_size(value) < size * 2
 
 
 def test_a_batch_of_bytes_is_measured_and_one_that_begins_with_bytes_is_estimated() -> None:
