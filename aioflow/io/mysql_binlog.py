@@ -64,6 +64,7 @@ __all__ = [
     "head",
     "lenenc",
     "query_of",
+    "removed_tables",
     "rotation_of",
     "rows_of",
     "statement",
@@ -367,8 +368,15 @@ def _rows(event: Event, shape: RowShape) -> list[tuple[Any, ...]] | None:
 
 
 _COMMENT = re.compile(r"/\*.*?\*/|--[^\n]*\n|#[^\n]*\n", re.DOTALL)
-_NAME = r"(?:`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|([\w$]+))"
-_TRUNCATE = re.compile(rf"TRUNCATE\s+(?:TABLE\s+)?(?:{_NAME}\s*\.\s*)?{_NAME}", re.IGNORECASE)
+_WORD = r"(?:`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|([\w$]+))"
+_TABLE = re.compile(rf"\s*{_WORD}(?:\s*\.\s*{_WORD})?")
+_TRUNCATE = re.compile(r"TRUNCATE\s+(?:TABLE\s+)?", re.IGNORECASE)
+_DROP = re.compile(
+    r"DROP\s+(TABLE|DATABASE|SCHEMA)\s+(?:IF\s+EXISTS\s+)?|(CREATE)\s+OR\s+REPLACE\s+TABLE\s+"
+    r"|(ALTER)\s+(?:ONLINE\s+|IGNORE\s+)*TABLE\s+(?:IF\s+EXISTS\s+)?",
+    re.IGNORECASE,
+)
+_PARTITION = re.compile(r"\b(?:DROP|TRUNCATE|EXCHANGE)\s+PARTITION\b", re.IGNORECASE)
 
 
 def statement(text: str) -> str:
@@ -376,9 +384,9 @@ def statement(text: str) -> str:
     return _COMMENT.sub(" ", text).strip()
 
 
-def truncated_table(text: str, database: str) -> tuple[str, str] | None:
-    """Returns the database and the table that a statement empties, or None."""
-    found = _TRUNCATE.match(text)
+def _table_at(text: str, at: int, database: str) -> tuple[tuple[str, str], int] | None:
+    """Returns the database and the table that are named at a place, and the place behind them."""
+    found = _TABLE.match(text, at)
     if found is None:
         return None
     names = [
@@ -387,4 +395,35 @@ def truncated_table(text: str, database: str) -> tuple[str, str] | None:
         for sign, name in zip('`" ', found.group(first, first + 1, first + 2), strict=True)
         if name is not None
     ]
-    return (names[0], names[1]) if len(names) == 2 else (database, names[0])
+    return ((names[0], names[1]) if len(names) == 2 else (database, names[0])), found.end()
+
+
+def truncated_table(text: str, database: str) -> tuple[str, str] | None:
+    """Returns the database and the table that a statement empties, or None."""
+    begin = _TRUNCATE.match(text)
+    found = None if begin is None else _table_at(text, begin.end(), database)
+    return None if found is None else found[0]
+
+
+def removed_tables(text: str, database: str) -> list[tuple[str, str]]:
+    """Returns the tables that a statement drops or replaces, or of which it removes a partition.
+
+    An empty name stands for all tables of the database.
+    """
+    begin = _DROP.match(text)
+    if begin is None or (begin[3] and _PARTITION.search(text) is None):
+        return []
+    names = []
+    at = begin.end()
+    while (found := _table_at(text, at, database)) is not None:
+        name, at = found
+        names.append(name)
+        if begin[2] or begin[3] or text[at : at + 1].strip() not in (",", ""):
+            break
+        comma = text.find(",", at)
+        if comma < 0 or text[at:comma].strip():
+            break
+        at = comma + 1
+    if begin[1] and begin[1].upper() != "TABLE":
+        return [(name, "") for _, name in names]
+    return names

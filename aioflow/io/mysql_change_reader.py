@@ -104,7 +104,6 @@ class MysqlChangeReader(ChangeReader):
 
     def __init__(self, ctx: SourceContext, config: MysqlChangesConfig) -> None:
         super().__init__(ctx, config)
-        self._server_id = config.server_id or ctx.host.rng.randrange(1 << 31, 1 << 32)
         self.tables: dict[tuple[str, str], Table] = {}
         self.charsets: dict[int, str] = {}
         """Collation of the server -> its character set."""
@@ -155,7 +154,7 @@ class MysqlChangeReader(ChangeReader):
                 raise lost(
                     config, f"{place_text(file, self.behind[1])} is behind 4 GiB of its file"
                 )
-            stream = await BinlogStream.open(connection, file, offset, self._server_id)
+            stream = await BinlogStream.open(connection, file, offset, config.server_id)
             (until,) = [split.payload for split in self.splits.values()]
             log = _Log(self, file, self.behind, until, settings["binlog_checksum"] != "NONE")
             while not log.at_end:
@@ -462,6 +461,13 @@ class _Log(ChangeLog):
             if emptied == (table.database, table.table) and self.is_new():
                 self.truncate(self._held, table.name)
             return
+        removed = binlog.removed_tables(text, database)
+        if (table.database, table.table) in removed or (table.database, "") in removed:
+            raise StateError(
+                f"{self._reader.config!r}: table {table.name!r}, or a partition of it, was dropped "
+                f"or replaced by {text[:60]!r}, and the log does not tell the rows that went: "
+                "start with restore=None, fresh=True for a new snapshot"
+            )
         if not re.search(rf"(?<!\w){re.escape(table.table)}(?!\w)", text):
             return
         if _DDL.match(text):

@@ -73,7 +73,7 @@ def mysql_changes(
     at the place where the log ends when the job begins.
 
     `server_id` is the number of this reader among the replicas of the server, by default a large
-    random one. Rows that a foreign key changes by CASCADE or SET NULL are not in the log of the
+    one of its own. Rows that a foreign key changes by CASCADE or SET NULL are not in the log of the
     server: `on_cascade` says whether tables with such a key are refused, or read without these
     changes. `backoff` is the first delay between two tries to connect. `on_error` handles rows that
     are not of `type`.
@@ -126,7 +126,7 @@ class MysqlChanges(MysqlChangesConfig, BaseSource[Change[T]]):
             end = None if self.until is None else place
             # The server tells only then whether the user may read the log.
             offset = place & ((1 << FILE_SHIFT) - 1)
-            stream = await BinlogStream.open(connection, file, offset, 1, waits=False)
+            stream = await BinlogStream.open(connection, file, offset, self.server_id, waits=False)
             await stream.take()
         except Exception as error:
             if (explanation := refusal(self, error)) is not None:

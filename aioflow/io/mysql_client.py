@@ -43,6 +43,11 @@ HEARTBEAT_S = 5.0
 SILENCE_S = 30.0
 """Time without any message after which the connection counts as broken."""
 
+OWN_IDS = 1 << 31
+"""The least number of a reader among the replicas of a server. A server ends the stream of a
+replica when another one comes with its number.
+"""
+
 LONGEST_PACKET = 0xFFFFFF
 """Length of a packet whose message goes on in the next one."""
 
@@ -227,7 +232,7 @@ class BinlogStream:
         connection: MysqlConnection,
         file: str,
         offset: int,
-        server_id: int,
+        server_id: int | None,
         *,
         waits: bool = True,
     ) -> BinlogStream:
@@ -241,6 +246,9 @@ class BinlogStream:
             "SET SESSION net_write_timeout = 31536000",
         ):
             await connection.execute(statement)
+        if server_id is None:
+            ((number,),) = await connection.rows("SELECT connection_id()")
+            server_id = OWN_IDS | int(number)
         stream = cls(connection)
         stream._send(
             b"\x12"
