@@ -559,6 +559,7 @@ def draw(seed: int) -> Program:
     return with_query(Random(f"sql {seed}"), program)
 
 
+JOINS = ("join", "interval")
 QUERIED = 0.4
 """Share of the programs for which a query is drawn; some cannot have it."""
 
@@ -572,8 +573,8 @@ def with_query(rng: Random, program: Program) -> Program:
         streams.append(model.compute(program, step, streams))
     tables = [i for i, stream in enumerate(streams) if stream.fields and stream.items]
     for _ in range(20 if tables else 0):
-        query = rng.choice(tuple(SQL) if len(tables) > 1 else tuple(SQL)[:-2])
-        inputs = tuple(rng.sample(tables, 2 if query in ("join", "interval") else 1))
+        query = rng.choice(tuple(SQL)[:-2] if len(tables) < 2 else (*SQL, *JOINS, *JOINS))
+        inputs = tuple(rng.sample(tables, 2 if query in JOINS else 1))
         step = Step("sql", inputs, {"query": query, "type": rng.choice(("VARCHAR", "BIGINT"))})
         try:
             stream = model.compute(program, step, streams)
