@@ -172,7 +172,7 @@ def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
         parts.append(f"event time {_instant(min(marks))}")
     busiest = max(running, key=lambda row: row.busy or 0.0, default=None)
     if busiest is not None and busiest.busy:
-        parts.append(f"busiest {clipped(busiest.name, 40)} {_percent(busiest.busy)}")
+        parts.append(f"busiest task '{clipped(busiest.name, 40)}' {_percent(busiest.busy)}")
     return ", ".join(parts)
 
 

@@ -181,6 +181,7 @@ def test_one_line_tells_what_was_read_and_who_is_busiest() -> None:
     rows = [source, row(name="counts", watermark=NOON - 60_000, busy=0.7)]
 
     assert one_line(rows, elapsed_s=4.0, over=False) == (
-        "   4.0 s, 8,000 records read, 2,000/s, event time 2013-01-01 11:59, busiest counts 70%"
+        "   4.0 s, 8,000 records read, 2,000/s, event time 2013-01-01 11:59, "
+        "busiest task 'counts' 70%"
     )
     assert one_line(rows, elapsed_s=4.0, over=True) == "   4.0 s, 8,000 records read"
