@@ -61,12 +61,15 @@ asyncio.run(main())
 
 @pytest.fixture
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory of Spark's configuration."""
+    """An empty directory of Spark's configuration, without the session of other tests."""
     directory = tmp_path / "conf"
     directory.mkdir()
     monkeypatch.setenv("SPARK_CONF_DIR", str(directory))
     for name in ("PYSPARK_SUBMIT_ARGS", "MASTER", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("aioflow.spark.bridge.jvm._java_is_there", lambda: False)
+    if (pyspark := sys.modules.get("pyspark")) is not None:
+        monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
     return directory
 
 

@@ -7,6 +7,8 @@ that has the feature; anything else by the refusal here, which names the first v
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,16 @@ async def test_what_the_installed_version_lacks_is_refused(
 
         with pytest.raises(af.SparkError, match=r"a session of Spark Connect needs Spark 4\.0"):
             ConnectSession.start("sc://127.0.0.1:1", {})
+
+
+def test_flows_are_jobs_on_a_version_without_stateful_processors(tmp_path: Path) -> None:
+    """Spark 3.5 has no module of that name; `af.Spark` is imported there all the same."""
+    hidden = "import sys; sys.modules['pyspark.sql.streaming.stateful_processor'] = None"
+    program = f"{hidden}; import aioflow as af; print(af.Spark('local[1]').master)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "local[1]\n", done.stderr
 
 
 def test_a_version_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,6 @@ from aioflow.spark.runner.blocks import SCHEMA, BlockRow
 from aioflow.spark.runner.home import Feeding
 from aioflow.spark.runner.rdds import narrowed
 from aioflow.spark.streaming.plan import delay_ms_of
-from aioflow.spark.streaming.processor import KeyProcessor
 from aioflow.spark.streaming.rows import KEYED_SCHEMA
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from aioflow.spark.runner.home import HomeStage
     from aioflow.spark.runner.program import StageProgram
     from aioflow.spark.runner.translate import SparkPlan, Stage
+    from aioflow.spark.streaming.processor import KeyProcessor
     from aioflow.spark.streaming.source import StreamSource
 
 __all__ = [
@@ -101,6 +101,9 @@ def start_query(
             if home:
                 results.append(_home_rows(rows[stage.id], home))
         else:
+            # Its base class is not in Spark 3.5, which runs other flows with this module.
+            from aioflow.spark.streaming.processor import KeyProcessor
+
             results.append(
                 _keyed(
                     plan,
