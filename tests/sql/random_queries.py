@@ -21,7 +21,7 @@ import pyarrow as pa
 import aioflow as af
 from tests.sql.random_expressions import COLUMNS, Text, Writer, duck_value, plain_value, rows_of
 
-__all__ = ["Tables", "check", "latest", "query"]
+__all__ = ["Tables", "check", "check_prefixes", "latest", "query"]
 
 _ARROW = {
     "BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_(),
@@ -49,11 +49,12 @@ def table_of(seed: int, count: int) -> list[dict[str, Any]]:
 class Tables:
     """The tables x and y, here and in DuckDB."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, most: int | None = None) -> None:
+        """`most`: the number of rows of each table, of which a table with fewer has the first."""
         draw = random.Random(seed)
         counts = [draw.choice([0, 1, 12, 40, 40, 80]) for _ in "xy"]
         self.rows = {
-            name: table_of(seed * 2 + n, count)
+            name: table_of(seed * 2 + n, count if most is None else 8)[:most]
             for n, (name, count) in enumerate(zip("xy", counts, strict=True))
         }
         self.connection = duckdb.connect()
@@ -630,6 +631,20 @@ def _reads(text: str) -> bool:
 def query(seed: int) -> Text:
     """Returns the query of a seed."""
     return QueryWriter(seed).query()
+
+
+def check_prefixes(seeds: range) -> str | None:
+    """Returns the first difference of a query whose rows change, over the first rows of its tables.
+
+    So what it has emitted is right after each of them.
+    """
+    for seed in seeds:
+        text = QueryWriter(seed).changing()
+        for most in range(9):
+            told = Tables(seed, most).difference(text)
+            if told is not None:
+                return f"seed {seed}, the first {most} rows: {told}"
+    return None
 
 
 def check(seeds: range, report: Callable[[str], None]) -> int:

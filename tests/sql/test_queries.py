@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypedDict
 import pytest
 
 import aioflow as af
-from tests.sql.random_queries import Tables, check, query
+from tests.sql.random_queries import Tables, check, check_prefixes, query
 
 
 class Address(TypedDict):
@@ -29,6 +29,10 @@ def test_random_queries_give_what_duckdb_gives(first: int) -> None:
     told: list[str] = []
     check(range(first, first + 20), told.append)
     assert not told, "\n".join(told)
+
+
+def test_rows_that_change_are_right_after_each_row() -> None:
+    assert check_prefixes(range(2)) is None
 
 
 def test_judge_sees_a_wrong_answer() -> None:
