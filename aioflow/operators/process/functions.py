@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import count, islice, repeat
 from operator import length_hint
-from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
@@ -51,6 +50,9 @@ DRAIN_RECORDS_MAX = 1_024
 """Approximate maximum number of records that a drain emits in one batch: the chain's limit."""
 
 NO_DEADLINE = 1 << 63
+
+FEW_RESULTS = 4
+"""Maximum length of a list whose elements cost less one by one than in three calls."""
 
 
 class _Side(NamedTuple):
@@ -306,7 +308,7 @@ class ProcessOperator(Operator):
         rows = Rows()
         out, add_stamp, add_mark = rows.values, rows.stamps.append, rows.marks.append
         append, extend, size = out.append, out.extend, len(values)
-        generator, plain = GeneratorType, PLAIN_RESULTS
+        plain = PLAIN_RESULTS
         deadline, is_at_end = NO_DEADLINE, False
         current, marked = context.watermark, self._mark
         start = self._position
@@ -338,21 +340,19 @@ class ProcessOperator(Operator):
                 result = call(value, context)
                 if result is None:
                     continue
-                if type(result) is generator:
-                    # Most generators yield one element; `extend` prepares for several.
-                    for made in result:
-                        append(made)
-                        add_stamp(stamp)
-                        add_mark(current)
-                else:
-                    extend(
-                        result
-                        if type(result) in plain
-                        else elements_of(result, self._described(self._input))
-                    )
-                    made = len(out) - len(rows.stamps)
-                    rows.stamps.extend([stamp] * made)
-                    rows.marks.extend([current] * made)
+                if type(result) is list and len(result) > FEW_RESULTS:
+                    extend(result)
+                    rows.stamps.extend(repeat(stamp, len(result)))
+                    rows.marks.extend(repeat(current, len(result)))
+                    continue
+                for made in (
+                    result
+                    if type(result) in plain
+                    else elements_of(result, self._described(self._input))
+                ):
+                    append(made)
+                    add_stamp(stamp)
+                    add_mark(current)
             is_at_end = True
             if batch.watermark > current:
                 current = batch.watermark
