@@ -24,6 +24,8 @@ from sqlglot import exp
 from aioflow import io
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.expressions.nodes import Column, Expr, Literal
+from aioflow.operators.sink import is_sink
+from aioflow.operators.source import is_source
 from aioflow.operators.watermarks import WatermarkStrategy
 from aioflow.sql import values as v
 from aioflow.sql.bound import Compiler, is_clock
@@ -371,7 +373,7 @@ class CreatedTable:
 
     def _streamed(self) -> Relation:
         source, names = self._source()
-        if not hasattr(source, "discover"):
+        if not is_source(source):
             raise SqlError(f"{self.connector} is only a sink; INSERT INTO it", self.node.this)
         reads = {
             one.field.key: self._time(one.field)
@@ -398,7 +400,7 @@ class CreatedTable:
         stream = flow.source(source, watermarks=strategy, **given)
         if names is not None:
             # Records of a class that only this process knows become dicts before they are sent.
-            least = source.parallelism_max
+            least = flow.graph.nodes[stream.upstreams[0].node_id].parallelism_max
             stream = stream.select(
                 {one: Column(one) for one in names}, name=f"{name}: rows", parallelism=least
             )
@@ -519,7 +521,7 @@ class CreatedTable:
     def insert(self, relations: Sequence[Relation]) -> None:
         """Adds the sink of the table to the flow, for the rows of all INSERTs."""
         sink = self._made({"mode": "upsert", "key": self.key} if self.upserts else {})
-        if not hasattr(sink, "writer"):
+        if not is_sink(sink):
             message = f"{self.connector} is only a source; it takes no rows"
             raise SqlError(message, self.place)
         stream: Any
