@@ -102,6 +102,10 @@ ASKED_BY_NAME = {
         "of a NamedTuple, and of pydantic since 2.10",
     ),
     "expressions/values.py": ("_fields", "of a NamedTuple"),
+    "io/mqtt_client.py": (
+        "MaximumPacketSize pending",
+        "paho's properties have what the broker has set; sockets with TLS alone keep bytes",
+    ),
     "io/conversion.py": ("_asdict _fields choices tolist", "NamedTuple, pydantic, numpy"),
     "io/formats/format.py": ("tolist", "numpy"),
     "io/formats/protobuf_format.py": ("is_repeated", "protobuf before 6.31 lacks it"),
