@@ -8,6 +8,7 @@ flush. So a sink with QoS 1 or 2 delivers at least once.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,9 @@ CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 
 KEEPALIVE_S = 30
+
+PACKETS_PER_TURN = 100
+"""Maximum number of packets that are read in one turn of the event loop."""
 
 PIECE_MESSAGES = 1_000
 """Number of messages at which the writer requests a flush, and which wait for confirmation."""
@@ -239,7 +243,12 @@ class Connection:
         self.client.connect(host or "", port, KEEPALIVE_S, **own)
 
     async def subscribe(self) -> None:
-        """Subscribes to the topics. Raises GraphError if the server refuses one."""
+        """Subscribes to the topics. Returns at the server's answer, or when the connection ends.
+
+        The answer comes after all messages of a kept session that the window allows.
+
+        Raises GraphError if the server refuses a topic.
+        """
         from paho.mqtt.subscribeoptions import SubscribeOptions
 
         config = self._config
@@ -258,8 +267,7 @@ class Connection:
         if mid is None:
             raise Broken("the connection has ended")
         answer = self._subscriptions[mid] = self._loop.create_future()
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await wait_first([answer, self.ended])
+        await wait_first([answer, self.ended])
         if not answer.done():
             raise Broken("the connection ended before the server had answered")
         for topic, reason in zip(config.topics, answer.result(), strict=True):
@@ -333,11 +341,11 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            self.client.loop_read()
-            sock = self.client.socket()
-            while sock is not None and getattr(sock, "pending", int)():
+            for _ in range(PACKETS_PER_TURN):
                 self.client.loop_read()
                 sock = self.client.socket()
+                if sock is None or not _has_data(sock):
+                    return
         except Exception as error:  # noqa: BLE001  # The connection cannot go on.
             self._end(error)
 
@@ -377,6 +385,17 @@ class Connection:
         answer = self._subscriptions.pop(mid, None)
         if answer is not None and not answer.done():
             answer.set_result(reasons)
+
+
+def _has_data(sock: Any) -> bool:
+    """Returns whether a read from a socket would give something at once."""
+    pending = getattr(sock, "pending", None)
+    if pending is not None:  # TLS: bytes that are decrypted already.
+        return bool(pending())
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 @asynccontextmanager

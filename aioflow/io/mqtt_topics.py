@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aioflow.advice.hints import explained
+from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
 from aioflow.io.backoff import Backoff
@@ -217,7 +218,8 @@ class _MqttReader(AcknowledgingReader):
 
     @property
     def finished(self) -> bool:
-        return False
+        """Whether the subtask has no part in the reading. The topics themselves never end."""
+        return not self.splits
 
     def content_of(self, content: Any) -> bytes:
         return bytes(content.payload)
@@ -263,10 +265,22 @@ class _MqttReader(AcknowledgingReader):
         """Reads until the connection ends."""
         self._connection = connection
         connection.ended.add_done_callback(lambda _: self._stirred.set())
-        await connection.subscribe()
+        # Messages of the kept session come before the answer.
+        subscribing = asyncio.get_running_loop().create_task(connection.subscribe())
+        subscribing.add_done_callback(lambda _: self._stirred.set())
+        try:
+            await self._deliver(connection, subscribing, backoff)
+        finally:
+            await cancel_and_wait([subscribing])
+
+    async def _deliver(
+        self, connection: Connection, subscribing: asyncio.Task[None], backoff: Backoff
+    ) -> None:
         while not connection.ended.done():
             await self._stirred.wait()
             self._stirred.clear()
+            if subscribing.done():
+                subscribing.result()
             arrived, self._arrived = self._arrived, []
             if arrived:
                 backoff.reset()

@@ -24,6 +24,8 @@ _REDIS, _NATS, _KAFKA = (
     f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka")
 )
 
+_QUEUE = "tests/io/test_read_ahead.py::"
+
 _GLOBAL, _LAKES = "tests/operators/test_global_commit.py::", "tests/io/test_lakes.py::"
 
 SINK_MUTANTS: list[Mutant] = [
@@ -742,6 +744,21 @@ SINK_MUTANTS: list[Mutant] = [
             "tests/io/"
             "test_memory_streams.py::test_a_durable_put_returns_when_a_checkpoint_covers_it",
         ),
+    ),
+    Mutant(
+        "a message is acknowledged before a checkpoint covers it",
+        "aioflow/io/readers.py",
+        "        if self.acknowledges_polled or not self.ctx.checkpointing:\n",
+        "        if True:\n",
+        (f"{_QUEUE}test_a_message_is_acknowledged_once_a_completed_checkpoint_covers_it",),
+    ),
+    Mutant(
+        "a message is acknowledged before the checkpoint that covers it is complete",
+        "aioflow/io/readers.py",
+        "        for id_ in sorted(id_ for id_ in self._covered if id_ <= checkpoint_id):\n"
+        "            self.acknowledge(",
+        "        for id_ in sorted(self._covered):\n            self.acknowledge(",
+        (f"{_QUEUE}test_a_message_is_acknowledged_once_a_completed_checkpoint_covers_it",),
     ),
     Mutant(
         "messages of NATS are known again by their number alone",

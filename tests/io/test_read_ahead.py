@@ -1,4 +1,4 @@
-"""The task that reads ahead of polls, without files."""
+"""The task that reads ahead of polls, and when messages are acknowledged; without files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from aioflow.core.system_host import SystemHost
-from aioflow.io.readers import ReadAhead
+from aioflow.io.readers import AcknowledgingReader, Message, ReadAhead
+from aioflow.operators.source import Split
+from tests.io.driver import Context, system_context, take
 from tests.task.running import until
 
 
@@ -119,3 +121,41 @@ async def test_closing_waits_for_the_read_that_has_begun(ahead: ReadAhead) -> No
     await closing
     assert ended.is_set()
     assert ahead.error is None
+
+
+class _Queue(AcknowledgingReader):
+    """Numbers whose receipts are the numbers."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx, lambda content: content, "fail", capacity=100)
+        self.acknowledged: list[int] = []
+
+    async def run(self) -> None:
+        await self.put("q", [Message(n, n, 0, "") for n in range(8)])
+
+    def acknowledge(self, receipts: list[int]) -> None:
+        self.acknowledged += receipts
+
+
+async def test_a_message_is_acknowledged_once_a_completed_checkpoint_covers_it() -> None:
+    async with system_context() as ctx:
+        reader = _Queue(ctx)
+        await reader.open([Split("q")])
+        await take(reader, 3)
+        reader.checkpoint(1)
+        await take(reader, 2)
+        reader.checkpoint(2)
+        await take(reader, 1)
+        reader.checkpoint(3)
+        assert reader.acknowledged == []
+        reader.checkpoint_completed(2)  # The first one was aborted.
+        assert reader.acknowledged == [0, 1, 2, 3, 4]
+        reader.checkpoint_completed(3)
+        assert reader.acknowledged == [0, 1, 2, 3, 4, 5]
+        await reader.close()
+        ctx.checkpointing = False
+        reader = _Queue(ctx)
+        await reader.open([Split("q")])
+        await take(reader, 3)
+        assert reader.acknowledged == [0, 1, 2]
+        await reader.close()
