@@ -73,7 +73,6 @@ EXCEPTIONS = {
     "protocol.producer.ProducerExchange.kept_frames": "tests bound the frames kept for a reset",
     "protocol.rpc.RpcPeer.open_calls": "tests look for calls without an answer",
     "task.context.SubtaskRuntimeContext.get_aggregating_state": "for users: `ctx` in `open`",
-    "task.context.SubtaskRuntimeContext.get_map_state": "for users: `ctx` in `open`",
     "task.context.SubtaskRuntimeContext.get_raw_keyed_state": "for users: `ctx` in `open`",
     "task.context.SubtaskRuntimeContext.get_reducing_state": "for users: `ctx` in `open`",
 }
