@@ -353,14 +353,14 @@ async def delete_savepoint(
                 for name in files_of(found.subtasks.values())
                 if name.startswith(f"{own}state/")
             ]
-            # The metadata comes last, so that an interrupted deletion can be repeated.
-            await objects.delete(names)
+            above, metadata = objects, METADATA
             parent, _, directory = found.location.rpartition("/")
             if found.location.startswith("file:///") and parent != "file://" and is_name(directory):
                 # From above, so that the directory goes with its last file.
-                await open_objects(parent, host).delete([f"{directory}/{METADATA}"])
-            else:
-                await objects.delete([METADATA])
+                above, metadata = open_objects(parent, host), f"{directory}/{METADATA}"
+            # The metadata comes last, so that an interrupted deletion can be repeated.
+            await objects.delete(names)
+            await above.delete([metadata])
         except OSError as error:
             raise CheckpointError(f"{found.location} could not be deleted: {error}") from error
     return found.location

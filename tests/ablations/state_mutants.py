@@ -743,8 +743,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a savepoint whose deletion failed is none any more, and its files stay",
         "aioflow/checkpoint/savepoint.py",
-        "            await objects.delete(names)\n            await objects.delete([METADATA])\n",
-        "            await objects.delete([METADATA])\n            await objects.delete(names)\n",
+        "            await objects.delete(names)\n            await above.delete([metadata])\n",
+        "            await above.delete([metadata])\n            await objects.delete(names)\n",
         ("tests/cli/test_dispose.py::test_a_deletion_that_failed_can_be_repeated",),
     ),
 ]
