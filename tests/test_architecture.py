@@ -102,7 +102,7 @@ ASKED_BY_NAME = {
         "of a NamedTuple, and of pydantic since 2.10",
     ),
     "expressions/values.py": ("_fields", "of a NamedTuple"),
-    "io/mqtt_client.py": (
+    "io/brokers/mqtt_client.py": (
         "MaximumPacketSize pending",
         "paho's properties have what the broker has set; sockets with TLS alone keep bytes",
     ),
@@ -110,7 +110,7 @@ ASKED_BY_NAME = {
     "io/formats/format.py": ("tolist", "numpy"),
     "io/formats/protobuf_format.py": ("is_repeated", "protobuf before 6.31 lacks it"),
     "io/frames.py": ("columns schema", "tables of pandas, polars and Arrow"),
-    "io/kafka_client.py": ("close", "the name differs by client of aiokafka"),
+    "io/brokers/kafka_client.py": ("close", "the name differs by client of aiokafka"),
     "io/memory.py": ("aclose close writer", "iterators; and a misuse"),
     "io/queues.py": ("QueueShutDown", "since Python 3.13"),
     "monitoring/otel.py": ("force_flush", "the SDK of OpenTelemetry has it, its API not"),

@@ -23,7 +23,7 @@ from xml.sax.saxutils import escape
 from aioflow.api.explain import explain_graph
 from aioflow.core.errors import AioflowError, describe_record, message_of
 from aioflow.graph.job_graph import JobEdge, JobGraph, JobVertex, build_job_graph
-from aioflow.io.arrow_files import ArrowTable
+from aioflow.io.files.arrow_files import ArrowTable
 from aioflow.io.frames import attribute_names
 from aioflow.io.memory import IterableSource
 

@@ -12,34 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aioflow.io import formats
-    from aioflow.io.arrow_files import arrow, parquet
-    from aioflow.io.csv_files import csv
-    from aioflow.io.delta_tables import delta
-    from aioflow.io.files import lines
+    from aioflow.io.brokers.kafka_topics import kafka
+    from aioflow.io.brokers.mqtt_topics import mqtt
+    from aioflow.io.brokers.nats_streams import nats
+    from aioflow.io.brokers.rabbitmq_queues import rabbitmq
+    from aioflow.io.brokers.redis_streams import redis
+    from aioflow.io.capture.mysql_change_source import mysql_changes
+    from aioflow.io.capture.postgres_catalog import drop_postgres_slot
+    from aioflow.io.capture.postgres_change_source import postgres_changes
+    from aioflow.io.files.arrow_files import arrow, parquet
+    from aioflow.io.files.csv_files import csv
+    from aioflow.io.files.json_files import jsonl
+    from aioflow.io.files.line_files import lines
+    from aioflow.io.files.parts import RollPolicy
     from aioflow.io.formats.registry import SchemaRegistry
     from aioflow.io.generating import datagen
-    from aioflow.io.http_client import http, sse
     from aioflow.io.hybrid_source import HybridEnd, hybrid
-    from aioflow.io.iceberg_tables import iceberg
-    from aioflow.io.json_files import jsonl
-    from aioflow.io.kafka_topics import kafka
-    from aioflow.io.mqtt_topics import mqtt
-    from aioflow.io.mysql_change_source import mysql_changes
-    from aioflow.io.mysql_tables import mysql
-    from aioflow.io.nats_streams import nats
-    from aioflow.io.parts import RollPolicy
-    from aioflow.io.postgres_catalog import drop_postgres_slot
-    from aioflow.io.postgres_change_source import postgres_changes
-    from aioflow.io.postgres_tables import postgres
+    from aioflow.io.lakes.delta_tables import delta
+    from aioflow.io.lakes.iceberg_tables import iceberg
     from aioflow.io.pushing import push
     from aioflow.io.queues import queue
-    from aioflow.io.rabbitmq_queues import rabbitmq
-    from aioflow.io.redis_streams import redis
     from aioflow.io.sockets import socket
-    from aioflow.io.sqlite_tables import sqlite
     from aioflow.io.standard_output import blackhole, stdout
-    from aioflow.io.webhooks import webhook
-    from aioflow.io.websockets import websocket
+    from aioflow.io.tables.mysql_tables import mysql
+    from aioflow.io.tables.postgres_tables import postgres
+    from aioflow.io.tables.sqlite_tables import sqlite
+    from aioflow.io.web.http_client import http, sse
+    from aioflow.io.web.webhooks import webhook
+    from aioflow.io.web.websockets import websocket
     from aioflow.spark.bridge.connector import spark
 
 __all__ = [
@@ -80,38 +80,38 @@ __all__ = [
 ]
 
 _MODULES = {
-    "arrow": "arrow_files",
+    "arrow": "files.arrow_files",
     "blackhole": "standard_output",
-    "csv": "csv_files",
+    "csv": "files.csv_files",
     "datagen": "generating",
-    "delta": "delta_tables",
-    "drop_postgres_slot": "postgres_catalog",
-    "http": "http_client",
+    "delta": "lakes.delta_tables",
+    "drop_postgres_slot": "capture.postgres_catalog",
+    "http": "web.http_client",
     "hybrid": "hybrid_source",
-    "iceberg": "iceberg_tables",
-    "jsonl": "json_files",
-    "kafka": "kafka_topics",
-    "lines": "files",
-    "mqtt": "mqtt_topics",
-    "mysql": "mysql_tables",
-    "mysql_changes": "mysql_change_source",
-    "nats": "nats_streams",
-    "parquet": "arrow_files",
-    "postgres": "postgres_tables",
-    "postgres_changes": "postgres_change_source",
+    "iceberg": "lakes.iceberg_tables",
+    "jsonl": "files.json_files",
+    "kafka": "brokers.kafka_topics",
+    "lines": "files.line_files",
+    "mqtt": "brokers.mqtt_topics",
+    "mysql": "tables.mysql_tables",
+    "mysql_changes": "capture.mysql_change_source",
+    "nats": "brokers.nats_streams",
+    "parquet": "files.arrow_files",
+    "postgres": "tables.postgres_tables",
+    "postgres_changes": "capture.postgres_change_source",
     "push": "pushing",
     "queue": "queues",
-    "rabbitmq": "rabbitmq_queues",
-    "redis": "redis_streams",
+    "rabbitmq": "brokers.rabbitmq_queues",
+    "redis": "brokers.redis_streams",
     "socket": "sockets",
     "spark": "aioflow.spark.bridge.connector",
-    "sqlite": "sqlite_tables",
-    "sse": "http_client",
+    "sqlite": "tables.sqlite_tables",
+    "sse": "web.http_client",
     "stdout": "standard_output",
-    "webhook": "webhooks",
-    "websocket": "websockets",
+    "webhook": "web.webhooks",
+    "websocket": "web.websockets",
     "HybridEnd": "hybrid_source",
-    "RollPolicy": "parts",
+    "RollPolicy": "files.parts",
     "SchemaRegistry": "formats.registry",
 }
 """Module of each function, and of the classes for `roll=` and `registry=`.

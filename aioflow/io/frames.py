@@ -14,7 +14,7 @@ from weakref import WeakSet
 from aioflow.core.errors import GraphError, describe_record
 from aioflow.core.wire.kinds import Kind, fields_of, kind_of
 from aioflow.io.arguments import require_columns
-from aioflow.io.arrow_files import ArrowTable
+from aioflow.io.files.arrow_files import ArrowTable
 
 __all__ = ["attribute_names", "frame_source", "is_frame", "table_of"]
 

@@ -35,7 +35,7 @@ from aioflow.advice.functions import check_without_state
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import GraphError
 from aioflow.core.signatures import injected_parameters
-from aioflow.io.readers import BUFFER_RECORDS, BufferedReader
+from aioflow.io.brokers.readers import BUFFER_RECORDS, BufferedReader
 from aioflow.operators.source import BaseReader, BaseSource, Split, completed, is_source
 
 if TYPE_CHECKING:

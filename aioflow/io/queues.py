@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
-from aioflow.io.readers import say_at_most_once
+from aioflow.io.brokers.readers import say_at_most_once
 from aioflow.operators.sink import BaseSink, BaseWriter
 from aioflow.operators.source import BaseReader, BaseSource, Split
 

@@ -24,7 +24,7 @@ from aioflow.io.arguments import (
     checked_whole,
 )
 from aioflow.io.backoff import Backoff
-from aioflow.io.readers import BufferedReader
+from aioflow.io.brokers.readers import BufferedReader
 from aioflow.operators.sink import BaseSink, BaseWriter
 from aioflow.operators.source import BaseSource, Split
 

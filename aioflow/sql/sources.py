@@ -12,8 +12,8 @@ from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
 from aioflow.expressions.nodes import Call, Column, Literal
 from aioflow.graph.stream_graph import StreamGraph, StreamNode
-from aioflow.io.arrow_files import ArrowTable
 from aioflow.io.changes import Change, Upsert, key_of
+from aioflow.io.files.arrow_files import ArrowTable
 from aioflow.io.memory import IterableSource
 from aioflow.operators.sink import as_sink
 from aioflow.sql.keyed import Shown, Versions, as_changes

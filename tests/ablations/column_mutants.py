@@ -305,14 +305,14 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a quote within a text ends it, where lines of JSON are read from their bytes",
-        "aioflow/io/flat_json.py",
+        "aioflow/io/files/flat_json.py",
         "    if len(quotes) != each * len(starts):\n",
         "    if len(quotes) < each * len(starts):\n",
         ("tests/io/test_flat_json.py::test_a_quote_within_a_text_is_not_passed_over",),
     ),
     Mutant(
         "a field that is not read is not checked, where lines of JSON are read from their bytes",
-        "aioflow/io/flat_json.py",
+        "aioflow/io/files/flat_json.py",
         "            elif not spelling.quoted[i] and not _are_bare(block, starts, stops):\n",
         "            elif False:\n",
         (
@@ -322,7 +322,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what is no digit is one, where lines of JSON are read from their bytes",
-        "aioflow/io/flat_json.py",
+        "aioflow/io/files/flat_json.py",
         "    if (((digits + _U(0x7676767676767676)) | digits) & _U(0x8080808080808080)).any():\n  "
         "      return None\n",
         "",
@@ -407,7 +407,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a struct that gets a field is written without it",
-        "aioflow/io/column_parts.py",
+        "aioflow/io/files/column_parts.py",
         (
             "            if all(\n"
             "                _keeps(field.type, self._schema.field(field.name).type) for field in "
@@ -419,7 +419,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "parts of one directory hold a column as numbers and as text",
-        "aioflow/io/column_parts.py",
+        "aioflow/io/files/column_parts.py",
         "if not _alike(before, field.type):",
         "if False:",
         ("tests/io/test_columns.py::test_a_column_that_changes_its_kind_is_refused_naming_it",),

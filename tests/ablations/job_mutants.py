@@ -661,7 +661,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a webhook that has not opened its port yet is open",
-        "aioflow/io/webhooks.py",
+        "aioflow/io/web/webhooks.py",
         "            await self._listen()\n",
         "            self._task = asyncio.ensure_future(self._listen())\n",
         (
@@ -1153,7 +1153,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the function of a source that does not end is waited for without its name",
-        "aioflow/io/readers.py",
+        "aioflow/io/brokers/readers.py",
         "                await self.ctx.end(pump)\n",
         "                await __import__('aioflow.core.aio').core.aio.cancel_and_wait([pump])\n",
         (CANCELS + "test_a_stop_does_not_fail_for_a_source_that_swallows_its_cancellation",),
@@ -1201,7 +1201,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a database that cannot be reached is not named",
-        "aioflow/io/postgres_tables.py",
+        "aioflow/io/tables/postgres_tables.py",
         "    except OSError as error:\n        told",
         "    except ImportError as error:\n        told",
         ("tests/io/test_refused_arguments.py::test_a_database_that_cannot_be_reached_is_named",),
@@ -1253,7 +1253,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an event that comes byte by byte is copied each time",
-        "aioflow/io/http_client.py",
+        "aioflow/io/web/http_client.py",
         "        if may_end:  # Otherwise",
         "        if True:  # Otherwise",
         ("tests/io/test_network.py::test_data_that_comes_byte_by_byte_is_not_copied_each_time",),

@@ -168,14 +168,14 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a connector shows its URL",
-        "aioflow/io/http_client.py",
+        "aioflow/io/web/http_client.py",
         '        return f"sse({redacted(self.url)!r})"\n',
         '        return f"sse({self.url!r})"\n',
         ("tests/io/test_secrets.py::test_a_source_shows_no_secret",),
     ),
     Mutant(
         "an error of aiohttp quotes the URL",
-        "aioflow/io/http_client.py",
+        "aioflow/io/web/http_client.py",
         "        if shown == str(error):\n",
         "        if True:\n",
         ("tests/io/test_secrets.py::test_a_sink_shows_no_secret",),

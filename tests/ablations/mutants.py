@@ -1099,7 +1099,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "splits with event time are read one after the other",
-        "aioflow/io/file_reader.py",
+        "aioflow/io/files/file_reader.py",
         "        self._merged = MergedSplits(event_time)\n",
         "        pass\n",
         (
@@ -1109,7 +1109,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "files of columns with event time are read one after the other",
-        "aioflow/io/column_files.py",
+        "aioflow/io/files/column_files.py",
         "        self._merged = MergedSplits(event_time, PAGES_AHEAD)\n",
         "        pass\n",
         (
@@ -1121,7 +1121,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "only the first of several malformed lines is told",
-        "aioflow/io/file_reader.py",
+        "aioflow/io/files/file_reader.py",
         "            page.bad_next += 1\n            self._malformed.report(",
         "            page.bad_next = len(bad)\n            self._malformed.report(",
         (
@@ -1131,7 +1131,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the next row stands in for a header that is broken",
-        "aioflow/io/csv_files.py",
+        "aioflow/io/files/csv_files.py",
         "        if broken and (not rows or broken[0][0] < rows[0][0]):\n",
         "        if broken and not rows:\n",
         (
@@ -1141,7 +1141,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a header that is no text names columns all the same",
-        "aioflow/io/csv_files.py",
+        "aioflow/io/files/csv_files.py",
         '            "".join(names).encode(self._encoding)\n        except UnicodeEncodeError:\n  '
         "          shown",
         '            "".join(names)\n        except UnicodeEncodeError:\n            shown',
@@ -1280,7 +1280,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file that was replaced is read on",
-        "aioflow/io/blocks.py",
+        "aioflow/io/files/blocks.py",
         "            if length and mark_of(before) != (length, digest):\n",
         "            if length and len(before) != length:\n",
         (
@@ -1291,7 +1291,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file of columns that was replaced is read on",
-        "aioflow/io/column_files.py",
+        "aioflow/io/files/column_files.py",
         "        if known is not None and known != mark:\n",
         "        if known is not None and not mark:\n",
         (
@@ -1301,7 +1301,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a reader is closed while it reads",
-        "aioflow/io/readers.py",
+        "aioflow/io/brokers/readers.py",
         "        if self._reading is not None:\n            await wait_all(",
         "        if self._reading is not None and self._reading.done():\n            await "
         "wait_all(",
@@ -1321,14 +1321,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file that is followed is asked what a part knows of it",
-        "aioflow/io/found_files.py",
+        "aioflow/io/files/found_files.py",
         "    if payload is None:\n        return None\n    last = payload[-1]\n",
         "    last = payload[-1]\n",
         ("tests/io/test_files_restored.py::test_a_job_that_follows_files_goes_on_where_it_was",),
     ),
     Mutant(
         "a file that has grown is split again after a restart",
-        "aioflow/io/found_files.py",
+        "aioflow/io/files/found_files.py",
         "        if parts and any(kind(path, *where).place not in places for where in former):\n",
         "        if not parts:\n",
         (
@@ -1340,7 +1340,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what lies behind the known parts of a file is not read",
-        "aioflow/io/found_files.py",
+        "aioflow/io/files/found_files.py",
         "    return [*left, any_part._replace(start=reached, end=None)]\n",
         "    return left\n",
         (

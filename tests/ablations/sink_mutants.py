@@ -52,14 +52,14 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "checkpoints that are committed together are known again by the last one only",
-        "aioflow/io/lakes.py",
+        "aioflow/io/lakes/lake_tables.py",
         "        file for commit_id, files in prepared if commit_id.checkpoint > checkpoint ",
         "        file for _, files in prepared if prepared[-1][0].checkpoint > checkpoint ",
         (f"{_LAKES}test_checkpoints_are_known_again_one_by_one",),
     ),
     Mutant(
         "a commit to Iceberg does not look for its id",
-        "aioflow/io/iceberg_tables.py",
+        "aioflow/io/lakes/iceberg_tables.py",
         "            committed_checkpoint([one.summary or {} for one in history], commit_id),\n",
         "            -1,\n",
         (
@@ -69,14 +69,14 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "pyiceberg repeats a commit without a look for its id",
-        "aioflow/io/iceberg_tables.py",
+        "aioflow/io/lakes/iceberg_tables.py",
         '        table.metadata.properties["commit.retry.num-retries"] = "0"\n',
         "",
         (f"{_LAKES}test_two_committers_of_one_checkpoint_cannot_both_commit",),
     ),
     Mutant(
         "a commit to Delta does not look for its id",
-        "aioflow/io/delta_tables.py",
+        "aioflow/io/lakes/delta_tables.py",
         "        files = files_after(prepared, -1 if committed is None else committed)\n",
         "        files = files_after(prepared, -1)\n",
         (
@@ -86,63 +86,63 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a commit to Delta carries no transaction",
-        "aioflow/io/delta_tables.py",
+        "aioflow/io/lakes/delta_tables.py",
         "            app_transactions=[Transaction(application, commit_id.checkpoint)],\n",
         "",
         (f"{_LAKES}test_two_committers_of_one_checkpoint_cannot_both_commit",),
     ),
     Mutant(
         "a commit that another one prevented is given up",
-        "aioflow/io/lakes.py",
+        "aioflow/io/lakes/lake_tables.py",
         "CONFLICTS_MAX = 50\n",
         "CONFLICTS_MAX = 1\n",
         (f"{_LAKES}test_a_commit_of_others_that_comes_between_is_tried_again",),
     ),
     Mutant(
         "a column that two writers add at once is added by the first one only",
-        "aioflow/io/lakes.py",
+        "aioflow/io/lakes/lake_tables.py",
         "CHANGE_TRIES = 10\n",
         "CHANGE_TRIES = 1\n",
         (f"{_LAKES}test_new_columns_are_added_by_two_writers_at_once",),
     ),
     Mutant(
         "a data file of another table is committed to Delta",
-        "aioflow/io/delta_tables.py",
+        "aioflow/io/lakes/delta_tables.py",
         "        self._check(files)\n",
         "",
         (f"{_LAKES}test_files_outside_of_the_table_are_refused",),
     ),
     Mutant(
         "a data file of another table is committed to Iceberg",
-        "aioflow/io/iceberg_tables.py",
+        "aioflow/io/lakes/iceberg_tables.py",
         "        self._check(files, table)\n",
         "",
         (f"{_LAKES}test_files_outside_of_the_table_are_refused",),
     ),
     Mutant(
         "an upsert to a lake keeps several rows of a key",
-        "aioflow/io/lake_rows.py",
+        "aioflow/io/lakes/lake_rows.py",
         "    if len(last) == rows.num_rows:\n",
         "    if True:\n",
         (f"{_LAKES}test_an_upsert_is_one_commit_in_which_the_latest_row_of_a_key_wins",),
     ),
     Mutant(
         "a lake is read again from the beginning of the file",
-        "aioflow/io/lakes.py",
+        "aioflow/io/lakes/lake_tables.py",
         "            row, first = 0, at.row if number == at.file else 0\n",
         "            row = first = 0\n",
         (f"{_LAKES}test_increments_follow_the_first_version_without_a_gap",),
     ),
     Mutant(
         "a deletion in a lake is left out unasked",
-        "aioflow/io/delta_tables.py",
+        "aioflow/io/lakes/delta_tables.py",
         '            if config.deletes == "skip":\n',
         "            if True:\n",
         (f"{_LAKES}test_a_deletion_is_refused_or_left_out",),
     ),
     Mutant(
         "two rows with one key of a table are read as one",
-        "aioflow/io/table_sources.py",
+        "aioflow/io/tables/table_sources.py",
         "                if at == last:\n",
         "                if False:\n",
         (
@@ -151,49 +151,49 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an upload that is given up is not aborted",
-        "aioflow/io/object_files.py",
+        "aioflow/io/files/object_files.py",
         '            await self._call("abort", path, upload.__exit__, type(ended), ended, None)\n',
         "            pass\n",
         (f"{_STORES}test_a_large_part_is_an_upload_that_is_aborted_unless_it_is_prepared",),
     ),
     Mutant(
         "an object that was replaced is read on",
-        "aioflow/io/object_files.py",
+        "aioflow/io/files/object_files.py",
         "        if self._tag is not None:\n",
         "        if False:\n",
         (f"{_STORES}test_an_object_that_was_replaced_is_refused",),
     ),
     Mutant(
         "the hidden object of a committed part stays",
-        "aioflow/io/object_files.py",
+        "aioflow/io/files/object_files.py",
         "        await self.delete(source)\n",
         "",
         (f"{_STORES}test_a_large_part_is_an_upload_that_is_aborted_unless_it_is_prepared",),
     ),
     Mutant(
         "parts in an object store have names that another sink takes too",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         '            number = f"{self._next}-{token}" if self._is_store else f"{self._next}"\n',
         '            number = f"{self._next}"\n',
         (f"{_STORES}test_parts_of_two_sinks_in_one_prefix_both_stay",),
     ),
     Mutant(
         "the first change of a key in a batch wins",
-        "aioflow/io/postgres_tables.py",
+        "aioflow/io/tables/postgres_tables.py",
         "aioflow_order DESC) AS change",
         "aioflow_order) AS change",
         (f"{_UPSERTS}test_the_latest_row_of_a_key_wins_as_the_database_compares_keys",),
     ),
     Mutant(
         "a trial of changes that deadlocks is not repeated",
-        "aioflow/io/tables.py",
+        "aioflow/io/tables/table_sinks.py",
         "DEADLOCK_TRIES = 5\n",
         "DEADLOCK_TRIES = 1\n",
         (f"{_UPSERTS}test_trials_that_lock_the_same_rows_in_another_order_are_repeated",),
     ),
     Mutant(
         "the slot moves before a checkpoint is complete",
-        "aioflow/io/postgres_change_reader.py",
+        "aioflow/io/capture/postgres_change_reader.py",
         "            self._taken[checkpoint_id] = self.position(split_id)\n",
         "            self._taken[checkpoint_id] = self.position(split_id)\n"
         "            self._cover(self.position(split_id))\n",
@@ -201,56 +201,56 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a transaction that was cut is read again from its beginning",
-        "aioflow/io/change_reader.py",
+        "aioflow/io/capture/change_reader.py",
         "        self._skip = self._count if commit == self._cut else 0\n",
         "        self._skip = 0\n",
         (f"{_CHANGES}test_a_restart_anywhere_goes_on_behind_the_last_change",),
     ),
     Mutant(
         "a table that was renamed is not read further",
-        "aioflow/io/postgres_change_reader.py",
+        "aioflow/io/capture/postgres_change_reader.py",
         "table.oid == relation.oid",
         "False",
         (f"{_CHANGES}test_a_table_that_was_renamed_is_read_further",),
     ),
     Mutant(
         "changes that a resumed snapshot contains come again",
-        "aioflow/io/change_reader.py",
+        "aioflow/io/capture/change_reader.py",
         "                return commit < as_of\n",
         "                return False\n",
         (f"{_CHANGES}test_a_restart_anywhere_goes_on_behind_the_last_change",),
     ),
     Mutant(
         "a slot that has moved past the checkpoint is read",
-        "aioflow/io/postgres_catalog.py",
+        "aioflow/io/capture/postgres_catalog.py",
         '    if lsn_number(found["confirmed_flush_lsn"]) > lsn:\n',
         "    if False:\n",
         (f"{_CHANGES}test_a_slot_that_another_job_uses_or_was_dropped_is_named",),
     ),
     Mutant(
         "a transaction of MySQL that a crash cut off is read",
-        "aioflow/io/mysql_change_reader.py",
+        "aioflow/io/capture/mysql_change_reader.py",
         "        self._held, self._held_size, self.behind = [], 0, self._before\n",
         "        self.behind = self._before\n",
         (f"{_MYSQL_CHANGES}test_a_transaction_that_a_crash_cut_off_is_not_read",),
     ),
     Mutant(
         "another log of MySQL with a file of the same name is read",
-        "aioflow/io/mysql_change_reader.py",
+        "aioflow/io/capture/mysql_change_reader.py",
         "            if self.more[0] not in (0, made):\n",
         "            if False:\n",
         (f"{_MYSQL_CHANGES}test_a_server_whose_settings_do_not_fit_or_whose_log_is_gone_is_named",),
     ),
     Mutant(
         "a table of MySQL whose rows a foreign key changes is read",
-        "aioflow/io/mysql_catalog.py",
+        "aioflow/io/capture/mysql_catalog.py",
         '            if config.on_cascade == "fail" and not',
         "            if False and not",
         (f"{_MYSQL_CHANGES}test_what_cannot_be_read_is_refused_with_the_way_out",),
     ),
     Mutant(
         "an upsert of MySQL replaces the row of another unique constraint",
-        "aioflow/io/mysql_tables.py",
+        "aioflow/io/tables/mysql_tables.py",
         "        self._one_key = all(set(names) == set(key) for names in unique.values())\n",
         "        self._one_key = True\n",
         (
@@ -260,14 +260,14 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a change without a key is written",
-        "aioflow/io/tables.py",
+        "aioflow/io/tables/table_sinks.py",
         "            if cell is None or cell != cell:",
         "            if False:",
         ("tests/io/test_upserts.py::test_a_key_that_identifies_no_row_is_refused",),
     ),
     Mutant(
         "the unique constraint of an upsert is not looked for",
-        "aioflow/io/tables.py",
+        "aioflow/io/tables/table_sinks.py",
         '    if mode != "delete" and set(key) not in [set(names) for names in unique]:\n',
         "    if False:\n",
         ("tests/io/test_upserts.py::test_a_key_that_identifies_no_row_is_refused",),
@@ -366,7 +366,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a webhook answers before its body is in the journal",
-        "aioflow/io/webhooks.py",
+        "aioflow/io/web/webhooks.py",
         "            await self._inlet.put(value)\n",
         "            await self._inlet.put(value, durable=False)\n",
         ("tests/io/test_journal.py::test_a_webhook_answers_after_its_body_is_in_the_journal",),
@@ -396,7 +396,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an encoding of csv is looked up when the job runs",
-        "aioflow/io/csv_files.py",
+        "aioflow/io/files/csv_files.py",
         "    checked_encoding(encoding, place)\n",
         "",
         (
@@ -416,7 +416,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what pyarrow says of a damaged file does not name it",
-        "aioflow/io/column_files.py",
+        "aioflow/io/files/column_files.py",
         (
             "        raise MalformedInput(\n"
             '            f"{place} cannot be read: {error}. The file is damaged, or of another '
@@ -431,7 +431,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a sink makes a directory of the name of a URL",
-        "aioflow/io/paths.py",
+        "aioflow/io/files/paths.py",
         "    elif scheme:\n",
         "    elif scheme and False:\n",
         (
@@ -441,7 +441,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a checkpoint says what is renamed, wherever it is",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "        if not is_part or any(not self._is_here(directory) for directory, _ in places):\n",
         "        if not is_part:\n",
         (
@@ -472,7 +472,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a part replaces that of another sink",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "                    while not await fs.rename_new(hidden, shown):\n                 "
         "       shown = _next_name(shown)\n",
         "                    await fs.rename(hidden, shown)\n",
@@ -485,7 +485,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a sink takes the hidden files of another for its own",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "        if sink != self._sink:\n            return False\n",
         "",
         ("tests/io/test_parts.py::test_a_sink_leaves_what_another_has_begun_in_their_directory",),
@@ -504,7 +504,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a part of a file is begun though another file has its name now",
-        "aioflow/io/blocks.py",
+        "aioflow/io/files/blocks.py",
         "self._mark = part.mark if self._skip_first else mark",
         "self._mark = None if self._skip_first else mark",
         (
@@ -514,7 +514,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "nothing is told of files that a source which ends by itself will not read",
-        "aioflow/io/found_files.py",
+        "aioflow/io/files/found_files.py",
         "        if new and not self._is_told_of_new:\n",
         "        if new and self._is_told_of_new:\n",
         (
@@ -524,7 +524,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "files that a source will not read are told again at each restart",
-        "aioflow/io/found_files.py",
+        "aioflow/io/files/found_files.py",
         "            self._is_told_of_new = True\n",
         "",
         (
@@ -609,28 +609,28 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a part is not synced before it is prepared",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "        await self._fs.fsync(part[0])\n",
         "",
         (_CRASH,),
     ),
     Mutant(
         "the names of prepared parts are not durable",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "            if rolled:\n                await self._fs.fsync_dir(self._directory)\n",
         "",
         (_CRASH,),
     ),
     Mutant(
         "the names of committed parts are not durable",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "                await fs.fsync_dir(directory)\n",
         "                pass\n",
         (_CRASH,),
     ),
     Mutant(
         "what an attempt left is not removed",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "            if self._is_orphan(name) and await self._is_abandoned(name):\n",
         "            if False:\n",
         (
@@ -641,7 +641,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a run without checkpoints removes the parts of another that goes on",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "            if self._is_orphan(name) and await self._is_abandoned(name):\n",
         "            if self._is_orphan(name):\n",
         (
@@ -651,7 +651,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a writer removes what another subtask is to commit",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "return not self._self_commit and int(match[3]) >= self._restored",
         "return not self._self_commit",
         (
@@ -662,7 +662,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an attempt that is gone removes what a later one has written",
-        "aioflow/io/parts.py",
+        "aioflow/io/files/parts.py",
         "        if job == self._job and attempt > runtime.attempt:\n",
         "        if False:\n",
         (
@@ -672,7 +672,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a batch of rows is committed twice",
-        "aioflow/io/sqlite_tables.py",
+        "aioflow/io/tables/sqlite_tables.py",
         '            connection.execute("DELETE FROM aioflow_staged WHERE batch = ?", '
         "(prepared.batch,))\n            connection",
         "            connection",
@@ -680,7 +680,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "rows that are gone count as committed",
-        "aioflow/io/tables.py",
+        "aioflow/io/tables/table_sinks.py",
         "    if found == 0 and last is not None and last >= prepared.checkpoint:\n",
         "    if found == 0:\n",
         (
@@ -690,7 +690,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the number of a checkpoint decides that rows are dropped",
-        "aioflow/io/tables.py",
+        "aioflow/io/tables/table_sinks.py",
         "    if found == prepared.pieces:\n        return False\n",
         "    if found == prepared.pieces:\n        return last is not None and last >= "
         "prepared.checkpoint\n",
@@ -701,7 +701,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a row is not tried on its table before the checkpoint",
-        "aioflow/io/sqlite_tables.py",
+        "aioflow/io/tables/sqlite_tables.py",
         "            self._apply(connection, piece)\n            "
         'connection.execute("ROLLBACK TO tried")\n',
         '            connection.execute("ROLLBACK TO tried")\n',
@@ -709,7 +709,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file that was shortened ends where it was read to",
-        "aioflow/io/blocks.py",
+        "aioflow/io/files/blocks.py",
         "            if end < self._offset:\n",
         "            if False:\n",
         (
@@ -719,7 +719,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a followed file is known by its name",
-        "aioflow/io/file_reader.py",
+        "aioflow/io/files/file_reader.py",
         "        return len(head) == length and _digest(head) == known.restored[1]\n",
         "        return True\n",
         (
@@ -730,7 +730,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a followed file that is gone after a restore is forgotten",
-        "aioflow/io/file_reader.py",
+        "aioflow/io/files/file_reader.py",
         "            elif known.restored is not None and known.offset:\n",
         "            elif False:\n",
         (_RESTORED,),
@@ -747,14 +747,14 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a message is acknowledged before a checkpoint covers it",
-        "aioflow/io/readers.py",
+        "aioflow/io/brokers/readers.py",
         "        if self.acknowledges_polled or not self.ctx.checkpointing:\n",
         "        if True:\n",
         (f"{_QUEUE}test_a_message_is_acknowledged_once_a_completed_checkpoint_covers_it",),
     ),
     Mutant(
         "a message is acknowledged before the checkpoint that covers it is complete",
-        "aioflow/io/readers.py",
+        "aioflow/io/brokers/readers.py",
         "        for id_ in sorted(id_ for id_ in self._covered if id_ <= checkpoint_id):\n"
         "            self.acknowledge(",
         "        for id_ in sorted(self._covered):\n            self.acknowledge(",
@@ -762,7 +762,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "messages of NATS are known again by their number alone",
-        "aioflow/io/nats_sink.py",
+        "aioflow/io/brokers/nats_sink.py",
         'f"{piece.batch}:{number}"',
         'f"{number}"',
         (
@@ -772,7 +772,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a stream of NATS that was created again is read from the old position",
-        "aioflow/io/nats_streams.py",
+        "aioflow/io/brokers/nats_streams.py",
         "        if self._made is not None and made != self._made and behind not in (0, "
         "config.start):\n",
         "        if False:\n",
@@ -780,21 +780,21 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a cancellation that nats-py loses is lost",
-        "aioflow/io/nats_client.py",
+        "aioflow/io/brokers/nats_client.py",
         "        return await asyncio.shield(task)\n",
         "        return await task\n",
         (f"{_NATS}test_a_reader_ends_although_the_library_loses_a_cancellation",),
     ),
     Mutant(
         "what is prepared for Redis and gone passes for committed",
-        "aioflow/io/redis_sink.py",
+        "aioflow/io/brokers/redis_sink.py",
         "            if left < 0:\n",
         "            if left < -1:\n",
         (f"{_REDIS}test_a_database_that_was_emptied_is_no_commit",),
     ),
     Mutant(
         "a stream of Redis that was created again is read from the old position",
-        "aioflow/io/redis_streams.py",
+        "aioflow/io/brokers/redis_streams.py",
         "        if begin > last and behind != self._config.start:\n",
         "        if False:\n",
         (
@@ -804,21 +804,21 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a topic of Kafka that is not there is waited for without end",
-        "aioflow/io/kafka_sink.py",
+        "aioflow/io/brokers/kafka_sink.py",
         "        await existing(self._config, producer, topic)\n",
         "",
         (f"{_KAFKA}test_a_topic_that_is_not_there_and_is_not_made_is_refused",),
     ),
     Mutant(
         "a consumer of Kafka that is cancelled while it stops leaves its connection open",
-        "aioflow/io/kafka_topics.py",
+        "aioflow/io/brokers/kafka_topics.py",
         "    await undisturbed(consumer.stop())\n            await backoff.sleep()\n",
         "    await consumer.stop()\n            await backoff.sleep()\n",
         (f"{_KAFKA}test_malformed_records_count_once",),
     ),
     Mutant(
         "a repeated commit to Kafka ends the next transaction of the same id",
-        "aioflow/io/kafka_transactions.py",
+        "aioflow/io/brokers/kafka_transactions.py",
         "    elif prepared.batch in (await _newest(config, prepared.id))[0]:\n        return\n"
         "    else:\n        try:\n            await _resumed(config, prepared, commit=True)\n",
         "    else:\n        try:\n            await _resumed(config, prepared, commit=True)\n",
@@ -826,21 +826,21 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a restore aborts the transactions that its checkpoint covers",
-        "aioflow/io/kafka_transactions.py",
+        "aioflow/io/brokers/kafka_transactions.py",
         "            if transaction.began < self.checkpoint:\n",
         "            if False:\n",
         (f"{_KAFKA}test_transactions_that_an_attempt_left_open_are_aborted_by_the_next",),
     ),
     Mutant(
         "a transaction that the brokers aborted is taken to be committed",
-        "aioflow/io/kafka_transactions.py",
+        "aioflow/io/brokers/kafka_transactions.py",
         '    if (names[-1] if names else "") != prepared.previous:\n',
         "    if True:\n",
         (f"{_KAFKA}test_a_transaction_that_timed_out_is_an_error_that_says_what_was_lost",),
     ),
     Mutant(
         "a late attempt aborts the transactions of a later one",
-        "aioflow/io/kafka_transactions.py",
+        "aioflow/io/brokers/kafka_transactions.py",
         "        if job == self._job and int(attempt) > self._attempt:\n",
         "        if False:\n",
         (
@@ -850,42 +850,42 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "partitions that are found later are begun, and the others begun again",
-        "aioflow/io/kafka_topics.py",
+        "aioflow/io/brokers/kafka_topics.py",
         "                self._next.setdefault(split.id, split.position)\n",
         "                self._next[split.id] = split.position\n",
         (f"{_KAFKA}test_partitions_that_are_found_later_are_read_too",),
     ),
     Mutant(
         "a coordinator of Kafka that does not tell has nothing committed",
-        "aioflow/io/kafka_client.py",
+        "aioflow/io/brokers/kafka_client.py",
         "    if codes:\n",
         "    if False:\n",
         (f"{_KAFKA}test_a_coordinator_that_does_not_tell_is_asked_again",),
     ),
     Mutant(
         "a wrong password of Kafka looks like a broker that does not answer",
-        "aioflow/io/kafka_client.py",
+        "aioflow/io/brokers/kafka_client.py",
         "        if (refusal := await _refusal(config)) is not None:\n",
         "        if (refusal := None) is not None:\n",
         (f"{_KAFKA}test_wrong_passwords_and_missing_rights_are_clear_errors",),
     ),
     Mutant(
         "topics of Kafka that match a pattern and come later begin at their end",
-        "aioflow/io/kafka_client.py",
+        "aioflow/io/brokers/kafka_client.py",
         "        later = config.pattern is not None and self._has_looked\n",
         "        later = False\n",
         (f"{_KAFKA}test_topics_that_match_a_pattern_are_read_also_those_that_come_later",),
     ),
     Mutant(
         "partitions of Kafka that come later begin at their end",
-        "aioflow/io/kafka_client.py",
+        "aioflow/io/brokers/kafka_client.py",
         "(begins if later or one.topic in self._begun else start)[one]",
         "start[one]",
         (f"{_KAFKA}test_partitions_that_come_after_the_job_begin_at_their_beginning",),
     ),
     Mutant(
         "groups are not told of the last checkpoint",
-        "aioflow/io/readers.py",
+        "aioflow/io/brokers/readers.py",
         "        if not self.untold:\n            return\n        try:\n",
         "        if True:\n            return\n        try:\n",
         (
@@ -895,21 +895,21 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a server of Redis that answers nothing is waited for",
-        "aioflow/io/redis_client.py",
+        "aioflow/io/brokers/redis_client.py",
         "            async with answered(config):\n",
         "            async with asyncio.timeout(None):\n",
         (f"{_REDIS}test_a_server_that_answers_nothing_is_given_up",),
     ),
     Mutant(
         "the first table of a process is written before Arrow is loaded",
-        "aioflow/io/column_parts.py",
+        "aioflow/io/files/column_parts.py",
         "        await self._ctx.host.blocking(_warm_up, self._open_table)\n",
         "",
         ("tests/io/test_columns.py::test_the_loop_does_not_wait_for_arrow_to_be_loaded",),
     ),
     Mutant(
         "messages are in the buffer of a reader before their schemas are fetched",
-        "aioflow/io/readers.py",
+        "aioflow/io/brokers/readers.py",
         "            await self._prepare(messages)\n",
         "            pass\n",
         ("tests/io/test_formats.py::test_several_schemas_are_read_side_by_side",),
@@ -958,7 +958,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "records of a batch of posts wait for a full one",
-        "aioflow/io/http_client.py",
+        "aioflow/io/web/http_client.py",
         "        self.linger_ms = LINGER_MS if config.batch > 1 else None\n",
         "        self.linger_ms = None\n",
         ("tests/io/test_network.py::test_records_do_not_wait_for_a_full_batch_of_posts",),

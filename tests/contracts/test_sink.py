@@ -25,21 +25,21 @@ from obstore.store import MemoryStore, from_url
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import StateError
 from aioflow.core.signatures import call_with
-from aioflow.io.csv_files import csv
-from aioflow.io.files import lines
-from aioflow.io.json_files import jsonl
-from aioflow.io.kafka_sink import KafkaCommitter, KafkaWriter
-from aioflow.io.kafka_topics import kafka
-from aioflow.io.mysql_tables import MysqlTable, mysql
-from aioflow.io.nats_sink import NatsCommitter, NatsWriter
-from aioflow.io.nats_streams import nats
-from aioflow.io.postgres_tables import PostgresTable, postgres
+from aioflow.io.brokers.kafka_sink import KafkaCommitter, KafkaWriter
+from aioflow.io.brokers.kafka_topics import kafka
+from aioflow.io.brokers.nats_sink import NatsCommitter, NatsWriter
+from aioflow.io.brokers.nats_streams import nats
+from aioflow.io.brokers.redis_sink import RedisCommitter, RedisWriter
+from aioflow.io.brokers.redis_streams import RedisStreams, redis
+from aioflow.io.files.csv_files import csv
+from aioflow.io.files.json_files import jsonl
+from aioflow.io.files.line_files import lines
 from aioflow.io.queues import queue
-from aioflow.io.redis_sink import RedisCommitter, RedisWriter
-from aioflow.io.redis_streams import RedisStreams, redis
-from aioflow.io.sqlite_tables import SqliteTable, sqlite
 from aioflow.io.standard_output import blackhole, stdout
-from aioflow.io.tables import TableCommitter, TableWriter
+from aioflow.io.tables.mysql_tables import MysqlTable, mysql
+from aioflow.io.tables.postgres_tables import PostgresTable, postgres
+from aioflow.io.tables.sqlite_tables import SqliteTable, sqlite
+from aioflow.io.tables.table_sinks import TableCommitter, TableWriter
 from aioflow.operators.call_pool import Retry
 from aioflow.operators.sink import Sink, SinkOperator
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute

@@ -19,21 +19,21 @@ from typing import Any
 
 import pytest
 
-from aioflow.io.csv_files import csv
-from aioflow.io.files import lines
+from aioflow.io.brokers.kafka_topics import kafka
+from aioflow.io.brokers.nats_streams import nats
+from aioflow.io.brokers.rabbitmq_queues import rabbitmq
+from aioflow.io.brokers.redis_streams import redis
+from aioflow.io.capture.mysql_change_source import mysql_changes
+from aioflow.io.capture.postgres_change_source import postgres_changes
+from aioflow.io.files.csv_files import csv
+from aioflow.io.files.json_files import jsonl
+from aioflow.io.files.line_files import lines
 from aioflow.io.generating import datagen
 from aioflow.io.hybrid_source import hybrid
-from aioflow.io.json_files import jsonl
-from aioflow.io.kafka_topics import kafka
 from aioflow.io.memory import as_source
-from aioflow.io.mysql_change_source import mysql_changes
-from aioflow.io.mysql_tables import mysql
-from aioflow.io.nats_streams import nats
-from aioflow.io.postgres_change_source import postgres_changes
 from aioflow.io.pushing import push
-from aioflow.io.rabbitmq_queues import rabbitmq
-from aioflow.io.redis_streams import redis
-from aioflow.io.sqlite_tables import sqlite
+from aioflow.io.tables.mysql_tables import mysql
+from aioflow.io.tables.sqlite_tables import sqlite
 from aioflow.operators.source import BaseSource, Source, Split
 from tests.io.driver import (
     Context,

@@ -31,8 +31,8 @@ from aioflow.core.user_code import take_back_cancellation
 from aioflow.core.wire.serializers import Codec, DecodeError
 from aioflow.core.wire.types import TypeRegistry
 from aioflow.core.wire.values import Tagger, Untagger
-from aioflow.io.http_client import ServerSentEvent
-from aioflow.io.kafka_client import KafkaRecord
+from aioflow.io.brokers.kafka_client import KafkaRecord
+from aioflow.io.web.http_client import ServerSentEvent
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -78,13 +78,13 @@ from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.batch import decode_batch, encode_batch, encode_event
 from aioflow.core.wire.columns import EntryTables, GrowingList
 from aioflow.core.wire.serializers import Codec
-from aioflow.io.csv_columns import CsvColumnDecoder
-from aioflow.io.csv_files import CsvDecoder
-from aioflow.io.file_reader import BOM
-from aioflow.io.flat_json import FlatLines
-from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
-from aioflow.io.pgoutput import decode as decode_pgoutput
-from aioflow.io.postgres_types import decoder_of
+from aioflow.io.capture.pgoutput import decode as decode_pgoutput
+from aioflow.io.capture.postgres_types import decoder_of
+from aioflow.io.files.csv_columns import CsvColumnDecoder
+from aioflow.io.files.csv_files import CsvDecoder
+from aioflow.io.files.file_reader import BOM
+from aioflow.io.files.flat_json import FlatLines
+from aioflow.io.files.json_files import JsonColumnDecoder, JsonDecoder
 from aioflow.io.record_columns import RecordColumns
 from aioflow.monitoring.app import monitor_app
 from aioflow.network.local_pool import NetworkBufferPool

@@ -26,9 +26,9 @@ from aiokafka.protocol.commit import (
 
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
-from aioflow.io import kafka_client
-from aioflow.io.kafka_client import KafkaRecord
-from aioflow.io.kafka_topics import PAGE_RECORDS, kafka
+from aioflow.io.brokers import kafka_client
+from aioflow.io.brokers.kafka_client import KafkaRecord
+from aioflow.io.brokers.kafka_topics import PAGE_RECORDS, kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
 from tests.integration.processes import eventually
 from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
@@ -505,7 +505,7 @@ async def test_a_topic_that_is_not_there_and_is_not_made_is_refused(
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     monkeypatch.setattr("aiokafka.AIOKafkaProducer.partitions_for", partitions_for)
-    monkeypatch.setattr("aioflow.io.kafka_client.TOPIC_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("aioflow.io.brokers.kafka_client.TOPIC_TIMEOUT_S", 0.0)
     with pytest.raises(GraphError, match=r"there is no topic .*: make it first"):
         await write(kafka(cluster.bootstrap, "none-" + name, transactions=transactions), ctx, [1])
 
@@ -513,7 +513,7 @@ async def test_a_topic_that_is_not_there_and_is_not_made_is_refused(
 async def test_server_that_is_no_broker_is_reported(
     name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("aioflow.io.kafka_client.SILENT_AFTER_S", 0.0)
+    monkeypatch.setattr("aioflow.io.brokers.kafka_client.SILENT_AFTER_S", 0.0)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -20,10 +20,10 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
-from aioflow.io.mysql_client import CONNECT_TIMEOUT_S
-from aioflow.io.mysql_tables import mysql
-from aioflow.io.table_sources import PAGE_ROWS
-from aioflow.io.tables import PIECE_ROWS
+from aioflow.io.tables.mysql_client import CONNECT_TIMEOUT_S
+from aioflow.io.tables.mysql_tables import mysql
+from aioflow.io.tables.table_sinks import PIECE_ROWS
+from aioflow.io.tables.table_sources import PAGE_ROWS
 from tests.integration.processes import eventually, open_workers
 from tests.integration.upsert_flows import counted, expected
 from tests.io.driver import SinkContext, read_all, write

@@ -18,8 +18,8 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, StateError
-from aioflow.io.mysql_change_source import mysql_changes
-from aioflow.io.mysql_client import MysqlConnection, is_away
+from aioflow.io.capture.mysql_change_source import mysql_changes
+from aioflow.io.tables.mysql_client import MysqlConnection, is_away
 from aioflow.operators.source import Split
 from tests.integration.change_flows import (
     TABLES,

@@ -14,9 +14,9 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
+from aioflow.io.brokers.nats_sink import PIECE_MESSAGES
+from aioflow.io.brokers.nats_streams import nats
 from aioflow.io.formats import avro
-from aioflow.io.nats_sink import PIECE_MESSAGES
-from aioflow.io.nats_streams import nats
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
 from tests.io.driver import (
     Context,
@@ -308,7 +308,7 @@ async def test_a_read_ends_where_what_was_left_of_it_is_removed(
 ) -> None:
     import nats as client
 
-    monkeypatch.setattr("aioflow.io.nats_streams.PAGE_MESSAGES", 1)
+    monkeypatch.setattr("aioflow.io.brokers.nats_streams.PAGE_MESSAGES", 1)
     await published(server, name, [b"1", b"2", b"3"])
     source = nats(url, name, until="latest")
     reader: Any = source.reader(ctx)

@@ -21,7 +21,7 @@ from obstore.store import MemoryStore, from_url
 
 import aioflow as af
 from aioflow.core.errors import GraphError, RestoreError
-from aioflow.io.object_files import UPLOAD_BYTES, ObjectFiles, StoreError
+from aioflow.io.files.object_files import UPLOAD_BYTES, ObjectFiles, StoreError
 from aioflow.operators.source import Split
 from tests.integration.processes import eventually, open_workers
 from tests.integration.store_flows import Count, counted, mistakes

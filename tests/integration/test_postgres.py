@@ -15,9 +15,9 @@ import pytest
 import aioflow as af
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import GraphError
-from aioflow.io.postgres_tables import postgres
-from aioflow.io.table_sources import PAGE_ROWS
-from aioflow.io.tables import PIECE_ROWS
+from aioflow.io.tables.postgres_tables import postgres
+from aioflow.io.tables.table_sinks import PIECE_ROWS
+from aioflow.io.tables.table_sources import PAGE_ROWS
 from aioflow.operators.call_pool import Retry
 from aioflow.operators.sink import SinkOperator
 from tests.io.driver import Runtime, SinkContext, read_all, write

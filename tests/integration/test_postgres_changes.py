@@ -20,9 +20,9 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, StateError
+from aioflow.io.capture.postgres_catalog import drop_postgres_slot
+from aioflow.io.capture.postgres_change_source import postgres_changes
 from aioflow.io.changes import upserts_of
-from aioflow.io.postgres_catalog import drop_postgres_slot
-from aioflow.io.postgres_change_source import postgres_changes
 from aioflow.operators.source import Split
 from tests.integration.change_flows import (
     TABLES,
@@ -487,7 +487,7 @@ async def test_what_cannot_be_read_is_refused_with_the_way_out(
 async def test_a_slot_that_another_job_uses_or_was_dropped_is_named(
     server: PostgresServer, schema: str, dsn: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aioflow.io.postgres_catalog.IN_USE_WAIT_S", 0.3)
+    monkeypatch.setattr("aioflow.io.capture.postgres_catalog.IN_USE_WAIT_S", 0.3)
     await server.run(schema, "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)")
     source = postgres_changes(dsn, "t", slot=schema, until="latest")
     (split,) = await source.discover()

@@ -15,8 +15,8 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
+from aioflow.io.brokers.redis_streams import redis
 from aioflow.io.formats import avro
-from aioflow.io.redis_streams import redis
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
 from tests.io.driver import (
     Context,
@@ -275,8 +275,8 @@ async def test_stream_that_is_created_again_while_it_is_read_is_refused(
     server: Server, url: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gives nothing of it, and says nothing."""
-    monkeypatch.setattr("aioflow.io.redis_streams.BLOCK_MS", 10)
-    monkeypatch.setattr("aioflow.io.redis_streams.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("aioflow.io.brokers.redis_streams.BLOCK_MS", 10)
+    monkeypatch.setattr("aioflow.io.brokers.redis_streams.LOOK_EVERY_S", 0.0)
     server.ask("XADD s 9-0 n 9")
     source = redis(url, "s")
     reader: Any = source.reader(ctx)
@@ -358,7 +358,7 @@ async def test_a_server_that_answers_nothing_is_given_up(
         writer.write_batch([{"n": 1}], None)
         committables = await writer.prepare(1)
         await writer.close()
-        monkeypatch.setattr("aioflow.io.redis_client.ANSWER_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("aioflow.io.brokers.redis_client.ANSWER_TIMEOUT_S", 0.5)
         server.pause()
         late = sink.writer(ctx)
         try:
@@ -404,7 +404,7 @@ async def test_writing_waits_for_a_server_that_is_away(
 ) -> None:
     """Elements in hand are staged once, whichever answer was lost."""
     ctx.checkpointing = True
-    caplog.set_level(logging.INFO, "aioflow.io.redis_sink")
+    caplog.set_level(logging.INFO, "aioflow.io.brokers.redis_sink")
     with redis_server() as server:
         sink = redis(f"redis://127.0.0.1:{server.port}", "s", Number)
         writer, committer = sink.writer(ctx), sink.committer()

@@ -21,10 +21,10 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 import aioflow as af
 from aioflow.core.errors import GraphError
+from aioflow.io.brokers.kafka_topics import kafka
 from aioflow.io.formats import avro, json_schema, protobuf
 from aioflow.io.formats.avro_types import avro_schema_of
 from aioflow.io.formats.format import Format
-from aioflow.io.kafka_topics import kafka
 from tests.integration.log_flows import until
 from tests.io.driver import Context, SinkContext, read_all, system_context
 from tests.io.kafka.brokers import (

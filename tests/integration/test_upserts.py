@@ -17,8 +17,8 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
-from aioflow.io.postgres_tables import CONNECT_TIMEOUT_S, postgres
-from aioflow.io.tables import PIECE_ROWS
+from aioflow.io.tables.postgres_tables import CONNECT_TIMEOUT_S, postgres
+from aioflow.io.tables.table_sinks import PIECE_ROWS
 from tests.integration.processes import eventually, open_workers
 from tests.integration.upsert_flows import counted, expected
 from tests.io.driver import Runtime, SinkContext, write

@@ -18,7 +18,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
-from aioflow.io.arrow_files import arrow, parquet
+from aioflow.io.files.arrow_files import arrow, parquet
 from aioflow.operators.source import Split, discover_splits
 from tests.io.driver import SinkContext, next_batch, system_context
 

@@ -22,12 +22,12 @@ from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.core.functions import OutputTag
 from aioflow.core.system_host import SystemHost
 from aioflow.expressions.roots import col
-from aioflow.io.blocks import BlockFile, FilePart
-from aioflow.io.csv_files import CsvDecoder, csv
-from aioflow.io.file_reader import FileReader
-from aioflow.io.files import Files, LinesDecoder, lines
-from aioflow.io.json_files import jsonl
-from aioflow.io.paths import cut
+from aioflow.io.files.blocks import BlockFile, FilePart
+from aioflow.io.files.csv_files import CsvDecoder, csv
+from aioflow.io.files.file_reader import FileReader
+from aioflow.io.files.json_files import jsonl
+from aioflow.io.files.line_files import Files, LinesDecoder, lines
+from aioflow.io.files.paths import cut
 from aioflow.operators.source import Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 
@@ -446,7 +446,7 @@ def test_csv_blocks_may_end_within_quotes(
                 if seen >= offset:
                     chunks.append((seen, piece))
                 seen += len(piece)
-            from aioflow.io.blocks import Block
+            from aioflow.io.files.blocks import Block
 
             for i in range(0, max(len(chunks), 1), block):
                 group = chunks[i : i + block]

@@ -107,7 +107,7 @@ async def test_a_directory_that_is_not_there_is_waited_for_with_one_warning(
         return [
             record.getMessage()
             for record in caplog.records
-            if record.name == "aioflow.io.found_files"
+            if record.name == "aioflow.io.files.found_files"
         ]
 
     for _ in range(3):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.errors import GraphError, RestoreError
-from aioflow.io.blocks import FilePart
-from aioflow.io.found_files import FoundFiles
+from aioflow.io.files.blocks import FilePart
+from aioflow.io.files.found_files import FoundFiles
 from aioflow.operators.source import Split
 from tests.io.driver import read_all, system_context, take
 from tests.io.test_files_discovered import EVERY, Inbox, eventually
@@ -48,7 +48,8 @@ def flow(inbox: Inbox, *, split_bytes: int = SPLIT_BYTES) -> af.Flow:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.name == "aioflow.io.found_files"]
+    name = "aioflow.io.files.found_files"
+    return [one.getMessage() for one in caplog.records if one.name == name]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import RestoreError
-from aioflow.io.csv_files import csv
-from aioflow.io.files import lines
+from aioflow.io.files.csv_files import csv
+from aioflow.io.files.line_files import lines
 from aioflow.operators.source import Split
 from tests.io.driver import Context, read_all, system_context, take
 from tests.io.test_files_discovered import eventually

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aioflow.io.flat_json import FlatLines
-from aioflow.io.json_files import FlatPause, JsonColumnDecoder, JsonDecoder
+from aioflow.io.files.flat_json import FlatLines
+from aioflow.io.files.json_files import FlatPause, JsonColumnDecoder, JsonDecoder
 from aioflow.io.record_columns import RecordColumns
 
 
 @pytest.fixture(autouse=True, scope="module")
 def blocks_of_any_size() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aioflow.io.json_files.FLAT_BYTES", 0)
+        patch.setattr("aioflow.io.files.json_files.FLAT_BYTES", 0)
         yield
 
 

@@ -24,14 +24,14 @@ from aiohttp import web
 import aioflow as af
 from aioflow.core.errors import Broken, GraphError, MalformedInput
 from aioflow.core.functions import Failed, OutputTag
+from aioflow.io.brokers.kafka_topics import kafka
+from aioflow.io.brokers.nats_streams import nats
+from aioflow.io.brokers.readers import Message, StreamReader
+from aioflow.io.brokers.redis_streams import redis
 from aioflow.io.formats import avro, json_schema, protobuf
 from aioflow.io.formats.avro_types import avro_schema_of
 from aioflow.io.formats.format import Format
 from aioflow.io.formats.protobuf_format import message_indexes, read_indexes
-from aioflow.io.kafka_topics import kafka
-from aioflow.io.nats_streams import nats
-from aioflow.io.readers import Message, StreamReader
-from aioflow.io.redis_streams import redis
 from aioflow.operators.source import Split
 from tests.io.driver import Context, next_batch, system_context
 from tests.io.registry.messages import shop

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aioflow.io.readers import Message, StreamReader
+from aioflow.io.brokers.readers import Message, StreamReader
 from aioflow.operators.source import Split
 from tests.io.driver import Context, next_batch, system_context
 

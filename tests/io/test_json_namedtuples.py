@@ -20,8 +20,8 @@ from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.serializers import Codec
 from aioflow.core.wire.types import TypeRegistry
 from aioflow.io.conversion import namedtuple_from
-from aioflow.io.file_reader import Decoded
-from aioflow.io.json_files import JsonDecoder, namedtuple_lines
+from aioflow.io.files.file_reader import Decoded
+from aioflow.io.files.json_files import JsonDecoder, namedtuple_lines
 
 
 class Plain(NamedTuple):

@@ -17,9 +17,9 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, RestoreError, StateError
-from aioflow.io import lakes
-from aioflow.io.lake_rows import latest_rows
-from aioflow.io.lakes import CommitConflict, LakeCommitter
+from aioflow.io.lakes import lake_tables as lakes
+from aioflow.io.lakes.lake_rows import latest_rows
+from aioflow.io.lakes.lake_tables import CommitConflict, LakeCommitter
 from aioflow.operators.sink import CommitId
 from tests.io.driver import Runtime, SinkContext, next_batch, read_all, system_context
 from tests.io.lake_tables import KINDS, Lake, lake, start_threads

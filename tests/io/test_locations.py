@@ -12,7 +12,7 @@ import pytest
 
 import aioflow as af
 from aioflow.api.options import parse_options
-from aioflow.io.paths import local_path, url_scheme
+from aioflow.io.files.paths import local_path, url_scheme
 
 CONNECTORS: dict[str, Callable[[Any], Any]] = {
     "lines": af.io.lines,

@@ -26,22 +26,22 @@ SOURCES = {
 
 
 SINKS = {
-    "redis": (SOURCES["redis"][0], "redis_sink.exists"),
-    "nats": (SOURCES["nats"][0], "nats_sink.connect"),
-    "mqtt": (SOURCES["mqtt"][0], "mqtt_client.opened"),
-    "rabbitmq": (SOURCES["rabbitmq"][0], "rabbitmq_client._connect"),
-    "kafka": (SOURCES["kafka"][0], "kafka_sink.started"),
+    "redis": (SOURCES["redis"][0], "brokers.redis_sink.exists"),
+    "nats": (SOURCES["nats"][0], "brokers.nats_sink.connect"),
+    "mqtt": (SOURCES["mqtt"][0], "brokers.mqtt_client.opened"),
+    "rabbitmq": (SOURCES["rabbitmq"][0], "brokers.rabbitmq_client._connect"),
+    "kafka": (SOURCES["kafka"][0], "brokers.kafka_sink.started"),
     "kafka in transactions": (
         lambda: af.io.kafka("127.0.0.1:1", "t", transactions=True),
-        "kafka_transactions._newest",
+        "brokers.kafka_transactions._newest",
     ),
     "postgres": (
         lambda: af.io.postgres("postgresql://127.0.0.1:1/d", "t"),
-        "postgres_tables.connect",
+        "tables.postgres_tables.connect",
     ),
     "mysql": (
         lambda: af.io.mysql("mysql://127.0.0.1:1/d", "t"),
-        "mysql_tables.MysqlConnection.open",
+        "tables.mysql_tables.MysqlConnection.open",
     ),
 }
 """A sink whose server is away, and the function that fails."""

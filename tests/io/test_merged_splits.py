@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import aioflow as af
-from aioflow.io import column_files, merged_splits
-from aioflow.io.blocks import Block
+from aioflow.io.files import column_files, merged_splits
+from aioflow.io.files.blocks import Block
 
 BY_TIME = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda e: e["ts"])
 BY_COLUMN = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=af.col.ts)

@@ -12,8 +12,8 @@ import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 import aioflow as af
+from aioflow.io.brokers.redis_client import entry_decoder
 from aioflow.io.conversion import body_decoder, body_encoder, value_maker
-from aioflow.io.redis_client import entry_decoder
 
 
 class User(BaseModel):

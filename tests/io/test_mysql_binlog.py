@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aioflow.core.errors import MalformedInput
-from aioflow.io.mysql_binlog import (
+from aioflow.io.capture.mysql_binlog import (
     FORMAT,
     Event,
     head,
@@ -22,7 +22,7 @@ from aioflow.io.mysql_binlog import (
     table_name_of,
     truncated_table,
 )
-from aioflow.io.mysql_values import decode_json
+from aioflow.io.capture.mysql_values import decode_json
 
 
 def binary(value: Any) -> tuple[int, bytes]:

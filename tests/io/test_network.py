@@ -18,10 +18,10 @@ import aioflow.io
 from aioflow.core.errors import Broken, GraphError, RemoteProtocolError
 from aioflow.core.functions import OutputTag
 from aioflow.io.backoff import Backoff
-from aioflow.io.http_client import EventParser, ServerSentEvent, http, sse
 from aioflow.io.sockets import LINES_AHEAD, socket
-from aioflow.io.webhooks import webhook
-from aioflow.io.websockets import websocket
+from aioflow.io.web.http_client import EventParser, ServerSentEvent, http, sse
+from aioflow.io.web.webhooks import webhook
+from aioflow.io.web.websockets import websocket
 from aioflow.operators.source import Split
 from aioflow.testing.simulation import SimLoop
 from tests.io.driver import Context, next_batch, read_all, system_context, take

@@ -13,10 +13,10 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import RestoreError
-from aioflow.io.csv_files import csv
-from aioflow.io.files import lines
-from aioflow.io.json_files import jsonl
-from aioflow.io.parts import ABANDONED_MS, PartCommitter, RollPolicy
+from aioflow.io.files.csv_files import csv
+from aioflow.io.files.json_files import jsonl
+from aioflow.io.files.line_files import lines
+from aioflow.io.files.parts import ABANDONED_MS, PartCommitter, RollPolicy
 from tests.io.driver import SinkContext, read_all, system_context
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from aioflow.core.elements import RecordBatch
-from aioflow.io.files import lines
-from aioflow.io.parts import RollPolicy
+from aioflow.io.files.line_files import lines
+from aioflow.io.files.parts import RollPolicy
 from aioflow.operators.sink import SinkOperator
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from aioflow.state.snapshot import OperatorSnapshot

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from aioflow.core.errors import MalformedInput
-from aioflow.io.change_reader import SnapshotRanges
-from aioflow.io.pgoutput import (
+from aioflow.io.capture.change_reader import SnapshotRanges
+from aioflow.io.capture.pgoutput import (
     UNCHANGED,
     Begin,
     Commit,
@@ -20,7 +20,7 @@ from aioflow.io.pgoutput import (
     lsn_number,
     lsn_text,
 )
-from aioflow.io.postgres_types import PgType, decoder_of
+from aioflow.io.capture.postgres_types import PgType, decoder_of
 from tests.fuzz.targets import pgoutput_messages
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from aioflow.core.system_host import SystemHost
-from aioflow.io.readers import AcknowledgingReader, Message, ReadAhead
+from aioflow.io.brokers.readers import AcknowledgingReader, Message, ReadAhead
 from aioflow.operators.source import Split
 from tests.io.driver import Context, system_context, take
 from tests.task.running import until

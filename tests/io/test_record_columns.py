@@ -21,11 +21,11 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.expressions.roots import col
 from aioflow.io.conversion import lines_of_objects, struct_like
-from aioflow.io.csv_columns import CsvColumnDecoder
-from aioflow.io.csv_files import CsvDecoder, csv
-from aioflow.io.file_reader import Decoded
+from aioflow.io.files.csv_columns import CsvColumnDecoder
+from aioflow.io.files.csv_files import CsvDecoder, csv
+from aioflow.io.files.file_reader import Decoded
+from aioflow.io.files.json_files import JsonColumnDecoder, JsonDecoder, jsonl
 from aioflow.io.generating import datagen
-from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder, jsonl
 from aioflow.io.record_columns import count_objects
 from aioflow.operators.source import Split, discover_splits
 from tests.io.driver import Context, system_context
@@ -220,7 +220,7 @@ async def test_odd_json_lines_are_the_same_records(
     on_error: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aioflow.io.json_files.FLAT_BYTES", 0)
+    monkeypatch.setattr("aioflow.io.files.json_files.FLAT_BYTES", 0)
     path = tmp_path / "a.jsonl"
     path.write_bytes(JSON_FILES[content])
     source: Any = jsonl(path, JSON_TYPES[kind], on_error=on_error)
@@ -391,7 +391,7 @@ CELLS = st.one_of(PLAIN, PLAIN, QUOTED)
 def test_columns_of_any_csv_equal_the_rows(
     rows: list[tuple[str, ...]], end: str, ended: bool, final: bool
 ) -> None:
-    from aioflow.io.csv_columns import CsvColumnDecoder
+    from aioflow.io.files.csv_columns import CsvColumnDecoder
 
     data = (end.join(map(",".join, rows)) + (end if ended else "")).encode()
     for kind in (None, Bid, Named):
@@ -409,7 +409,7 @@ def test_columns_of_any_csv_equal_the_rows(
 
 @pytest.mark.parametrize("row", ['{},"a",b', '{},"a,""b""",', '{},"a\nb",c\n', "\r\n{},a,b"])
 def test_csv_with_quotes_and_blank_lines_comes_as_columns(row: str) -> None:
-    from aioflow.io.csv_columns import CsvColumnDecoder
+    from aioflow.io.files.csv_columns import CsvColumnDecoder
 
     data = "".join(row.format(i) + "\n" for i in range(50)).encode()
     rows = CsvDecoder(None, ",", True, None, "utf-8", ["user", "price", "name"])
@@ -469,7 +469,7 @@ def test_plain_lines_come_as_columns() -> None:
             decoded = JsonColumnDecoder(kind).decode(data, True)
             assert isinstance(decoded.records, ColumnBatch), (content, kind)
     texts = b"1,2.5,a\n2,3.5,b\n"
-    from aioflow.io.csv_columns import CsvColumnDecoder
+    from aioflow.io.files.csv_columns import CsvColumnDecoder
 
     for kind in (None, Bid, Named):
         decoder = CsvColumnDecoder(

@@ -11,7 +11,7 @@ import pytest
 import aioflow as af
 from aioflow.io.arguments import checked_encoding
 from aioflow.io.conversion import one_or_more_places
-from aioflow.io.parts import RollPolicy
+from aioflow.io.files.parts import RollPolicy
 
 io = af.io
 

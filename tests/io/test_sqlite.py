@@ -18,8 +18,8 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError, StateError
-from aioflow.io.sqlite_tables import sqlite
-from aioflow.io.tables import PIECE_ROWS
+from aioflow.io.tables.sqlite_tables import sqlite
+from aioflow.io.tables.table_sinks import PIECE_ROWS
 from tests.io.driver import SinkContext, read_all, system_context, write
 
 

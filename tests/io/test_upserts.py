@@ -12,9 +12,9 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import GraphError
-from aioflow.io.postgres_tables import postgres
-from aioflow.io.sqlite_tables import sqlite
-from aioflow.io.tables import PIECE_ROWS, Piece, decode_piece
+from aioflow.io.tables.postgres_tables import postgres
+from aioflow.io.tables.sqlite_tables import sqlite
+from aioflow.io.tables.table_sinks import PIECE_ROWS, Piece, decode_piece
 from tests.io.driver import SinkContext, system_context, write
 
 

@@ -25,7 +25,7 @@ from aioflow.io import backoff as start
 from aioflow.io.arguments import checked_headers, checked_seconds
 from aioflow.io.backoff import Backoff
 from aioflow.io.conversion import one_or_more
-from aioflow.io.http_client import checked_url, client_session, http_error
+from aioflow.io.web.http_client import checked_url, client_session, http_error
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

@@ -15,9 +15,9 @@ The job holds no core while rows come in: only a commit is a job. It runs beside
 The spool stores Arrow batches in local files until Spark has written them. Each file belongs to a
 checkpoint. A file holds batches of one schema, one after the other. Its `Staged` has the size of
 each; it is plain data and goes into the checkpoint. A file's name identifies its owner, as with the
-part files of `io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, where `since` is the checkpoint
-after whose barrier it was begun. A file that a former attempt began after the restored checkpoint
-is an orphan. The next writer deletes it when it opens.
+part files of `io.files.parts`: `<since>-<job>-<attempt>-<token>.arrow`, where `since` is the
+checkpoint after whose barrier it was begun. A file that a former attempt began after the restored
+checkpoint is an orphan. The next writer deletes it when it opens.
 
 A batch that Spark has written leaves an empty `<batch>.done` before its file is deleted. So a
 repeated commit finds the file or the mark. If both are missing, the directory was emptied.

@@ -1,0 +1,352 @@
+"""Reads and writes streams of NATS JetStream: `nats(servers, subject)` reads the messages after the
+sequence numbers of a checkpoint.
+
+Needs the extra `aioflow[nats]` (nats-py). A reader fetches messages through a consumer of its own,
+which acknowledges no message and which the server deletes after a while. Only the checkpoint
+records its position. `nats_sink` writes messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.advice.hints import explained
+from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
+from aioflow.io.arguments import (
+    T,
+    check_host_and_port,
+    checked_on_error,
+    checked_options,
+    checked_seconds,
+)
+from aioflow.io.backoff import Backoff
+from aioflow.io.brokers.nats_client import NatsConfig, connect, heeded, is_away, stream_of
+from aioflow.io.brokers.readers import Message, StreamReader
+from aioflow.io.conversion import one_or_more_places
+from aioflow.io.formats.format import checked_format
+from aioflow.operators.sink import BaseSink
+from aioflow.operators.source import BaseSource, Split
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.arguments import OnError
+    from aioflow.io.brokers.nats_sink import NatsCommitter, NatsWriter
+    from aioflow.io.formats.format import Format
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["NatsStream", "nats"]
+
+
+PAGE_MESSAGES = 500
+"""Number of messages of one request."""
+
+WAIT_S = 1.0
+"""Maximum time that a request for messages waits at the server."""
+
+FORGOTTEN_AFTER_S = 300.0
+"""Time without a request after which the server deletes the consumer of a reader."""
+
+FOREIGN_SUBJECT = 10093
+"""The server's error for reading a subject that the stream does not contain."""
+
+logger = logging.getLogger(__name__)
+
+
+@explained
+def nats(
+    servers: str | Sequence[str],
+    subject: str,
+    type: type[T] | None = None,
+    *,
+    stream: str | None = None,
+    format: str | Format[T] = "json",
+    start: str | int = "earliest",
+    until: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    backoff: Duration = "100ms",
+    on_error: OnError = "fail",
+) -> NatsStream[T]:
+    """Returns a connector that reads the messages of a JetStream stream under `subject`, or
+    publishes to `subject`.
+
+    `servers` are one or several "nats://host:port"; `subject` may have wildcards. Each element is
+    the body, decoded by `format`: "json" (or a `type` of it), "text", "bytes", or a format of
+    `af.io.formats`. `stream` is needed unless exactly one stream contains the subject. `start` is
+    "earliest", "latest", or the sequence number after which to begin; the position in a checkpoint
+    takes precedence. With `until="latest"` the source ends with the last message that exists when
+    the job begins.
+    `options` are further arguments of `nats.connect`, such as `user`, `password`, `token`,
+    `user_credentials` and `tls`.
+
+    As a sink it publishes to `subject`; with checkpoints, it publishes once they are complete. The
+    server recognises a repeated publication by its `Nats-Msg-Id`. So messages are written exactly
+    once if the repetition comes within the stream's window for duplicates (two minutes by default),
+    otherwise at least once. Without checkpoints they are written at least once.
+    """
+    urls = one_or_more_places(servers)
+    place = f"nats(..., {subject!r})"  # Without the servers: they may hold a password.
+    if not urls or not all(isinstance(url, str) and url for url in urls):
+        raise GraphError(
+            f"{place}: expected the URL of a server, nats://HOST:PORT, or a list of them"
+        )
+    if not isinstance(subject, str) or not subject or any(sign in subject for sign in " \t\r\n"):
+        raise GraphError(f"{place}: expected a subject like 'orders.new' or 'orders.*'")
+    if start not in ("earliest", "latest") and (not isinstance(start, int) or start < 0):
+        hint = did_you_mean(start, ("earliest", "latest"))
+        raise GraphError(
+            f"{place}: start is {start!r}, expected 'earliest', 'latest' or a sequence number{hint}"
+        )
+    if until not in (None, "latest"):
+        raise GraphError(
+            f"{place}: until is {until!r}, expected 'latest' or "
+            f"None{did_you_mean(until, ('latest',))}"
+        )
+    body = checked_format(format, type, place)
+    on_error = checked_on_error(on_error, place)
+    for url in urls:
+        scheme, found, _ = url.partition("://")
+        if found and scheme.lower() not in ("nats", "tls", "ws", "wss"):
+            raise GraphError(
+                f"{place}: expected the URL of a server, nats://HOST:PORT, tls:// or ws://, or a "
+                "list of them"
+            )
+        check_host_and_port(url if found else f"nats://{url}", place)
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    given = checked_options(options, "options", place)
+    return NatsStream(urls, subject, stream, body, start, until, given, backoff, on_error)
+
+
+class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
+    """A `Source` and a `Sink` of a JetStream stream. Made by `nats`.
+
+    The source has one split. Its position is the sequence number of the last message read. Its
+    payload is the last number to read, or None, and the creation time of the stream: another stream
+    of the same name has other numbers.
+    """
+
+    name = "nats"
+
+    async def discover(self) -> list[Split]:
+        """Returns one split, whose position is the start."""
+        client = await connect(self)
+        try:
+            info = await stream_of(client, self)
+        finally:
+            await client.close()
+        last = int(info.state.last_seq)
+        begin = (
+            self.start
+            if isinstance(self.start, int)
+            else {"earliest": 0, "latest": last}[self.start]
+        )
+        return [Split(info.config.name, begin, [None if self.until is None else last, _made(info)])]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        return _NatsReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> NatsWriter:
+        from aioflow.io.brokers.nats_sink import NatsWriter
+
+        return NatsWriter(ctx, self)
+
+    def committer(self) -> NatsCommitter:
+        from aioflow.io.brokers.nats_sink import NatsCommitter
+
+        return NatsCommitter(self)
+
+
+def _made(info: Any) -> str | None:
+    """Returns the creation time of the stream. Name and creation time together identify a
+    stream.
+    """
+    return None if info.created is None else str(info.created.isoformat())
+
+
+async def _fetch(
+    prepare: Callable[[Iterable[bytes]], Awaitable[None]], messages: Sequence[Message]
+) -> None:
+    """Fetches the schemas of messages."""
+    await prepare(message.content for message in messages)
+
+
+class _NatsReader(StreamReader):
+    def __init__(self, ctx: SourceContext, config: NatsConfig) -> None:
+        decode, prepare = config.format.decoder(ctx.host)
+        fetch = None if prepare is None else partial(_fetch, prepare)
+        super().__init__(ctx, decode, config.on_error, prepare=fetch)
+        self._config = config
+        self._behind: int | None = None
+        """The sequence number of the last message in the buffer."""
+        self._made: str | None = None
+        """Creation time of the stream that this number belongs to; None if not in the checkpoint.
+        """
+        self._ahead = 0
+
+    @property
+    def pending_records(self) -> int:
+        return self._buffered + self._ahead
+
+    async def run(self) -> None:
+        config = self._config
+        (split,) = self.splits.values()
+        self._behind = split.position or 0
+        payload = split.payload
+        end, self._made = (
+            payload if isinstance(payload, (list, tuple)) else (payload, None)
+        )  # Older checkpoints contain only the end.
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        while True:
+            try:
+                client = await connect(config)
+                try:
+                    await self._read(client, split, end, backoff)
+                    return
+                finally:
+                    await client.close()
+            except Exception as error:  # Checked here, because most errors justify no retry.
+                if not is_away(error):
+                    raise
+                backoff.failed(config, error)
+            await backoff.sleep()
+
+    async def _read(self, client: Any, split: Split, end: int | None, backoff: Backoff) -> None:
+        """Reads the stream up to the number `end`, or without end if it is None."""
+        from nats.js.errors import NotFoundError
+
+        config = self._config
+        assert self._behind is not None, "run() has set it"
+        await self._check(client, split)
+        jetstream = client.jetstream()
+        made = await self._consumer(jetstream, split)
+        try:
+            subscription = await heeded(jetstream.pull_subscribe_bind(made.name, split.id))
+            if end is not None and made.num_pending == 0:
+                await self.put(split.id, [], last=True)
+                return
+            expected = 1
+            while True:
+                try:
+                    fetched = await heeded(subscription.fetch(PAGE_MESSAGES, WAIT_S))
+                except TimeoutError:
+                    if not client.is_connected:
+                        raise Broken("the connection broke") from None
+                    # No message arrived, or the consumer does not exist any more: a restarted
+                    # server does not report that.
+                    info = await heeded(jetstream.consumer_info(split.id, made.name))
+                    if (
+                        end is not None
+                        and info.num_pending == 0
+                        and info.delivered.consumer_seq < expected
+                    ):
+                        await self.put(
+                            split.id, [], last=True
+                        )  # The remaining messages were removed from the stream meanwhile.
+                        return
+                    continue
+                backoff.reset()
+                messages: list[Message] = []
+                last = lost = False
+                for one in fetched:
+                    metadata = one.metadata
+                    if lost := metadata.sequence.consumer != expected:
+                        break
+                    expected += 1
+                    number = metadata.sequence.stream
+                    last = end is not None and (number >= end or metadata.num_pending == 0)
+                    if end is not None and number > end:
+                        break
+                    where = f"nats stream {split.id!r}, message {number}"
+                    messages.append(
+                        Message(one.data, number, int(metadata.timestamp.timestamp() * 1000), where)
+                    )
+                    self._behind, self._ahead = number, metadata.num_pending
+                await self.put(split.id, messages, last=last)
+                if last:
+                    return
+                if lost:
+                    raise Broken(f"message {expected} of the consumer was lost on the way")
+        except NotFoundError:  # The next attempt checks whether the stream still exists.
+            raise Broken(
+                f"{config!r}: the server has forgotten the consumer of {split.id!r}"
+            ) from None
+        finally:
+            if client.is_connected:
+                await self._forget(jetstream, split, made.name)
+
+    async def _consumer(self, jetstream: Any, split: Split) -> Any:
+        """Returns a consumer of this reader, which begins at its position."""
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+        from nats.js.errors import BadRequestError
+
+        assert self._behind is not None, "run() has set it"
+        wanted = ConsumerConfig(
+            filter_subject=self._config.subject,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._behind + 1,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=FORGOTTEN_AFTER_S,
+            num_replicas=1,
+            mem_storage=True,
+        )
+        try:
+            return await heeded(jetstream.add_consumer(split.id, wanted))
+        except BadRequestError as error:
+            if error.err_code != FOREIGN_SUBJECT:
+                raise
+            raise GraphError(
+                f"{self._config!r}: the stream {split.id!r} does not take that subject: name one "
+                "of its own, or another by stream="
+            ) from None
+
+    async def _forget(self, jetstream: Any, split: Split, consumer: str) -> None:
+        from nats.js.errors import NotFoundError
+
+        try:
+            await heeded(jetstream.delete_consumer(split.id, consumer))
+        except NotFoundError:
+            pass  # The server has already deleted the consumer.
+
+    async def _check(self, client: Any, split: Split) -> None:
+        """Raises an error unless the stream is the one that the position belongs to, and still has
+        the next messages.
+        """
+        from nats.js.errors import NotFoundError
+
+        config, behind = self._config, self._behind
+        assert behind is not None, "run() has set it"
+        try:
+            info = await heeded(client.jetstream().stream_info(split.id))
+        except NotFoundError:
+            raise GraphError(
+                f"{config!r}: the stream {split.id!r} is not there any more: restore it, or make "
+                "one, and start with restore=None, "
+                "fresh=True"
+            ) from None
+        state, made = info.state, _made(info)
+        if self._made is not None and made != self._made and behind not in (0, config.start):
+            raise StateError(
+                f"{config!r}: {split.id!r} was read up to {behind} as the stream that was made at "
+                f"{self._made}, and this one was made at "
+                f"{made}: what was read is of another; restore it, or start with restore=None, "
+                "fresh=True"
+            )
+        if (
+            behind > state.last_seq and behind != config.start
+        ):  # The user may have given a start number that the stream has not reached yet.
+            raise StateError(
+                f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is "
+                f"{state.last_seq}: it was recreated or "
+                "set back since; restore it too, or start with restore=None, fresh=True"
+            )
+        self._made = made
+        if 0 < behind < state.first_seq - 1:
+            logger.warning(
+                "%r: messages %d to %d were removed before they were read",
+                config,
+                behind + 1,
+                state.first_seq - 1,
+            )

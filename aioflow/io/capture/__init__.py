@@ -1,0 +1,1 @@
+"""Sources of the changes that a database records."""

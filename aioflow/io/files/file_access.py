@@ -1,0 +1,66 @@
+"""The access to files that sources and sinks share: that of this machine, or an object store.
+
+A path that is a URL of an object store, such as `s3://bucket/prefix`, leads to the store. All other
+paths lead to the files of the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from aioflow.io.files.patterns import is_object_url
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Sequence
+
+    from aioflow.core.host import FileStat, Host
+
+__all__ = ["FileAccess", "file_access"]
+
+
+class FileAccess(Protocol):
+    """The part of `FileSystem` that sources and sinks of files use. An object store has it too.
+
+    In an object store `append` begins or continues an upload. The object does not exist before
+    `fsync`, which completes the upload and allows no more appends.
+    """
+
+    async def list(self, path: str) -> list[str]:
+        """Returns the names in a directory, sorted."""
+
+    async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
+        """Returns size and modification time for each path, or None for a missing one."""
+
+    async def exists(self, path: str) -> bool:
+        """Returns whether a file or directory has this path."""
+
+    async def append(self, path: str, data: bytes) -> None:
+        """Appends to the file, which is created if it is missing."""
+
+    async def fsync(self, path: str) -> None:
+        """Makes the content of a file durable."""
+
+    async def fsync_dir(self, path: str) -> None:
+        """Makes the names in a directory durable."""
+
+    async def rename_new(self, source: str, target: str) -> bool:
+        """Moves a file to a free name. Returns False, with nothing changed, if the name is in use.
+
+        An object store cannot check that. So callers must not use a name twice there.
+        """
+
+    async def delete(self, path: str) -> bool:
+        """Removes a file, or what was appended to it so far. Returns False if there was none."""
+
+    def open_read(self, path: str) -> BinaryIO:
+        """Opens a file for reading. Blocks: only inside a function given to `Host.blocking`."""
+
+
+def file_access(host: Host, path: str) -> FileAccess:
+    """Returns the access to the files at `path`."""
+    if not is_object_url(path):
+        return host.fs
+    from aioflow.io.files.object_files import ObjectFiles  # Its package is an extra.
+
+    return ObjectFiles(host)
