@@ -27,7 +27,6 @@ from aioflow.cli.options import (
     checkpoint_options,
     count,
     in_flags,
-    load_flow,
     monitor_options,
 )
 from aioflow.cli.progress import Watcher, run_flow, watcher_for
@@ -38,6 +37,7 @@ from aioflow.cli.settings import (
     settings_here,
     shown_settings,
 )
+from aioflow.cli.targets import load_flow
 from aioflow.cli.terminal import describe, reader_is_gone
 from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
@@ -231,14 +231,17 @@ def _watcher(arguments: argparse.Namespace) -> Watcher:
 def _sql(arguments: argparse.Namespace) -> int:
     from aioflow.cli.sql import run_sql  # Imported late: other commands do not need it.
 
-    return run_sql(arguments, lambda flow: _run_flow(arguments, flow))
+    options = _job_options(arguments)
+    return run_sql(arguments, lambda flow: _run_flow(arguments, flow, options))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    return _run_flow(arguments, load_flow(arguments.target))
+    options = _job_options(arguments)
+    return _run_flow(arguments, load_flow(arguments.target), options)
 
 
-def _run_flow(arguments: argparse.Namespace, flow: aioflow.Flow) -> int:
+def _job_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of `Flow.run`, checked before any code of the user is loaded."""
     if arguments.log_format == JSON:
         configure_logging(JSON)
     else:
@@ -248,6 +251,10 @@ def _run_flow(arguments: argparse.Namespace, flow: aioflow.Flow) -> int:
         options["restart"] = once_running(
             fatal=(ReaderGone,)
         )  # As without `restart=`; but what was piped away ends it.
+    return options
+
+
+def _run_flow(arguments: argparse.Namespace, flow: aioflow.Flow, options: dict[str, Any]) -> int:
     try:
         result = run_flow(
             flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options

@@ -38,8 +38,8 @@ from aioflow.cli.options import (
     id_beginning,
     in_flags,
     key_in,
-    load_flow,
 )
+from aioflow.cli.targets import load_flow
 from aioflow.cli.terminal import describe
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster

@@ -17,7 +17,8 @@ from typing import Any
 from aioflow.api.explain import explain_graph
 from aioflow.api.flow import Flow
 from aioflow.api.runner import new_event_loop
-from aioflow.cli.options import UsageError, script_flow, script_of
+from aioflow.cli.options import UsageError
+from aioflow.cli.targets import script_flow, script_of
 from aioflow.core.errors import AioflowError, GraphError
 from aioflow.io.changes import Upsert
 

@@ -24,6 +24,7 @@ AT_ONE_START = {
     "conf",
     "drain",
     "detach",
+    "explain",
     "fresh",
     "help",
     "key-file",

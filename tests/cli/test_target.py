@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aioflow.cli.options import UsageError, load_flow
+from aioflow.cli.options import UsageError
+from aioflow.cli.targets import load_flow
 
 
 @pytest.mark.parametrize(
