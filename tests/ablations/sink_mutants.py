@@ -963,4 +963,11 @@ SINK_MUTANTS: list[Mutant] = [
         "        self.linger_ms = None\n",
         ("tests/io/test_network.py::test_records_do_not_wait_for_a_full_batch_of_posts",),
     ),
+    Mutant(
+        "a list of structs that is None becomes empty in a table of Iceberg",
+        "aioflow/io/lakes/iceberg_tables.py",
+        "            _keep_nested_nulls()\n",
+        "",
+        ("tests/io/test_lakes.py::test_nested_columns_are_read_again[iceberg]",),
+    ),
 ]

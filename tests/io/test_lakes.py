@@ -362,6 +362,7 @@ NESTED = pa.schema(
         ("id", pa.int64()),
         ("at", pa.struct([("x", pa.int64()), ("y", pa.string())])),
         ("many", pa.list_(pa.struct([("x", pa.int64())]))),
+        ("named", pa.map_(pa.string(), pa.struct([("x", pa.int64())]))),
         ("is_new", pa.bool_()),
     ]
 )
@@ -371,13 +372,14 @@ async def test_nested_columns_are_read_again(table: Lake, ctx: SinkContext) -> N
     table.create(NESTED)
     sink = table.connector()
     rows = [
-        {"id": 1, "at": {"x": 1, "y": "a"}, "many": [{"x": 1}], "is_new": True},
+        {"id": 1, "at": {"x": 1, "y": "a"}, "many": [{"x": 1}, None], "is_new": True},
         {"id": 2, "at": None, "many": [], "is_new": None},
+        {"id": 3, "at": None, "many": None, "is_new": None},
     ]
     await commit(sink, ctx, await prepared(sink, ctx, *rows), 1)
 
     read = await af.Flow("read").source(table.connector()).collect()
-    assert read == rows
+    assert read == [{**row, "named": None} for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,32 @@ class IcebergTable(LakeConnector):
         return _Versions(self)
 
 
+@cache
+def _keep_nested_nulls() -> None:
+    """Lets pyiceberg keep None for a list of structs and for a map to structs, in this process.
+
+    Otherwise pyiceberg writes and reads them as empty (issue 3833 of apache/iceberg-python).
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyiceberg.io import pyarrow as files
+
+    class Projection(files.ArrowProjectionVisitor):
+        def list(self, list_type: Any, given: Any, values: Any) -> Any:
+            return restored(given, super().list(list_type, given, values))
+
+        def map(self, map_type: Any, given: Any, keys: Any, values: Any) -> Any:
+            return restored(given, super().map(map_type, given, keys, values))
+
+    def restored(given: Any, made: Any) -> Any:
+        if made is None or made.null_count == given.null_count:
+            return made
+        cells = pc.if_else(given.is_valid(), made, pa.scalar(None, made.type))
+        return cells.cast(made.type)  # Otherwise the ids of fields are lost.
+
+    files.ArrowProjectionVisitor = Projection  # type: ignore[misc]
+
+
 class _Catalog:
     """A connection to the catalog, made at the first use."""
 
@@ -154,6 +181,7 @@ class _Catalog:
         """Returns the table in its latest version."""
         with _IMPORTS:
             importlib.import_module("pyiceberg.io.pyarrow")
+            _keep_nested_nulls()
             from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import (
             ForbiddenError,
