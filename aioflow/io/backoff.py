@@ -40,6 +40,10 @@ def _described(error: BaseException) -> str:
     return redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
+def _unexplained(error: Exception) -> None:
+    return None
+
+
 class Backoff:
     """The delays between the attempts to connect of one connection. The caller calls `reset` after
     a success.
@@ -78,6 +82,29 @@ class Backoff:
                 subject, Broken("the other side has ended the connection again, and sent nothing")
             )
 
+    async def persistently(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        subject: object,
+        is_away: Callable[[Exception], bool],
+        explained: Callable[[Exception], BaseException | None] = _unexplained,
+        then: str = "connecting again",
+    ) -> T:
+        """Returns the result of `attempt`, which is tried again while the server is away.
+
+        `explained` returns the error that says more than another one, or None.
+        """
+        while True:
+            try:
+                return await attempt()
+            except Exception as error:  # Checked here, because most errors justify no retry.
+                if not is_away(error):
+                    if (explanation := explained(error)) is not None:
+                        raise explanation from None
+                    raise
+                self.failed(subject, error, then)
+            await self.sleep()
+
     async def sleep(self) -> None:
         """Waits between half and all of the current delay."""
         delay_s = min(self._first_s * 2.0 ** min(self.tries, 32), self._max_s)
@@ -90,11 +117,13 @@ async def reached(
     subject: object,
     is_away: Callable[[Exception], bool],
     rng: Rng | None = None,
+    explained: Callable[[Exception], BaseException | None] = _unexplained,
 ) -> T:
     """Returns the result of `connect`, which is tried again while the server is away.
 
     A server may start at the same time as the job. After `START_PATIENCE_S` the last error is
-    raised. Warnings come at growing intervals. Without `rng`, the delays have no jitter.
+    raised, or its explanation. Warnings come at growing intervals. Without `rng`, the delays have
+    no jitter.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + START_PATIENCE_S
@@ -106,6 +135,8 @@ async def reached(
         except Exception as error:  # Checked here, because most errors justify no retry.
             left_s = until - loop.time()
             if left_s <= 0 or not is_away(error):
+                if (explanation := explained(error)) is not None:
+                    raise explanation from None
                 raise
             level = logging.DEBUG if log_backoff.failed(loop.time()) is None else logging.WARNING
             why = _described(error)

@@ -289,20 +289,16 @@ class KafkaReader(GroupReader):
     async def run(self) -> None:
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        while True:
-            try:
-                self._consumer = await start_consumer(config)
-                await self._read(self._consumer)
-                return
-            except Exception as error:  # Checked here, because most errors justify no retry.
-                if not is_away(error):
-                    raise
-                backoff.failed(config, error)
-            finally:
-                consumer, self._consumer = self._consumer, None
-                if consumer is not None:
-                    await undisturbed(consumer.stop())
-            await backoff.sleep()
+        await backoff.persistently(self._attempt, config, is_away)
+
+    async def _attempt(self) -> None:
+        try:
+            self._consumer = await start_consumer(self._config)
+            await self._read(self._consumer)
+        finally:
+            consumer, self._consumer = self._consumer, None
+            if consumer is not None:
+                await undisturbed(consumer.stop())
 
     async def _read(self, consumer: Any) -> None:
         """Reads until all partitions are at their ends."""

@@ -11,6 +11,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -494,18 +495,14 @@ class MqttWriter(BaseWriter[Any]):
         self.full = False
         pending, self._pending, self._bytes = self._pending, [], 0
         config = self._config
-        backoff = Backoff(self._ctx.host.rng, config.backoff)
         while pending:
-            try:
-                await self._publish(pending)
-                backoff.reset()
-                continue
-            # Checked here, because most errors justify no retry.
-            except Exception as error:  # noqa: BLE001
-                if not is_away(error):
-                    raise refusal(config, error, "a message") or error from None
-                backoff.failed(config, error, "trying again")
-            await backoff.sleep()
+            await Backoff(self._ctx.host.rng, config.backoff).persistently(
+                partial(self._publish, pending),
+                config,
+                is_away,
+                partial(refusal, config, what="a message"),
+                "trying again",
+            )
 
     async def _publish(self, pending: list[tuple[str, bytes]]) -> None:
         """Publishes the first messages of `pending`, and removes those that were confirmed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -243,23 +244,23 @@ class _MqttReader(AcknowledgingReader):
     async def run(self) -> None:
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        while True:
-            try:
-                self._number += 1
-                self._arrived.clear()
-                if config.client_id is not None and config.qos:
-                    self.forget_unpolled()  # The server sends them again.
-                async with connected(
-                    config, self.ctx.host, config.client_id, self._received
-                ) as connection:
-                    await self._read(connection, backoff)
-            except Exception as error:  # Checked here, because most errors justify no retry.
-                if not is_away(error):
-                    raise
-                backoff.failed(config, error)
-            finally:
-                self._connection = None
+        while True:  # A connection may end without an error.
+            await backoff.persistently(partial(self._attempt, backoff), config, is_away)
             await backoff.sleep()
+
+    async def _attempt(self, backoff: Backoff) -> None:
+        config = self._config
+        self._number += 1
+        self._arrived.clear()
+        if config.client_id is not None and config.qos:
+            self.forget_unpolled()  # The server sends them again.
+        try:
+            async with connected(
+                config, self.ctx.host, config.client_id, self._received
+            ) as connection:
+                await self._read(connection, backoff)
+        finally:
+            self._connection = None
 
     async def _read(self, connection: Connection, backoff: Backoff) -> None:
         """Reads until the connection ends."""

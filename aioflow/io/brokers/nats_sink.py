@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, describe_record
@@ -118,19 +119,12 @@ class NatsWriter(BaseWriter[Any]):
             if self._ctx.checkpointing:
                 self._pieces.append(piece)
             else:
-                await self._persistently(piece)
-
-    async def _persistently(self, piece: Prepared) -> None:
-        """Publishes `piece`, and retries until the server answers."""
-        backoff = Backoff(self._ctx.host.rng, self._config.backoff)
-        while True:
-            try:
-                return await self._publisher.publish(piece)
-            except Exception as error:  # Checked here, because most errors justify no retry.
-                if not is_away(error):
-                    raise
-                backoff.failed(self._config, error, "trying again")
-            await backoff.sleep()
+                await Backoff(self._ctx.host.rng, self._config.backoff).persistently(
+                    partial(self._publisher.publish, piece),
+                    self._config,
+                    is_away,
+                    then="trying again",
+                )
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
         """Returns the messages since the last checkpoint."""

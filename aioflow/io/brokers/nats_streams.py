@@ -199,19 +199,14 @@ class _NatsReader(StreamReader):
             payload if isinstance(payload, (list, tuple)) else (payload, None)
         )  # Older checkpoints contain only the end.
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        while True:
-            try:
-                client = await connect(config)
-                try:
-                    await self._read(client, split, end, backoff)
-                    return
-                finally:
-                    await client.close()
-            except Exception as error:  # Checked here, because most errors justify no retry.
-                if not is_away(error):
-                    raise
-                backoff.failed(config, error)
-            await backoff.sleep()
+        await backoff.persistently(partial(self._attempt, split, end, backoff), config, is_away)
+
+    async def _attempt(self, split: Split, end: int | None, backoff: Backoff) -> None:
+        client = await connect(self._config)
+        try:
+            await self._read(client, split, end, backoff)
+        finally:
+            await client.close()
 
     async def _read(self, client: Any, split: Split, end: int | None, backoff: Backoff) -> None:
         """Reads the stream up to the number `end`, or without end if it is None."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -267,12 +268,8 @@ class RabbitmqWriter(BaseWriter[Any]):
         if self._head_of is not None:
             destination = config.exchange or (config.queues or ["default"])[0]
             self._head = await self._head_of(destination)
-        try:
-            await reached(self._check, config, is_away, self._ctx.host.rng)
-        except Exception as error:
-            if (explanation := refusal(config, error)) is not None:
-                raise explanation from None
-            raise
+        explained = partial(refusal, config)
+        await reached(self._check, config, is_away, self._ctx.host.rng, explained)
         from aiormq import spec
 
         self._properties = spec.Basic.Properties
@@ -345,24 +342,17 @@ class RabbitmqWriter(BaseWriter[Any]):
         self.full = False
         pending, self._pending, self._bytes = self._pending, [], 0
         config = self._config
-        backoff = Backoff(self._ctx.host.rng, config.backoff)
         while pending:
-            try:
-                pending = await self._publish(pending)
-                backoff.reset()
-                continue
-            # Checked here, because most errors justify no retry.
-            except Exception as error:  # noqa: BLE001
-                if not is_away(error):
-                    raise refusal(config, error) or error from None
-                backoff.failed(config, error, "trying again")
-            await backoff.sleep()
+            await Backoff(self._ctx.host.rng, config.backoff).persistently(
+                partial(self._publish, pending),
+                config,
+                is_away,
+                partial(refusal, config),
+                "trying again",
+            )
 
-    async def _publish(self, pending: list[_Publication]) -> list[_Publication]:
-        """Publishes the first messages of `pending`. Returns the rest.
-
-        After an error, `pending` holds the messages that were not confirmed.
-        """
+    async def _publish(self, pending: list[_Publication]) -> None:
+        """Publishes the first messages of `pending`, and removes those that were confirmed."""
         config = self._config
         channel = await self._connected()
         piece = pending[:PIECE_MESSAGES]
@@ -385,9 +375,9 @@ class RabbitmqWriter(BaseWriter[Any]):
             for one, answer in zip(piece, answers, strict=True)
             if isinstance(answer, BaseException)
         ]
-        if not failed:
-            return pending[len(piece) :]
         pending[: len(piece)] = [one for one, _ in failed]
+        if not failed:
+            return
         # An error that no retry changes comes first; all others follow from the connection's end.
         errors = [error for _, error in failed if isinstance(error, Exception)]
         error = next((one for one in errors if not is_away(one)), errors[0] if errors else None)

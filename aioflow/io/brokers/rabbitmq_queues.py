@@ -350,17 +350,12 @@ class _RabbitmqReader(AcknowledgingReader):
     async def run(self) -> None:
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        while True:
-            try:
-                async with connected(config) as connection:
-                    await self._read(connection, backoff)
-                    return
-            # Checked here, because most errors justify no retry.
-            except Exception as error:  # noqa: BLE001
-                if not is_away(error):
-                    raise refusal(config, error) or error from None
-                backoff.failed(config, error)
-            await backoff.sleep()
+        explained = partial(refusal, config)
+        await backoff.persistently(partial(self._attempt, backoff), config, is_away, explained)
+
+    async def _attempt(self, backoff: Backoff) -> None:
+        async with connected(self._config) as connection:
+            await self._read(connection, backoff)
 
     async def _read(self, connection: Any, backoff: Backoff) -> None:
         self.forget_unpolled()

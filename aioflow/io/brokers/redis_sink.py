@@ -21,7 +21,8 @@ Without checkpoints entries are added to the stream at once (at-least-once).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError, note_once
@@ -182,12 +183,8 @@ class RedisWriter(BaseWriter[Any]):
             )
         self._encode = await encoder_of(config, self._ctx.host)
         self._client = open_client(config)
-        try:
-            await reached(self._register, config, is_away, self._ctx.host.rng)
-        except Exception as error:
-            if (explanation := refusal(config, error)) is not None:
-                raise explanation from None
-            raise
+        explained = partial(refusal, config)
+        await reached(self._register, config, is_away, self._ctx.host.rng, explained)
 
     async def _register(self) -> None:
         """Checks the stream, and removes what former attempts have staged."""
@@ -208,33 +205,19 @@ class RedisWriter(BaseWriter[Any]):
     async def flush(self) -> None:
         self.full = False
         pending, self._pending = self._pending, []
+        config = self._config
+        call = self._stage if self._ctx.checkpointing else self._add
         for start in range(0, len(pending), PIECE_ENTRIES):
             some = pending[start : start + PIECE_ENTRIES]
             try:
-                await self._persistently(
-                    self._stage if self._ctx.checkpointing else self._add, some
+                await Backoff(self._ctx.host.rng, config.backoff).persistently(
+                    partial(call, some), config, is_away, partial(refusal, config), "trying again"
                 )
             except Exception as error:
                 note_once(
-                    error, f"in {self._config!r}, at {len(some)} entries of the sink {self._sink!r}"
+                    error, f"in {config!r}, at {len(some)} entries of the sink {self._sink!r}"
                 )
                 raise
-
-    async def _persistently(
-        self, call: Callable[[list[list[bytes]]], Awaitable[None]], entries: list[list[bytes]]
-    ) -> None:
-        """Runs `call` for `entries`, and retries until the server answers."""
-        config = self._config
-        backoff = Backoff(self._ctx.host.rng, config.backoff)
-        while True:
-            try:
-                return await call(entries)
-            # Checked here, because most errors justify no retry.
-            except Exception as error:  # noqa: BLE001
-                if not is_away(error):
-                    raise refusal(config, error) or error from None
-                backoff.failed(config, error, "trying again")
-            await backoff.sleep()
 
     async def _add(self, entries: list[list[bytes]]) -> None:
         """Adds entries to the stream directly, without checkpoints."""

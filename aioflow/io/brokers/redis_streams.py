@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
@@ -238,19 +239,15 @@ class _StreamsReader(GroupReader):
     async def run(self) -> None:
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        while True:
-            client = open_client(config)
-            try:
-                await self._read(client, backoff)
-                return
-            # Checked here, because most errors justify no retry.
-            except Exception as error:  # noqa: BLE001
-                if not is_away(error):
-                    raise refusal(config, error) or error from None
-                backoff.failed(config, error)
-            finally:
-                await client.aclose()
-            await backoff.sleep()
+        explained = partial(refusal, config)
+        await backoff.persistently(partial(self._attempt, backoff), config, is_away, explained)
+
+    async def _attempt(self, backoff: Backoff) -> None:
+        client = open_client(self._config)
+        try:
+            await self._read(client, backoff)
+        finally:
+            await client.aclose()
 
     async def _read(self, client: Any, backoff: Backoff) -> None:
         """Reads until all streams are at their ends."""

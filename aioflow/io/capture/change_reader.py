@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from aioflow.core.errors import StateError
@@ -257,16 +258,9 @@ class ChangeReader(StreamReader):
 
     async def run(self) -> None:
         backoff = Backoff(self.ctx.host.rng, self.config.backoff)
-        while True:
-            try:
-                await self.read(backoff)
-                return
-            # Checked here, because most errors justify no retry.
-            except Exception as error:  # noqa: BLE001
-                if not self.is_away(error):
-                    raise self.explained(error) or error from None
-                backoff.failed(self.config, error)
-            await backoff.sleep()
+        await backoff.persistently(
+            partial(self.read, backoff), self.config, self.is_away, self.explained
+        )
 
 
 class ChangeLog:
