@@ -105,6 +105,29 @@ class Backoff:
                 self.failed(subject, error, then)
             await self.sleep()
 
+    async def reconnecting(
+        self,
+        attempt: Callable[[], Awaitable[object]],
+        subject: object,
+        reconnect: bool,
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        """Awaits `attempt` again and again, until its result is true.
+
+        Without `reconnect`, `attempt` is awaited once.
+        """
+        while True:
+            try:
+                if await attempt() or not reconnect:
+                    return
+            except errors as error:
+                if not reconnect:
+                    raise
+                self.failed(subject, error)
+            else:
+                self.ended(subject)
+            await self.sleep()
+
     async def sleep(self) -> None:
         """Waits between half and all of the current delay."""
         delay_s = min(self._first_s * 2.0 ** min(self.tries, 32), self._max_s)

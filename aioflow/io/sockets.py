@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflow.advice.hints import explained
@@ -116,29 +117,18 @@ class _SocketReader(BufferedReader):
     async def run(self, split: Split) -> None:
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        while True:
-            try:
-                transport, lines = await self.ctx.host.net.connect(_Lines, config.host, config.port)
-            except OSError as error:
-                if not config.reconnect:
-                    raise
-                backoff.failed(config, error)
-                await backoff.sleep()
-                continue
-            try:
-                await self._read(lines, backoff)
-                if config.reconnect:
-                    backoff.ended(config)
-            except Broken as error:
-                if not config.reconnect:
-                    raise
-                backoff.failed(config, error)
-            finally:
-                transport.abort()
-                await lines.lost
-            if not config.reconnect:
-                return
-            await backoff.sleep()
+        await backoff.reconnecting(
+            partial(self._listen, backoff), config, config.reconnect, (OSError, Broken)
+        )
+
+    async def _listen(self, backoff: Backoff) -> None:
+        config = self._config
+        transport, lines = await self.ctx.host.net.connect(_Lines, config.host, config.port)
+        try:
+            await self._read(lines, backoff)
+        finally:
+            transport.abort()
+            await lines.lost
 
     async def _read(self, lines: _Lines, backoff: Backoff) -> None:
         encoding = self._config.encoding
@@ -272,16 +262,13 @@ class SocketWriter(BaseWriter[Any]):
 
     async def _connect(self) -> _Lines:
         config = self._config
-        backoff = Backoff(self._ctx.host.rng, config.backoff)
-        while True:
-            try:
-                _, self._lines = await self._ctx.host.net.connect(_Lines, config.host, config.port)
-                return self._lines
-            except OSError as error:
-                if not config.reconnect:
-                    raise
-                backoff.failed(config, error)
-                await backoff.sleep()
+        _, lines = await Backoff(self._ctx.host.rng, config.backoff).persistently(
+            partial(self._ctx.host.net.connect, _Lines, config.host, config.port),
+            config,
+            lambda error: config.reconnect and isinstance(error, OSError),
+        )
+        self._lines = lines
+        return lines
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if values:

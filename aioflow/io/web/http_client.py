@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -207,6 +208,13 @@ def without_secrets(config: object) -> Iterator[None]:
         raise Broken(f"{config!r}: {type(error).__name__}: {shown}") from None
 
 
+def _failures() -> tuple[type[Exception], ...]:
+    """Returns the errors of a request that may succeed later."""
+    import aiohttp
+
+    return aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken
+
+
 def _is_final(error: Exception, status: int) -> bool:
     """Returns whether the server has refused the request for good, so that a retry would fail
     too.
@@ -227,8 +235,6 @@ class _HttpReader(BufferedReader):
             await self._ask()
 
     async def _ask(self) -> None:
-        import aiohttp
-
         config = self._config
         loop = asyncio.get_running_loop()
         backoff = Backoff(self.ctx.host.rng, config.backoff)
@@ -245,12 +251,7 @@ class _HttpReader(BufferedReader):
                         status = response.status
                     if not 200 <= status < 300:
                         raise http_error(status, config.url, body)
-                except (
-                    aiohttp.ClientConnectionError,
-                    aiohttp.ClientPayloadError,
-                    TimeoutError,
-                    Broken,
-                ) as error:
+                except _failures() as error:
                     if backoff.tries >= config.retries or _is_final(error, status):
                         raise
                     logger.info("%r: %s, asking again", config, redacted(str(error)))
@@ -312,8 +313,6 @@ class HttpWriter(BaseWriter[Any]):
                 await self._post(self._encode(records if size > 1 else records[0]))
 
     async def _post(self, body: bytes) -> None:
-        import aiohttp
-
         assert self._session is not None, "open() comes before the first flush"
         config = self._config
         backoff = Backoff(self._ctx.host.rng, config.backoff)
@@ -327,12 +326,7 @@ class HttpWriter(BaseWriter[Any]):
                     if 200 <= status < 300:
                         return
                     raise http_error(status, config.url, await response.content.read(1024))
-            except (
-                aiohttp.ClientConnectionError,
-                aiohttp.ClientPayloadError,
-                TimeoutError,
-                Broken,
-            ) as error:
+            except _failures() as error:
                 if backoff.tries >= config.retries or _is_final(error, status):
                     raise
                 logger.info("%r: %s, posting again", config, redacted(str(error)))
@@ -472,49 +466,31 @@ class _SseReader(BufferedReader):
         self._config = config
 
     async def run(self, split: Split) -> None:
-        with without_secrets(self._config):
-            await self._listen(split)
-
-    async def _listen(self, split: Split) -> None:
-        import aiohttp
-
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        last_id = split.position or ""
-        async with client_session(
-            {**config.headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}, None
-        ) as session:
-            while True:
-                parser = EventParser(last_id)
-                try:
-                    async with session.get(
-                        config.url, headers={"Last-Event-ID": last_id} if last_id else {}
-                    ) as response:
-                        if response.status == 204:
-                            return
-                        if response.status != 200:
-                            raise http_error(
-                                response.status, config.url, await response.content.read(1024)
-                            )
-                        async for data in response.content.iter_any():
-                            for event in parser.feed(data):
-                                backoff.reset()
-                                last_id = event.id
-                                await self.put(event, event.id)
-                except (
-                    aiohttp.ClientConnectionError,
-                    aiohttp.ClientPayloadError,
-                    TimeoutError,
-                    Broken,
-                ) as error:
-                    if not config.reconnect:
-                        raise
-                    backoff.failed(config, error)
-                else:
-                    if not config.reconnect:
-                        return
-                    backoff.ended(config)
-                await backoff.sleep()
+        self._last_id = split.position or ""
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        with without_secrets(config):
+            async with client_session({**config.headers, **headers}, None) as session:
+                listen = partial(self._listen, session, backoff)
+                await backoff.reconnecting(listen, config, config.reconnect, _failures())
+
+    async def _listen(self, session: aiohttp.ClientSession, backoff: Backoff) -> bool:
+        """Returns whether the server has no more events for good."""
+        url, last_id = self._config.url, self._last_id
+        parser = EventParser(last_id)
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        async with session.get(url, headers=headers) as response:
+            if response.status == 204:
+                return True
+            if response.status != 200:
+                raise http_error(response.status, url, await response.content.read(1024))
+            async for data in response.content.iter_any():
+                for event in parser.feed(data):
+                    backoff.reset()
+                    self._last_id = event.id
+                    await self.put(event, event.id)
+        return False
 
 
 # The names in savepoints: those of the first release that wrote them.

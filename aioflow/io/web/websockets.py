@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
@@ -119,36 +120,29 @@ class _WebSocketReader(BufferedReader):
         self._config = config
 
     async def run(self, split: Split) -> None:
-        with without_secrets(self._config):
-            await self._listen()
-
-    async def _listen(self) -> None:
         import aiohttp
 
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
-        async with client_session(config.headers, None) as session:
-            while True:
-                try:
-                    async with session.ws_connect(
-                        config.url, heartbeat=HEARTBEAT_S, max_msg_size=MESSAGE_BYTES_MAX
-                    ) as connection:
-                        for message in config.subscribe:
-                            await _send(connection, message)
-                        async for received in connection:
-                            if received.type is aiohttp.WSMsgType.ERROR:
-                                raise Broken(f"the connection broke: {connection.exception()}")
-                            backoff.reset()
-                            await self.put(received.data)
-                except (aiohttp.ClientError, TimeoutError, Broken) as error:
-                    if not config.reconnect:
-                        raise
-                    backoff.failed(config, error)
-                else:
-                    if not config.reconnect:
-                        return
-                    backoff.ended(config)
-                await backoff.sleep()
+        errors = (aiohttp.ClientError, TimeoutError, Broken)
+        with without_secrets(config):
+            async with client_session(config.headers, None) as session:
+                listen = partial(self._listen, session, backoff)
+                await backoff.reconnecting(listen, config, config.reconnect, errors)
+
+    async def _listen(self, session: aiohttp.ClientSession, backoff: Backoff) -> None:
+        import aiohttp
+
+        async with session.ws_connect(
+            self._config.url, heartbeat=HEARTBEAT_S, max_msg_size=MESSAGE_BYTES_MAX
+        ) as connection:
+            for message in self._config.subscribe:
+                await _send(connection, message)
+            async for received in connection:
+                if received.type is aiohttp.WSMsgType.ERROR:
+                    raise Broken(f"the connection broke: {connection.exception()}")
+                backoff.reset()
+                await self.put(received.data)
 
 
 class WebSocketWriter(BaseWriter[Any]):
@@ -177,17 +171,13 @@ class WebSocketWriter(BaseWriter[Any]):
 
         assert self._session is not None, "open() comes before the first flush"
         config = self._config
-        backoff = Backoff(self._ctx.host.rng, config.backoff)
-        while True:
-            try:
-                self._connection = await self._session.ws_connect(config.url, heartbeat=HEARTBEAT_S)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                if not config.reconnect:
-                    raise
-                backoff.failed(config, error)
-                await backoff.sleep()
-            else:
-                return self._connection
+        errors = (aiohttp.ClientError, TimeoutError)
+        self._connection = await Backoff(self._ctx.host.rng, config.backoff).persistently(
+            partial(self._session.ws_connect, config.url, heartbeat=HEARTBEAT_S),
+            config,
+            lambda error: config.reconnect and isinstance(error, errors),
+        )
+        return self._connection
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         self._pending.extend(values)
