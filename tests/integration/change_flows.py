@@ -136,25 +136,25 @@ async def change_through_kills(
     crash: Callable[[], None],
     same: Callable[[], Awaitable[bool]],
     *,
-    kills: int = 7,
+    kills: int = 5,
 ) -> None:
-    """Runs `flow` with two workers while `writer` changes the table, and kills: a worker mostly,
-    the server two or three times. Returns when the copies are the `same`.
+    """Runs `flow` with two workers while `writer` changes the table, and kills: the server every
+    third time, a worker otherwise. Returns when the copies are the `same`.
 
     `CHANGES=100000 KILLS=13` takes longer. It prints the changes a second.
     """
-    total = int(os.environ.get("CHANGES", "3000"))
+    total = int(os.environ.get("CHANGES", "2000"))
     kills = int(os.environ.get("KILLS", kills))
     async with flow.run(
         workers=2, checkpoints=store, every="150ms", restart=af.fixed_delay(200, "100ms")
     ) as job:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        writing = asyncio.create_task(writer.run(total, 0.005 if total <= 3000 else 0))
+        writing = asyncio.create_task(writer.run(total, 0.005 if total <= 2000 else 0))
         for kill in range(kills):
             while writer.changes < total * kill // (kills + 1) and not writing.done():
                 await asyncio.sleep(0.05)
-            if kill % 4 == 2:
+            if kill % 3 == 1:
                 await asyncio.to_thread(crash)
             else:
                 await eventually(lambda: len(open_workers(job)) > 0)

@@ -578,53 +578,54 @@ async def test_a_transaction_that_a_crash_cut_off_is_not_read(
     assert [one.key["id"] for one in read] == [1, 3]
 
 
-async def test_kills_of_workers_and_of_the_server_leave_the_exact_copies(tmp_path: Path) -> None:
+async def test_kills_of_workers_and_of_the_server_leave_the_exact_copies(
+    server: MysqlServer, tmp_path: Path
+) -> None:
     """The state fails for each change that is doubled or missing."""
-    with mysql_server(*LOGGED) as server:
-        dsn, target = server.create("killed"), server.create("killed_copy")
-        table = "CREATE TABLE t (id INT PRIMARY KEY, n INT)"
-        server.query("killed", f"{table}; INSERT INTO t SELECT seq, 0 FROM seq_1_to_6000")
-        server.query("killed_copy", table)
-        opened_: list[MysqlConnection] = []
+    dsn, target = server.create("killed"), server.create("killed_copy")
+    table = "CREATE TABLE t (id INT PRIMARY KEY, n INT)"
+    server.query("killed", f"{table}; INSERT INTO t SELECT seq, 0 FROM seq_1_to_6000")
+    server.query("killed_copy", table)
+    opened_: list[MysqlConnection] = []
 
-        async def execute(statements: list[str]) -> list[int] | None:
-            lost = False
-            while True:
-                try:
-                    if not opened_:
-                        opened_.append(await MysqlConnection.open(dsn, "writer"))
-                    if lost:  # The transaction may be committed, or not.
-                        return [one[0] for one in await opened_[0].rows("SELECT id FROM t")]
-                    block = "; ".join(["START TRANSACTION", *statements, "COMMIT"])
-                    await opened_[0].execute(f"BEGIN NOT ATOMIC {block}; END")
-                    return None
-                except Exception as error:
-                    if not is_away(error):
-                        raise
-                    lost = True
-                    while opened_:
-                        opened_.pop().abort()
-                    await asyncio.sleep(0.1)
+    async def execute(statements: list[str]) -> list[int] | None:
+        lost = False
+        while True:
+            try:
+                if not opened_:
+                    opened_.append(await MysqlConnection.open(dsn, "writer"))
+                if lost:  # The transaction may be committed, or not.
+                    return [one[0] for one in await opened_[0].rows("SELECT id FROM t")]
+                block = "; ".join(["START TRANSACTION", *statements, "COMMIT"])
+                await opened_[0].execute(f"BEGIN NOT ATOMIC {block}; END")
+                return None
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                lost = True
+                while opened_:
+                    opened_.pop().abort()
+                await asyncio.sleep(0.1)
 
-        def crash() -> None:
-            server.stop()
-            server.start()
+    def crash() -> None:
+        server.stop()
+        server.start()
 
-        async def rows(database: str) -> list[list[int]]:
-            found = await asyncio.to_thread(server.query, database, "SELECT * FROM t ORDER BY id")
-            return [[int(cell) for cell in line.split("\t")] for line in found]
+    async def rows(database: str) -> list[list[int]]:
+        found = await asyncio.to_thread(server.query, database, "SELECT * FROM t ORDER BY id")
+        return [[int(cell) for cell in line.split("\t")] for line in found]
 
-        async def same() -> bool:
-            return await rows("killed") == await rows("killed_copy")
+    async def same() -> bool:
+        return await rows("killed") == await rows("killed_copy")
 
-        changes = mysql_changes(dsn, "t")
-        flow = copied(changes, af.io.mysql(target, "t", mode="upsert"), tmp_path / "files")
-        try:
-            await change_through_kills(flow, tmp_path / "store", Writer(execute), crash, same)
-        finally:
-            while opened_:
-                await opened_.pop().close()
-        check_files(tmp_path / "files", await rows("killed"))
+    changes = mysql_changes(dsn, "t")
+    flow = copied(changes, af.io.mysql(target, "t", mode="upsert"), tmp_path / "files")
+    try:
+        await change_through_kills(flow, tmp_path / "store", Writer(execute), crash, same)
+    finally:
+        while opened_:
+            await opened_.pop().close()
+    check_files(tmp_path / "files", await rows("killed"))
 
 
 async def test_the_flow_of_the_page_keeps_a_copy_in_another_database(
