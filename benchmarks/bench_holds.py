@@ -1,13 +1,13 @@
-"""How long the loop is held at most while much falls due at once: windows, joins, timers, state and
-sources of a million keys.
+"""Longest time without a turn of the event loop, while windows, joins, timers, state or sources of
+a million keys are processed.
 
     python benchmarks/bench_holds.py [--keys 1000000] [--only tumbling instant] [--collector python]
 
-Beside each flow a plain task of the same loop asks for its turn, again and again: what it waits for
-is the longest that mail, a heartbeat or a request of the service can wait. By the CPU time of the
-thread, which others on the machine do not change. The garbage collector is set as in a worker
-process, unless it is asked for as Python sets it; its longest collection stands beside each figure,
-and is part of it.
+Beside each flow a plain task of the same loop asks for its turn, again and again. The longest wait
+of this task is the longest wait of mail, a heartbeat or a request of the service. Waits are CPU
+time of the thread, which other programs do not change. The garbage collector has the settings of a
+worker process, or with `--collector python` those of Python. The longest collection stands beside
+each figure, which includes the collection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aioflow.cluster.collector import COLLECTED_AFTER, Collector
 from benchmarks.bench_throughput import environment, loop_factory, print_rows
 
 GOAL_MS = 100
-"""No hold is to be longer."""
+"""Maximum of each hold."""
 
 INSTANT = 10_000
 """Event time at which everything is due."""

@@ -1,4 +1,4 @@
-"""Durable puts: how many a second, how long each takes, and what kill -9 of the service leaves.
+"""Durable puts: rate, latency, and the elements that are left after kill -9 of the service.
 
     python -m benchmarks.bench_push [--workers N] [--store local|s3] [--seconds 10] [--rounds 1]
                                     [--kills 5] [--between 6] [--clients 50] [--rate 1000]

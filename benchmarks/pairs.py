@@ -1,15 +1,15 @@
-"""Kill workers and restart the server while numbers go from one system to another: is the output
-exact, or at least once, as the page of guarantees says?
+"""Kills workers and restarts the server while numbers go from one system to another, and checks the
+output against the page of guarantees: exact, or at least once.
 
     python -m benchmarks.pairs SOURCE SINK [--records 500000] [--kills 10] [--restarts 3]
 
 SOURCE is one of rabbitmq, rabbitmq-stream, mqtt, nats, redis. SINK is one of jsonl, postgres,
 delta, rabbitmq, redis, nats. The program starts the servers. A flow with state counts the numbers
 by key on two workers, while they are written to the source. Kills (with -9) and restarts of the
-source's server come at even parts of the output. mosquitto is ended by SIGTERM, as it keeps no
-sessions otherwise; the other servers by SIGKILL. A sink that is at least once shows some rows
-twice. A source that is at least once gives some numbers twice; then the counts of each key have no
-gap, and no number is missing.
+source's server are spread evenly over the output. mosquitto is ended by SIGTERM, because it keeps
+no sessions otherwise, and all other servers by SIGKILL. A sink that is at least once may write some
+rows twice. A source that is at least once may give some numbers twice. Then no number may be
+missing, and the counts of each key may have no gap.
 """
 
 from __future__ import annotations

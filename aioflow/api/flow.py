@@ -311,8 +311,9 @@ class Flow:
 
         A query whose rows change, such as a GROUP BY without a window, needs `updates=True`. Its
         elements are `af.Upsert`: the latest row of a key, or None if that row is gone. Sinks of
-        tables write them with `mode="upsert"`. With `updates="changes"` they are `af.Change`, which
-        have the row before too. Rows without a key, such as those of a LEFT JOIN, need it.
+        tables write them with `mode="upsert"`. With `updates="changes"` the elements are
+        `af.Change`, which also have the row before. Rows without a key, such as those of a LEFT
+        JOIN, need `updates="changes"`.
 
         Raises SqlError at the place in the query. Needs the extra `[sql]`.
         """
@@ -333,8 +334,8 @@ class Flow:
         Statements end with `;`. CREATE TABLE names a connector of `af.io`, with its arguments as
         options: `WITH ('connector' = 'kafka', 'topic' = 'bids', ...)`. `${NAME}` in an option is a
         variable of the environment. CREATE VIEW names a query, and `INSERT INTO t SELECT ...`
-        writes one. All INSERTs are one job. `SET 'ttl' = '1h'` is `ttl=`. The other arguments are
-        as for `sql`.
+        writes one. All INSERTs are one job. `SET 'ttl' = '1h'` gives `ttl=` of `sql`. The other
+        arguments are as for `sql`.
 
         Raises SqlError at the place in the script. Needs the extra `[sql]`.
         """

@@ -264,7 +264,8 @@ class StateReader:
 
         A key without state has the value `default`. Without `default` that is the default of the
         state's descriptor, or None. `name` is the name of the state; it may be omitted if the
-        operator has only one. Windows have a state for each window, which raises StateError.
+        operator has only one. Raises StateError for the contents of windows, which have a state for
+        each window of a key.
         """
         self._refuse_windows(name)
         given = () if default is DECLARED else (default,)
@@ -291,7 +292,7 @@ class StateReader:
                 return found
 
     def _refuse_windows(self, name: str | None) -> None:
-        """Raises StateError for the contents of windows; states of their functions have names."""
+        """Raises StateError for the contents of windows. States of their functions can be read."""
         if "window" in self._node.kind and (name is None or name.startswith("window-")):
             raise StateError(
                 f"operator {self._node.name!r} has a state for each window of a key, so it cannot "

@@ -38,7 +38,7 @@ WRITE_BYTES = 1 << 20
 
 
 class LocalFiles:
-    """Copies in a directory below `base`, which is created at the first copy. A `CopyPlace`."""
+    """Copies of state in a directory below `base`. The first copy creates this directory."""
 
     def __init__(self, host: Host, base: str, job: str) -> None:
         """Takes "" as `base` for the machine's directory of temporary files.

@@ -250,7 +250,7 @@ class CheckpointTurns:
         return None if first is not None and first.holds else self._periodic_due(None)
 
     def _waits_for_rescaling(self) -> bool:
-        """Whether tasks are held, or those that replace them do not all run yet."""
+        """Whether a rescaling holds the tasks, or some of the new tasks do not run yet."""
         if self._hold is _Hold.RESTARTING and isinstance(self._subtasks.plan(), CheckpointPlan):
             self._hold = _Hold.NONE
         return self._hold is not _Hold.NONE

@@ -313,9 +313,9 @@ class FlowStore:
             ) from error
 
     async def ended_ms(self, found: CompletedCheckpoint) -> int | None:
-        """Returns when the job of checkpoint `found` ended by itself with that checkpoint.
+        """Returns the wall-clock time in ms at which a job ended by itself with checkpoint `found`.
 
-        The time is in wall-clock milliseconds; None if the job did not end in this way.
+        Returns None if the job did not end in this way.
         """
         if found.kind.is_savepoint or found.location != join_url(
             self.url, f"checkpoints/{found.checkpoint_id}"

@@ -1,8 +1,8 @@
 """The command `sql`: runs a script, shows its plan, or reads statements from a terminal.
 
 A SELECT of a script prints a JSON object for each row. The shell shows the rows of a query that
-ends as a table, and those of any other as they come. It keeps CREATE and SET for the statements
-that follow. Its line editor needs prompt_toolkit.
+ends as a table, and those of an endless query as they come. It keeps CREATE and SET for the
+statements that follow. Its line editor needs prompt_toolkit.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _shell(run: Callable[[Flow], int]) -> int:
 
 
 def _statements(shell: Shell) -> Iterator[str]:
-    """Yields the statements that the user types. Ctrl-C drops one, Ctrl-D ends the shell."""
+    """Yields the statements that the user types. Ctrl-C drops a statement, Ctrl-D ends."""
     ask = _line_editor(shell)
     lines: list[str] = []
     while True:
@@ -107,7 +107,7 @@ def _statements(shell: Shell) -> Iterator[str]:
 
 
 def _line_editor(shell: Shell) -> Callable[[str], str]:
-    """Returns a function that reads a line, with history and completion if there is a library."""
+    """Returns a function that reads a line. prompt_toolkit adds history and completion."""
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import Completer, Completion

@@ -75,7 +75,7 @@ def script_flow(path: Path, plans: TextIO | None) -> Flow:
 
 
 def script_of(text: str, name: str, console: Any, before: str = "") -> Flow:
-    """Returns the flow of a script, of which `console` shows rows and plans.
+    """Returns the flow of a script. `console` shows the rows and plans of the script.
 
     `before` are statements of earlier texts. Raises UsageError, with the place in `text`.
     """

@@ -274,10 +274,10 @@ class PlacedTasks:
         self.placed: dict[ExecutionAttemptId, str] = {}
         """Where each attempt that has not ended runs."""
         self._watches: dict[ExecutionAttemptId, asyncio.Task[None]] = {}
-        """Tasks that look whether cancelled attempts end in time."""
+        """Tasks that check whether cancelled attempts end in time."""
 
     def ended(self, attempt: ExecutionAttemptId) -> None:
-        """Forgets an attempt. It need not be watched any more."""
+        """Stops watching an attempt that has ended."""
         self.placed.pop(attempt, None)
         watch = self._watches.pop(attempt, None)
         if watch is not None:

@@ -166,7 +166,9 @@ class _PlaceState(msgspec.Struct):
 
 
 class SlotScheduler:
-    """The slots of one job, by worker id; subtasks by vertex id and index."""
+    """Assigns the subtasks of one job to slots. Slots are identified by worker id, and subtasks by
+    vertex id and index.
+    """
 
     def __init__(self, job_id: str, graph: JobGraph) -> None:
         self.job_id = job_id

@@ -50,8 +50,8 @@ class NotOnColumns(Exception):
 class ColumnExpression:
     """Computes an expression on batches of columns.
 
-    The object keeps compiled functions and the results for lists of entries, so each operator has
-    its own object.
+    The object caches compiled functions, and results for the entries of dictionary columns. So each
+    operator has an object of its own.
     """
 
     def __init__(self, expression: ex.Expr[Any]) -> None:

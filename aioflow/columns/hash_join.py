@@ -110,7 +110,7 @@ def together(parts: Sequence[Held]) -> Held:
 def blocks(
     left: Sequence[Held], right: Sequence[Held]
 ) -> Generator[tuple[Held, Held] | None, None, None]:
-    """Divides a window by key, so that no step takes long however many records it has.
+    """Divides a window by key, so that no step takes long, even for a large window.
 
     `left` and `right` are the parts of each side. Yields the records of both sides for each block
     of keys, and None between two steps. Blocks are in the order in which their keys first arrived
@@ -139,7 +139,7 @@ def blocks(
             (first[part.codes[meets[part.codes]]] - least) >> shift, minlength=len(counts)
         )
         yield None
-    # An odd number is a block with a key of very many records: no later bin has it, too.
+    # An odd number is the block of a bin with very many records: later bins have other numbers.
     numbers = 2 * ((counts.cumsum() - counts) // BLOCK_RECORDS) + (counts > BLOCK_RECORDS)
     yield None
     found: tuple[dict[int, list[Held]], ...] = ({}, {})
@@ -166,7 +166,7 @@ class Fired:
     whole: np.ndarray
     """Whether all pairs of the key were emitted."""
     parts: dict[int, tuple[int, int, int]]
-    """The keys of which some pairs were emitted: their number, and the numbers of records that the
+    """Key with some emitted pairs -> the number of these pairs, and the numbers of records that the
     key had on the left and on the right.
     """
 
@@ -196,7 +196,7 @@ class Pairing:
         for code, (skipped, height, width) in ({} if fired is None else fired.parts).items():
             at = self._keys == code
             self._skipped[at] = skipped
-            # Records that came after these were late for the window.
+            # Later records were late for the window.
             self._height[at] = np.minimum(self._height[at], height)
             self._width[at] = np.minimum(self._width[at], width)
         pairs = self._height * self._width - self._skipped
@@ -284,8 +284,8 @@ class Runs:
 def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the positions in `left` and in `right` of the keys that both contain.
 
-    Codes of keys are small, so a lookup table is used; it takes a third of the time of sorting. For
-    few of very many codes a search takes less.
+    Codes of keys are small, so a lookup table takes a third of the time of sorting. For few keys
+    with large codes a binary search is faster.
     """
     if not (len(left) and len(right)):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -505,7 +505,7 @@ class JoinSides:
         """Returns the records of `side` in the slices that start from `begin` up to `stop`
         (exclusive), in parts of about `READ_MAX` records at most.
 
-        There must be at least one. Yields after each part, so that other tasks can run.
+        There must be at least one record. Yields after each part, so that other tasks can run.
         """
         parts: list[Held] = []
         starts = self._starts_of[side]
@@ -543,7 +543,7 @@ class JoinSides:
     def fired(self, entries: Mapping[Any, Any], keys_max: int) -> Generator[None, None, Fired]:
         """Returns the keys of `entries`, a table of key -> True or an item of `Fired.parts`.
 
-        Call it behind `gather`. Yields after each `keys_max` keys.
+        Call it after `gather`. Yields after each `keys_max` keys.
         """
         whole, parts, items = [], dict[int, tuple[int, int, int]](), iter(entries.items())
         while chunk := list(islice(items, keys_max)):

@@ -160,8 +160,8 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
 def remainder(x: np.ndarray, n: int) -> np.ndarray:
     """Returns `x % n` of ints, for one `n` above 0.
 
-    This takes a tenth of the time of numpy's `%`, which divides each value by itself. Overflows
-    cancel out.
+    This takes a tenth of the time of numpy's `%`, which divides value by value. Overflows cancel
+    out.
     """
     if n & (n - 1) == 0:
         return x & (n - 1)

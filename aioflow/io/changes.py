@@ -140,7 +140,7 @@ def key_of(upsert: Upsert[Any]) -> tuple[Any, ...]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ChangesConfig:
-    """The arguments that each source of changes has, for the source and its reader."""
+    """The arguments that all sources of changes share."""
 
     name: ClassVar[str]
 

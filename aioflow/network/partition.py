@@ -152,9 +152,9 @@ class ResultPartition:
     def slice_records(self) -> int:
         """Number of output records that make about one batch per consumer.
 
-        A task whose slices of work are larger overfills the queues. A small initial batch size only
-        counts while a batch waits: an exchange with little data, or with consumers that keep up,
-        must not slow the task down.
+        A task with larger slices of work overfills the queues. The small initial batch size only
+        counts while a batch waits. Otherwise an exchange with little data, or with fast consumers,
+        would slow the task down.
         """
         if self._is_awaited:
             return sum(

@@ -56,10 +56,10 @@ from aioflow.sql.types import (
 __all__ = ["CreatedTable", "connectors", "options_of"]
 
 TEXTS = {"lines", "socket", "websocket"}
-"""Connectors of texts. A text is the one STRING column of a table, or a JSON object of several."""
+"""Connectors of texts. A text is the only STRING column, or a JSON object of the columns."""
 
 TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres"}
-"""Connectors whose times are objects of `datetime`. Others have texts, or milliseconds."""
+"""Connectors whose times are objects of `datetime`. Other connectors have texts or milliseconds."""
 
 NO_TABLES = {"drop_postgres_slot", "mysql_changes", "postgres_changes", "push"}
 """Functions of `aioflow.io` that take texts, and whose records are not the rows of a table."""
@@ -171,7 +171,7 @@ class _Options:
         return value
 
     def take(self, name: str) -> str | None:
-        """Returns the text of an option, which no other call gets."""
+        """Removes an option, and returns its text. Returns None if the option is not given."""
         return self.texts.pop(name, None)
 
     def place(self, name: str) -> exp.Expr:
@@ -600,7 +600,7 @@ class CreatedTable:
             identity=identity,
         )
         if found.changes and {*(identity or ())} != {*self.key}:
-            # Rows with another key, or none: the last of a PRIMARY KEY is in the table.
+            # Rows with another key, or without a key: the last row of a PRIMARY KEY is kept.
             if missing := [one for one in self.key if one not in reads]:
                 raise SqlError(f"INSERT lacks {', '.join(missing)} of PRIMARY KEY", into.this)
             made = replace(changelog(made), identity=tuple(self.key))

@@ -9,7 +9,7 @@ from aioflow.core.errors import GraphError
 __all__ = ["SqlError", "span_of"]
 
 SHOWN_MAX = 400
-"""Maximum number of letters that are shown of a line."""
+"""Maximum number of characters that are shown of a line."""
 
 
 def span_of(node: Any) -> tuple[int, int] | None:
@@ -50,7 +50,7 @@ class SqlError(GraphError):
         if self.span is None or self.line is None or self.column is None or not self.text:
             return self.message
         shown, before = self.text.split("\n")[self.line - 1], self.column - 1
-        if len(shown) > SHOWN_MAX:  # Such as a query that a program has made.
+        if len(shown) > SHOWN_MAX:  # A program may generate long lines.
             cut = max(0, before - SHOWN_MAX // 2)
             shown, before = shown[cut : cut + SHOWN_MAX], before - cut
         width = max(1, min(self.span[1] - self.span[0], len(shown) - before))

@@ -250,7 +250,7 @@ class Joins:
     def _changing(
         self, left: Relation, right: Relation, join: exp.Join, split: Condition
     ) -> Relation:
-        """Joins whole streams whose rows may go, or whose pairs may."""
+        """Joins whole streams whose rows or pairs may be deleted."""
         require_ttl(self._ttl, self._flow, [left, right], "a join of whole streams", join)
         keeps = join.side in ("LEFT", "FULL"), join.side in ("RIGHT", "FULL")
         keys, others = self._keys_of(left, right, split.equal)

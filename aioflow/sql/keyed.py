@@ -1,7 +1,7 @@
 """Functions that keep rows of each key: the first one, the best ones, and what was emitted.
 
-Those of a changelog take rows that come and rows that go, as the field CHANGE says. They emit what
-comes before what goes, so that a row that is replaced leaves no gap.
+Functions of a changelog take insertions and deletions of rows, marked by the field CHANGE. They
+emit insertions before deletions, so a replaced row leaves no gap.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def _text(row: Row) -> str:
 
 @dataclass
 class Leaders(KeyedProcessFunction[Any, Row, Row]):
-    """Emits each of the first `n` rows of a key whose rank is new or another, with its rank.
+    """Emits each of the first `n` rows of a key whose rank is new or has changed, with its rank.
 
-    With `retracts` rows may go. The rows behind the first `n` are then kept too, and PASSES of a
-    record says whether there is a row of its rank.
+    With `retracts` rows may be deleted. Then the rows behind the first `n` are kept too, and PASSES
+    says whether a row has this rank.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Leaders(KeyedProcessFunction[Any, Row, Row]):
             self.others: MapState[str, tuple[Row, int]] = ctx.get_map_state(
                 MapStateDescriptor("others")
             )
-        """The rows behind the best, by their text, and how many equal ones there are."""
+        """Text of a row behind the first `n` -> the row, and the number of equal rows."""
 
     def process_element(self, value: Row, ctx: ProcessContext) -> list[Row]:
         best = self.best.value() or []
@@ -146,16 +146,18 @@ class First(KeyedProcessFunction[Any, Row, Row]):
 class Over(KeyedProcessFunction[Any, Row, Row]):
     """Adds to each row the aggregate of the rows of its key up to this row, in event time.
 
-    A row is emitted when the watermark has reached its time. Late rows are left out.
+    A row is emitted when the watermark has reached its time. Late rows are dropped.
     """
 
     aggregate: AggregateFunction[Any, Any, Any]
     order: Callable[[Row], Any] | None
-    """Order of the rows of one time; None: that of arrival."""
+    """Order of rows with the same time; None means the order of arrival."""
     by_rows: bool
-    """Whether rows of one time and order come one after the other, and not at once."""
+    """Whether rows with equal time and order have frames of their own (ROWS), not one frame
+    (RANGE).
+    """
     size: int | None
-    """Number of rows before a row, or of ms, in its frame. None: all rows before."""
+    """Length of the frame before a row, in rows or ms. None means all rows before."""
     name: str
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -234,15 +236,15 @@ class Shown(KeyedProcessFunction[Any, Upsert[Any], Upsert[Any]]):
 
 @dataclass
 class Versions(KeyedProcessFunction[Any, Row, Any]):
-    """Keeps the rows of each key, and emits `give` of the row that was shown and the one that is.
+    """Keeps the rows of each key, and emits `give(before, after)` when the latest row changes.
 
-    The rows of a changelog with a key can come from several subtasks, so a row may come before the
-    one that it replaces goes. The last to come is shown.
+    The rows of a changelog with a key can come from several subtasks. So a row may be inserted
+    before the row that it replaces is deleted. The latest row is shown.
     """
 
     of_changelog: bool
-    """Whether CHANGE says what comes and goes. Otherwise each record replaces the one before, and
-    PASSES says whether the row is there.
+    """Whether CHANGE marks insertions and deletions. Otherwise each record replaces the one before,
+    and PASSES says whether the row exists.
     """
     give: Callable[[Row | None, Row | None], Iterable[Any]]
 
@@ -312,9 +314,9 @@ class Groups(KeyedProcessFunction[Any, Row, tuple[Any, Any, int]]):
 
 
 class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
-    """Joins two changelogs, or streams whose rows only come, to a changelog of the pairs.
+    """Joins two changelogs, or streams that append, to a changelog of the pairs.
 
-    A side of `keeps` has a row for each of its rows without a partner. A NULL in a key equals
+    Each row without a partner on a side with `keeps` gives a row of its own. A NULL in a key equals
     nothing. A pair whose row has expired stays as it was emitted.
     """
 
@@ -336,8 +338,8 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
         self.sides: list[MapState[str, tuple[Row, int, int]]] = [
             ctx.get_map_state(MapStateDescriptor(name, ttl=self.ttl)) for name in ("left", "right")
         ]
-        """Rows by their text, how many equal ones there are, and the number of their partners. The
-        latter is kept only for a side of `keeps`.
+        """Text of a row -> the row, the number of equal rows, and the number of their partners.
+        Only a side with `keeps` counts partners.
         """
 
     def process_element1(self, value: Row, ctx: ProcessContext) -> Iterable[Row]:

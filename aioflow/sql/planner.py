@@ -90,7 +90,7 @@ class View:
 
     @property
     def some_rank(self) -> tuple[str, int] | None:
-        """A limit of its rank with which it can be planned for its columns."""
+        """A limit of the rank, with which the view can be planned to learn its columns."""
         calls = [one for one in self.query.unnest().expressions if one.find(exp.RowNumber)]
         return (calls[0].alias, 1) if self.has_over and calls else None
 
@@ -600,7 +600,7 @@ class Planner:
         own: Sequence[Field],
     ) -> tuple[tuple[str, ...] | None, str]:
         """Returns the keys of the columns that identify a row, None with the reason if a changelog
-        has none. The one row of a query without groups has its constants for it.
+        has none. A query without groups has one row, identified by its constants.
         """
         identity = relation.identity
         missing = [

@@ -41,9 +41,9 @@ __all__ = [
 
 START, END, TIME = "window_start", "window_end", "window_time"
 CHANGE = "$change"
-"""Field of the rows of a changelog: 1 for a row that comes, -1 for one that goes."""
+"""Field of the rows of a changelog: 1 for an insertion, -1 for a deletion."""
 PASSES = "$passes"
-"""Field of a record that updates: whether the row is there."""
+"""Field of an update: whether the row exists."""
 WINDOW_FIELDS = tuple(Field(name, TIMESTAMP, False, name) for name in (START, END, TIME))
 """The fields that a table function of windows adds."""
 
@@ -127,11 +127,11 @@ class Relation:
     identity: tuple[str, ...] | None = None
     """Keys of the fields that say which row a record replaces; None: records only append.
 
-    All records of a row come from one subtask, in order. In a changelog it is the key of the rows,
-    None if they have none.
+    All records of a row come from one subtask, in order. In a changelog these fields are the key of
+    the rows; None means no key.
     """
     is_changelog: bool = False
-    """Whether a record is a row that comes or goes, as its field CHANGE says."""
+    """Whether records are insertions and deletions, marked by the field CHANGE."""
     lacks: str = ""
     """Why the rows of a changelog have no key, for an error."""
     passes: Expr[Any] | None = None

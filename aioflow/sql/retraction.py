@@ -1,8 +1,8 @@
 """Aggregates from which a value can be taken back, for rows that change.
 
 COUNT, SUM and AVG subtract. MIN, MAX and COUNT(DISTINCT) count equal values in a map of keyed
-state, and look through it only if the least or greatest value goes. Other aggregates are computed
-of all their values again, in order of arrival.
+state, and search this map only if the least or greatest value is deleted. Other aggregates are
+computed again from all their values, in order of arrival.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Retractable", "retractable"]
 
 
 class Retractable:
-    """An aggregate whose accumulator is `initial` at first. This one is COUNT."""
+    """An aggregate from which values can be taken back. This class itself is COUNT."""
 
     initial: Any = 0
     keeps_values = False
@@ -62,7 +62,8 @@ class _OfValues(Retractable):
 
 
 class _Total(_OfValues):
-    """SUM and AVG. Sums of floats are exact, because a large one would take others with it.
+    """SUM and AVG. Sums of floats are exact: otherwise the rounding by a large float would outlast
+    its deletion.
 
     The accumulator has the sum of the finite numbers, their number, how many of the numbers are
     floats, and how many are NaN, infinite, and minus infinite.
@@ -93,7 +94,7 @@ class _Total(_OfValues):
                 total = math.inf if most else -math.inf
             else:
                 total = _float(total)
-        elif isinstance(total, Fraction):  # Of floats that have gone.
+        elif isinstance(total, Fraction):  # All floats were deleted.
             total = int(total)
         return total / count if isinstance(self.part, af.Mean) else total
 
@@ -106,7 +107,7 @@ def _float(exact: Fraction | int) -> float:
 
 
 class _Counted(_OfValues):
-    """COUNT(DISTINCT). Its map has how many equal values there are."""
+    """COUNT(DISTINCT). Its map has the number of rows with each value."""
 
     keeps_values = True
 
@@ -120,7 +121,7 @@ class _Counted(_OfValues):
         return self._after(accumulator, value, values, (count > 0, count + change > 0))
 
     def _after(self, accumulator: Any, value: Any, values: Any, there: tuple[bool, bool]) -> Any:
-        """Returns the accumulator. `there` says whether the value was there, and whether it is."""
+        """Returns the new accumulator. `there` tells whether the value existed before and after."""
         return accumulator - there[0] + there[1]
 
 
@@ -138,7 +139,7 @@ class _Extreme(_Counted):
 
 
 class _Kept(_OfValues):
-    """Any other aggregate. Its map has the places at which equal values came.
+    """Any other aggregate. Its map has the places of each value in the order of arrival.
 
     The accumulator is the number of values that have come.
     """

@@ -107,7 +107,7 @@ def tables_of(flow: Any, text: str) -> dict[str, list[tuple[str, str]]]:
 
 
 class Console(Protocol):
-    """Shows the results of statements that give no stream to a program."""
+    """Shows the rows and plans of a script."""
 
     def rows(self, stream: DataStream[Any]) -> None: ...
 
@@ -173,7 +173,7 @@ def _functions(given: Mapping[str, Callable[..., Any]]) -> Functions:
 
 
 class CreatedView(View):
-    """A view of a script, which queries share. Its rows may change if those of a query may."""
+    """A view of a script, which several queries share."""
 
     def __init__(self, script: Script, name: str, query: exp.Expr, columns: Any) -> None:
         super().__init__(script, query, columns)
@@ -391,11 +391,11 @@ class Script(Planner):
 
 
 def name_states(graph: StreamGraph, first: int, prefix: str = "") -> None:
-    """Gives the operators with state that a query has added a uid by their meaning.
+    """Gives a uid to each operator with state that a query has added.
 
-    `first` is the number of nodes before it. A uid is made of `prefix`, the kind of the operator,
-    its keys, what it computes, and the operators with state before it. Conditions, columns of
-    SELECT and other queries do not change it.
+    `first` is the number of nodes before the query. A uid is made of `prefix`, the kind of the
+    operator, its keys, its computation, and the operators with state before it. Conditions, columns
+    of SELECT and other queries do not change the uid.
     """
     used = {one.uid for one in graph.nodes.values()}
     meanings: dict[int, str] = {}

@@ -83,8 +83,8 @@ class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
 
 
 class ChangeStream(DataStream[Change[dict[str, Any]]]):
-    """The stream of a query whose rows change: each change is a row that comes, goes, or takes the
-    place of another. Rows without a key only come and go.
+    """The stream of a query whose rows change: each change inserts, deletes or replaces a row. Rows
+    without a key are only inserted and deleted.
     """
 
     def __init__(self, relation: Relation) -> None:

@@ -78,9 +78,9 @@ class Churn:
         return len(self.sample) >= SAMPLE_MIN and 2 * gone > len(self.sample)
 
     def goes_on(self, rows: int) -> bool:
-        """Returns whether the generation after the next file needs no notes either.
+        """Returns whether the generation after the next file also needs no notes of changes.
 
-        `rows` is about the number of rows in this file.
+        `rows` is the approximate number of rows in the next file.
         """
         return self._left > 1 and 0 < rows <= UNNOTED_ROWS_MAX
 

@@ -332,7 +332,7 @@ class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class _Divided(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The content of `DIVIDED`: each batch of `_Encoded` as a list of smaller ones."""
+    """The content of `DIVIDED`: each batch of `_Encoded` as a list of smaller batches."""
 
     split: dict[str, list[bytes]]
     union: dict[str, list[bytes]]

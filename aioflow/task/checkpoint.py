@@ -270,7 +270,7 @@ class SubtaskSnapshot:
 
 
 async def _in_turns(work: Generator[None, None, bytes]) -> bytes:
-    """Returns the result of `work`, whose steps leave turns to other tasks."""
+    """Returns the result of `work`. Other tasks run between the steps of `work`."""
     while True:
         try:
             next(work)

@@ -258,7 +258,7 @@ class TaskLoop(ABC, Generic[InputT]):
         return True
 
     def _take_over(self, status: InputStatus) -> InputStatus:
-        """Goes on taking input for one slice: the barrier of a checkpoint is behind it."""
+        """Takes input for one slice while an operator is full, to reach the next barrier."""
         ends_ns = self._perf_ns() + SLICE_NS
         while (
             status is InputStatus.MORE_AVAILABLE

@@ -73,7 +73,7 @@ class OperatorNode(Protocol):
 
 
 class OperatorOutput(Protocol):
-    """Takes what operators emit beside their chain."""
+    """The interface for side outputs and idleness, which operators emit outside of their chain."""
 
     def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
         """Takes records for the side output `tag` of a node, a source or an operator."""

@@ -140,7 +140,7 @@ class Connection:
         client_id: str | None,
         received: Callable[[Any], None] | None = None,
     ) -> None:
-        """`received` gets each message that arrives. A kept session sends some at once."""
+        """`received` gets each message that arrives. A kept session sends messages at once."""
         try:
             from paho.mqtt import client as paho
             from paho.mqtt.enums import CallbackAPIVersion
@@ -209,7 +209,7 @@ class Connection:
                 await asyncio.shield(connecting)
                 properties = await self._open
         except asyncio.CancelledError:
-            await wait_all([connecting])  # A thread has the socket until then.
+            await wait_all([connecting])  # The thread uses the socket until then.
             raise
         except Exception as error:
             await wait_all([connecting])
@@ -280,7 +280,7 @@ class Connection:
         """Ends the connection."""
         if not self.ended.done() and self._sock is not None:
             self.client.disconnect()
-            await wait_first([self.ended], timeout_s=CLOSE_TIMEOUT_S)  # Once it is written.
+            await wait_first([self.ended], timeout_s=CLOSE_TIMEOUT_S)  # DISCONNECT is written.
         self._end(None)
         self._forget_socket()
         if (sock := self.client.socket()) is not None:
@@ -319,7 +319,7 @@ class Connection:
             self._loop.remove_reader(sock.fileno())
             self._loop.remove_writer(sock.fileno())
         except (ValueError, OSError):
-            pass  # It is closed already.
+            pass  # The socket is closed already.
 
     def _forget_socket(self) -> None:
         sock, self._sock = self._sock, None
@@ -360,7 +360,7 @@ class Connection:
         if not self._open.done():
             if reason.is_failure:
                 self._open.set_exception(Refused(reason))
-                self._open.exception()  # It may come after the time limit.
+                self._open.exception()  # The answer may come after the time limit.
             else:
                 self._open.set_result(properties)
 

@@ -183,7 +183,7 @@ class MqttTopics(MqttConfig, BaseSource[T], BaseSink[Any]):
 
 
 class _MqttReader(AcknowledgingReader):
-    """A reader of topics. A receipt is the number of the connection, and that of the message."""
+    """A reader of topics. A receipt has the numbers of the connection and the message."""
 
     def __init__(self, ctx: SourceContext, config: MqttConfig) -> None:
         decode, prepare = config.format.decoder(ctx.host)
@@ -219,7 +219,7 @@ class _MqttReader(AcknowledgingReader):
 
     @property
     def finished(self) -> bool:
-        """Whether the subtask has no part in the reading. The topics themselves never end."""
+        """Whether the subtask has no split to read. Topics themselves never end."""
         return not self.splits
 
     def content_of(self, content: Any) -> bytes:

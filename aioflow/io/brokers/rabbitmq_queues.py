@@ -247,8 +247,7 @@ async def _ignore(message: Any) -> None:
 async def last_offset(connection: Any, stream: str) -> int | None:
     """Returns the offset of the last message of a stream, or None if the stream is empty.
 
-    The server sends the last chunk of the stream at once. Its answer to a later question comes
-    after the chunk.
+    The server sends the last chunk of the stream at once, before it answers a later request.
     """
     offsets: list[int] = []
     arrived = asyncio.Event()
@@ -276,8 +275,8 @@ async def last_offset(connection: Any, stream: str) -> int | None:
 class _RabbitmqReader(AcknowledgingReader):
     """A reader of queues or streams, with a channel for each of them on one connection.
 
-    A receipt is the number of the connection, the queue, and the delivery tag there. For a stream
-    it also has the offset after the message.
+    A receipt is the number of the connection, the queue, and the delivery tag there. The receipt of
+    a message in a stream also has the next offset.
     """
 
     def __init__(self, ctx: SourceContext, config: RabbitmqConfig) -> None:

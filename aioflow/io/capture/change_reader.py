@@ -1,5 +1,5 @@
-"""What the readers of changes of each server share: a buffer of changes, and the log of the server,
-which is read from the middle of a transaction or of a snapshot on.
+"""The common parts of the readers of changes: a buffer of changes, and the position in the server's
+log, which may be within a transaction or a snapshot.
 
 A position is None at the beginning, and otherwise a list:
 
@@ -15,17 +15,17 @@ A checkpoint may fall within a transaction. After a restore the server sends thi
 from its beginning, with the same changes, and the reader leaves out the counted ones. The reader
 stops reading the socket while its buffer is full, so memory is bounded for any transaction.
 
-A snapshot cannot be opened again after its connection is gone. So the rows that are left are read
-in a later snapshot, as of a later place in the log, while the changes are read from the first
-place on. Each key is thus in a range that was read as of one place, and a change before this place
-is already in its row. Such changes are left out, and a change of the key itself may become a
-deletion or an insert. After DBLog (Andreakis and Papapanagiotou, 2020), without its marks in the
-log: the server names the place of a snapshot.
+A snapshot cannot be opened again after its connection is gone. So the remaining rows are read in a
+later snapshot, as of a later place in the log. The changes are still read from the first place on.
+Each key belongs to a range that was read as of one place, and its row contains all changes before
+this place. The reader drops these changes, so a change of the key itself may become a deletion or
+an insert. The method is that of DBLog (Andreakis and Papapanagiotou, 2020). No marks in the log are
+needed, because the server names the place of a snapshot.
 
-A range is [table, last key, as of]: the keys of the table after the range before, up to the last
-key. None is the end of the table. A key is compared as Python compares it, so it has types alone
-that Python orders as the server does. An empty list as the last key marks a table without such a
-key: it was read again from its beginning, and no change is left out.
+A range is [table, last key, as of]: the keys of the table after the previous range, up to the last
+key. None as the last key is the end of the table. Python compares the keys, so a key may only have
+types that Python orders as the server does. An empty list as the last key marks a table without
+such a key. This table was read again from its beginning, and none of its changes is dropped.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ __all__ = [
 ]
 
 BUFFERED_BYTES = 16 << 20
-"""Number of bytes of rows that wait in memory, at most, and one block of messages."""
+"""Maximum number of bytes of rows that wait in memory, beside one block of messages."""
 
 RECEIVED_BYTES = 1 << 20
-"""Number of received bytes at which the socket is not read any more."""
+"""Number of received bytes at which reading from the socket pauses."""
 
 SNAPSHOT, LOG = "snapshot", "log"
 
@@ -79,7 +79,7 @@ class Named(Protocol):
 
 
 class RowsOf(Protocol):
-    """What the log needs of the rows of a table. A row is as the reader keeps it."""
+    """The interface of a table's rows that `ChangeLog` needs. Each reader has a type of row."""
 
     @property
     def table(self) -> str:
@@ -213,8 +213,8 @@ class ChangeReader(StreamReader):
     ) -> None:
         """Reads the rows of all remaining tables, as of the place `as_of` in the log.
 
-        `start` is the place where the changes begin. `read` reads the rows of a table behind the
-        texts of a key; its position begins with the given one.
+        `start` is the place where the changes begin. `read(table, begin, key)` reads the rows of a
+        table behind the texts of a key. `begin` is the beginning of the positions of these rows.
         """
         ranges: list[list[Any]] = []
         if self.behind is not None:
@@ -264,7 +264,7 @@ class ChangeReader(StreamReader):
 
 
 class ChangeLog:
-    """The place within the stream of the log: transactions, and how much of one was read."""
+    """The place within the log: a transaction, and the number of its changes that were read."""
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ class ChangeLog:
         return self._number > self._skip
 
     def truncate(self, messages: list[Message], table: str) -> None:
-        """Adds the removal of all rows of `table`, unless the snapshot was read after it."""
+        """Adds a truncate of `table`, unless the snapshot was read after the truncate."""
         if self._ranges is not None:
             changes = self._ranges.truncates(table, self._commit)
             if changes is None:
@@ -385,17 +385,17 @@ class SnapshotRanges:
     """The ranges of all tables. Immutable."""
 
     def __init__(self, ranges: Sequence[Sequence[Any]]) -> None:
-        """Makes the ranges from the part of a position that tells them."""
+        """Makes the ranges from those in a position."""
         self._ranges: dict[str, list[tuple[tuple[Any, ...] | None, int]]] = {}
         for table, last, as_of in ranges:
             self._ranges.setdefault(table, []).append(
                 (None if last is None else tuple(last), as_of)
             )
         self.end = max((as_of for _, _, as_of in ranges), default=0)
-        """From this place on no change is left out."""
+        """The place from which on no change is dropped."""
 
     def contains(self, table: str, key: tuple[Any, ...], commit: int) -> bool:
-        """Returns whether the row with `key` was read with what was committed at `commit`."""
+        """Returns whether the row with `key` was read after the commit at `commit`."""
         for last, as_of in self._ranges.get(table, ()):
             if last == ():
                 return False
@@ -404,9 +404,9 @@ class SnapshotRanges:
         return False
 
     def truncates(self, table: str, commit: int) -> bool | None:
-        """Returns whether a truncate at `commit` changes rows that were read: all, or none of them.
+        """Returns whether a truncate at `commit` removes the rows that were read.
 
-        None: some of them.
+        True means all of the rows, False none, and None some of them.
         """
         ranges = self._ranges.get(table, [])
         if any(last == () for last, _ in ranges):

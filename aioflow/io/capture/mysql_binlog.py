@@ -108,7 +108,7 @@ class Event(NamedTuple):
 
 
 class TableMap(NamedTuple):
-    """What the rows of a table that follow look like."""
+    """The columns of a table, for the rows in the events that follow."""
 
     columns: list[BinlogColumn]
     """Empty names, unless the log has all metadata."""
@@ -117,7 +117,7 @@ class TableMap(NamedTuple):
 
 
 def head(payload: bytes, checksums: bool) -> Event:
-    """Returns the event in a packet of the server, whose first byte says that there is one."""
+    """Returns the event in a packet of the server. The first byte of the packet marks an event."""
     try:
         timestamp_s, kind, _server, size, end, flags = _HEAD(payload, 1)
     except error:
@@ -178,7 +178,7 @@ def table_name_of(event: Event) -> tuple[str, str]:
 
 
 def table_map_of(event: Event) -> TableMap:
-    """Returns what the rows that follow look like."""
+    """Returns the description of a table in `event`."""
     try:
         return _table_map(event.body)
     except (IndexError, KeyError, ValueError) as cause:
@@ -222,7 +222,7 @@ def _described(
     lengths: list[int],
     fields: Mapping[int, bytes],
 ) -> TableMap:
-    """Returns a table of its types, and of the optional metadata."""
+    """Returns a table made of its types and of the optional metadata."""
     count = len(types)
     names = [text.decode() for text in _strings(fields.get(_NAMES, b""))] or [""] * count
     signs = iter(_bits(fields.get(_SIGNS, b"")))

@@ -110,7 +110,7 @@ SETTINGS = {
     "log_bin_compress": ("OFF", "SET GLOBAL log_bin_compress = OFF"),
     "binlog_transaction_compression": ("OFF", "SET GLOBAL binlog_transaction_compression = OFF"),
 }  # fmt: skip
-"""Setting of the server -> its value, and what to do if it has another one."""
+"""Setting of the server -> the expected value, and the remedy for another value."""
 
 MAY_LACK = ("log_bin_compress", "binlog_transaction_compression")
 

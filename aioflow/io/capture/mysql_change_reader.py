@@ -48,7 +48,7 @@ leave a part of a transaction in its log. A larger transaction is handed over be
 """
 
 BEGINS = (binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID)
-"""Events before a transaction, or before a statement that is one."""
+"""Events before a transaction, or before a statement that is a transaction by itself."""
 
 SHAPES = 1_000
 """Number of descriptions of tables that are kept, at most."""
@@ -64,7 +64,7 @@ _DML = re.compile(r"(?:INSERT|UPDATE|DELETE|REPLACE|LOAD|WITH)\b", re.IGNORECASE
 
 
 class RowReader:
-    """Makes changes of the rows of one table, with one list of its columns."""
+    """Makes changes of the rows of one table that have the same columns."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ def _ordered(name: str, type_name: str) -> str:
 
 
 def _ordered_value(value: Any) -> Any:
-    """Returns a value of a key as it is compared: dates as texts, since a zero date is one."""
+    """Returns the value of a key for comparison. Dates become texts, as zero dates are texts."""
     return str(value) if isinstance(value, datetime.date) else value
 
 
@@ -305,7 +305,7 @@ class _Log(ChangeLog):
         self._tables: dict[int, _Rows | None] = {}
         """Number of a table in the log -> its rows; None if the table was not asked for."""
         self._shapes: dict[bytes, _Rows | None] = {}
-        """Description of a table -> the same."""
+        """Description of a table in the log -> its rows; None if the table was not asked for."""
         self._held: list[Message] = []
         """Changes of the transaction that has not ended."""
         self._held_size = 0

@@ -107,7 +107,7 @@ def mysql_changes(
 class MysqlChanges(MysqlChangesConfig, BaseSource[Change[T]]):
     """A `Source` of the changes of some tables. Made by `mysql_changes`.
 
-    It has one split, since the order of the transactions is one.
+    It has one split, because all transactions have one order.
     """
 
     parallelism_max = 1

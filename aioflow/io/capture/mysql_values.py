@@ -41,7 +41,7 @@ class BinlogColumn(NamedTuple):
     name: str
     type: int
     length: int
-    """What describes the type: a length, a number of digits, or their like."""
+    """The parameters of the type, such as a length or a number of digits."""
     unsigned: bool
     collation: int
     members: Sequence[bytes]
@@ -244,7 +244,9 @@ def _sized(size: int, convert: Callable[[bytes], Any] | None) -> Read:
 
 
 def text_decoder(codec: str) -> Callable[[bytes], str]:
-    """Returns what makes a text of bytes. The five bytes that cp1252 lacks are control signs."""
+    """Returns a function that decodes bytes. The five bytes that cp1252 lacks become control
+    characters.
+    """
     if codec != "cp1252":
         return lambda content: content.decode(codec)
 
@@ -307,11 +309,11 @@ SIZED_READERS: dict[int, Callable[[int], Read]] = {
     JSON: lambda length: _sized(length, decode_json),
     BIT: lambda length: _integer((length >> 8) + ((length & 0xFF) > 0), big=True),
 }
-"""Type -> what makes the reader of its values from the length of a column."""
+"""Type -> the function that makes a reader of values from the length of a column."""
 
 
 def reader_of(column: BinlogColumn, charsets: Mapping[int, str], as_json: bool) -> Read:
-    """Returns what reads the values of a column. Raises ValueError for an unknown type."""
+    """Returns a function that reads values of a column. Raises ValueError for an unknown type."""
     type_, length = column.type, column.length
     if (found := _INTEGERS.get((type_, column.unsigned))) is not None:
         return found
@@ -348,7 +350,7 @@ _INLINED = {False: (4, 5, 6), True: (4, 5, 6, 7, 8)}
 
 
 def decode_json(content: bytes) -> Any:
-    """Returns the value of a document. Raises ValueError for one that is malformed."""
+    """Returns the value of a document. Raises ValueError if the document is malformed."""
     try:
         return _json(content[0], content, 1) if content else None
     except (IndexError, KeyError, OverflowError, RecursionError, error) as cause:
@@ -490,5 +492,5 @@ _TEXT_READERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def text_reader_of(type_name: str) -> Callable[[bytes], Any] | None:
-    """Returns what makes a value of the text of a type of the server; None for an unknown type."""
+    """Returns a function that makes a value from a text, or None for an unknown type."""
     return _TEXT_READERS.get(type_name)

@@ -104,7 +104,7 @@ def postgres_changes(
 class PostgresChanges(PostgresChangesConfig, BaseSource[Change[T]]):
     """A `Source` of the changes of some tables. Made by `postgres_changes`.
 
-    It has one split, since the order of the transactions is one.
+    It has one split, because all transactions have one order.
     """
 
     parallelism_max = 1

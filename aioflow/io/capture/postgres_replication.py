@@ -1,10 +1,10 @@
 """A replication connection to PostgreSQL: simple queries, then the stream of a replication slot.
 
 asyncpg opens the connection: it reads the dsn, encrypts, authenticates, and tries several hosts. It
-does not know the replication protocol, so this module takes its transport over. Few messages are
-left: a query and its rows, and "copy both", in which the server sends changes and keepalives, and
-the client says how far it has come. See "Streaming Replication Protocol" in PostgreSQL's
-documentation.
+does not know the replication protocol, so this module takes over its transport. Only a few kinds of
+messages are left: a query and its rows, and "copy both", in which the server sends changes and
+keepalives, and the client says how far it has come. See "Streaming Replication Protocol" in
+PostgreSQL's documentation.
 
 Invariant: a bounded number of bytes waits in memory, see `Frames`.
 """

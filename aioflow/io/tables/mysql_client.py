@@ -38,18 +38,18 @@ CLOSE_TIMEOUT_S = 5.0
 """Maximum time for closing a connection."""
 
 HEARTBEAT_S = 5.0
-"""Interval at which the server says that it has nothing to say."""
+"""Interval of the server's heartbeats while the log has no new events."""
 
 SILENCE_S = 30.0
 """Time without any message after which the connection counts as broken."""
 
 OWN_IDS = 1 << 31
-"""The least number of a reader among the replicas of a server. A server ends the stream of a
-replica when another one comes with its number.
+"""Lowest `server_id` of a reader. A server ends the stream of a replica when another replica
+connects with the same number.
 """
 
 LONGEST_PACKET = 0xFFFFFF
-"""Length of a packet whose message goes on in the next one."""
+"""Length of a packet whose message continues in the next packet."""
 
 SESSION = (
     "SET SESSION sql_mode = CONCAT(REPLACE(@@sql_mode, 'NO_BACKSLASH_ESCAPES', ''), "
@@ -222,7 +222,7 @@ class BinlogStream:
         self._before_rows = 0 if connection.lacks_eof else 1
         """Number of messages between the columns of an answer and its rows."""
         self._parts: list[bytes] = []
-        """The begin of a message of more than one packet."""
+        """The beginning of a message of more than one packet."""
         self._failure: bytes | None = None
         """The error that came behind the last messages."""
 
@@ -236,7 +236,9 @@ class BinlogStream:
         *,
         waits: bool = True,
     ) -> BinlogStream:
-        """Begins to read the log. `waits` at its end is for what will come."""
+        """Begins to read the log. With `waits` the stream goes on with new events at the end of the
+        log.
+        """
         for statement in (
             "SET @mariadb_slave_capability = 4",
             "SET @master_binlog_checksum = @@global.binlog_checksum",

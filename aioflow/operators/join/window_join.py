@@ -103,7 +103,7 @@ class WindowJoinOperator(CoGroupOperator):
         self._firing: tuple[int, int] | None = None
         """The window of columns that fires now."""
         self._given: list[Any] = []
-        """Codes of the keys that it has fired, and which `FIRED` does not list."""
+        """Codes of its fired keys that `FIRED` does not list yet."""
         self._pairs: Pairing | None = None
         """The pairs of the block of keys that it fires now."""
         self._made = 0
@@ -309,7 +309,7 @@ class WindowJoinOperator(CoGroupOperator):
             begin = end - grid.size
             if sides.has(0, begin, end) and sides.has(1, begin, end):
                 for _ in self._fire(sides, begin, end):
-                    # Of the windows of columns, the one before this is the last that has fired.
+                    # The window of columns before this one was the last to fire.
                     is_reading = self._firing is None
                     yield from self._rest(max(reached, last_instant(end - grid.slide)), is_reading)
                 passed = 0
@@ -321,10 +321,10 @@ class WindowJoinOperator(CoGroupOperator):
         self._timers.current_watermark = max(self._timers.current_watermark, watermark)
 
     def _rest(self, reached: int, is_reading: bool) -> Iterator[None]:
-        """Yields once. Until then a checkpoint can store what is left of the windows of columns.
+        """Yields once. Meanwhile a checkpoint can store the rest of the windows of columns.
 
-        Event time is `reached` for as long, so they fire after the restore. No checkpoint can come
-        while records are read from state (`is_reading`).
+        Event time is `reached` meanwhile, so this rest fires after the restore. No checkpoint can
+        come while records are read from state (`is_reading`).
         """
         self._timers.current_watermark = reached
         self.at_rest = not is_reading

@@ -52,7 +52,9 @@ DRAIN_RECORDS_MAX = 1_024
 NO_DEADLINE = 1 << 63
 
 FEW_RESULTS = 4
-"""Maximum length of a list whose elements cost less one by one than in three calls."""
+"""Maximum length of a list whose elements are added one by one. For a longer list three calls for
+the whole list cost less.
+"""
 
 
 class _Side(NamedTuple):

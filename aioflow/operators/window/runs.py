@@ -335,9 +335,9 @@ class WindowRuns:
         elements: Iterable[Any],
         window: _Open,
     ) -> int:
-        """Does the same as `_add_each` for one window that counts alone fire.
+        """Does the same as `_add_each` for one window that only its count fires.
 
-        Its result is made here, without the calls that other windows need.
+        The result is made here, without the calls that other windows need.
         """
         assert self._alone is not None and self._trigger.every is not None
         aggregate, last = self._alone, self._last
