@@ -304,11 +304,11 @@ class CreatedTable:
             ("index", INTEGER)
         ]:
             raise SqlError(
-                "datagen gives the column index BIGINT; compute others of it: price AS index % 100",
+                "datagen gives the column index BIGINT; compute others: price AS index % 100",
                 self.node.this,
             )
         if not physical:
-            raise SqlError("a table needs a column that its connector has", self.node.this)
+            raise SqlError("a table needs a column that the connector gives", self.node.this)
         return found
 
     @property
@@ -528,8 +528,8 @@ class CreatedTable:
         changing = [one for one in relations if one.changes]
         if changing and len(relations) > 1:
             raise SqlError(
-                f"{self.name} has several INSERTs, and the rows of one change; give each a table "
-                "of its own",
+                f"{self.name} has several INSERTs, and at least one query has rows that change; "
+                "write each query to its own table",
                 self.place,
             )
         if changing:

@@ -256,8 +256,8 @@ class Script(Planner):
                 console.rows(stream)
             elif isinstance(one, exp.Query | Explain):
                 raise SqlError(
-                    "a script of a program writes its rows: INSERT INTO ... SELECT; flow.sql(...) "
-                    "gives the rows of a SELECT, and their explain() the plan",
+                    "flow.sql_script() shows no rows and no plan; write INSERT INTO ... SELECT, or "
+                    "take the stream of flow.sql(...), which has explain()",
                     one,
                 )
             else:
@@ -368,7 +368,7 @@ class Script(Planner):
         pair = node.expressions[0].this if len(node.expressions) == 1 else None
         name = pair.this.name if isinstance(pair, exp.EQ) else ""
         if not isinstance(pair, exp.EQ) or name.lower() != "ttl":
-            hint = "SET 'ttl' = '1h' is how long joins keep rows"
+            hint = "write SET 'ttl' = '1h', the time for which joins keep rows"
             raise SqlError(f"SET {name or '...'} is not known; {hint}", node)
         try:
             to_ms(pair.expression.name, "ttl")

@@ -318,7 +318,7 @@ async def kept_file(connection: MysqlConnection, config: MysqlChangesConfig, pla
                 raise lost(
                     config,
                     f"the checkpoint is at {place_text(file, place)}, and this file has {size} "
-                    "bytes: the log was begun again, or it is the log of another server",
+                    "bytes: the log was reset, or it is the log of another server",
                 )
             return str(file)
     first = next(iter(files), "its first file")

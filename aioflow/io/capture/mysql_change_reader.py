@@ -411,8 +411,7 @@ class _Log(ChangeLog):
             if self.more[0] not in (0, made):
                 raise lost(
                     self._reader.config,
-                    f"the server's log was begun again: {self._file} is not the file of the "
-                    "checkpoint",
+                    f"the server's log was reset: {self._file} is not the file of the checkpoint",
                 )
             self.more = [made]
         elif kind in (binlog.PARTIAL_UPDATE, binlog.PAYLOAD) or kind in binlog.COMPRESSED:
@@ -439,8 +438,8 @@ class _Log(ChangeLog):
         elif words.startswith("ROLLBACK TO") and (self._held or self._handed_over):
             raise StateError(
                 f"{self._reader.config!r}: a transaction was rolled back to a savepoint after it "
-                "changed a table without transactions, and the log does not tell which changes "
-                "stay: start with restore=None, fresh=True for a new snapshot"
+                "changed a table without transactions, and the log does not say which changes "
+                "remain: start with restore=None, fresh=True for a new snapshot"
             )
         elif words == "ROLLBACK" and self.inside:
             self._abandon()
@@ -465,7 +464,7 @@ class _Log(ChangeLog):
         if (table.database, table.table) in removed or (table.database, "") in removed:
             raise StateError(
                 f"{self._reader.config!r}: table {table.name!r}, or a partition of it, was dropped "
-                f"or replaced by {text[:60]!r}, and the log does not tell the rows that went: "
+                f"or replaced by {text[:60]!r}, and the log does not have the removed rows: "
                 "start with restore=None, fresh=True for a new snapshot"
             )
         if not re.search(rf"(?<!\w){re.escape(table.table)}(?!\w)", text):
