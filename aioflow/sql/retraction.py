@@ -66,7 +66,8 @@ class _Total(_OfValues):
     its deletion.
 
     The accumulator has the sum of the finite numbers, their number, how many of the numbers are
-    floats, and how many are NaN, infinite, and minus infinite.
+    floats, and how many are NaN, infinite, and minus infinite. The sum of floats is a numerator and
+    a denominator, because a Fraction cannot travel.
     """
 
     initial = (0, 0, 0, 0, 0, 0)
@@ -80,11 +81,14 @@ class _Total(_OfValues):
             else:
                 rest[0 if value != value else 1 if value > 0 else 2] += change
                 value = 0
-        total += value if change > 0 else -value
+        total = _number(total) + (value if change > 0 else -value)
+        if isinstance(total, Fraction):
+            total = total.as_integer_ratio()
         return (total, count + change, floats, *rest)
 
     def result(self, accumulator: Any, values: Any) -> Any:
         total, count, floats, nan, most, least = accumulator
+        total = _number(total)
         if not count:
             return None if isinstance(self.part, af.Mean) else 0
         if floats:
@@ -97,6 +101,10 @@ class _Total(_OfValues):
         elif isinstance(total, Fraction):  # All floats were deleted.
             total = int(total)
         return total / count if isinstance(self.part, af.Mean) else total
+
+
+def _number(total: Any) -> Any:
+    return Fraction(*total) if isinstance(total, tuple | list) else total
 
 
 def _float(exact: Fraction | int) -> float:

@@ -366,6 +366,9 @@ async def test_an_appending_sink_behind_another_operator_fails(tmp_path: Path) -
         """SELECT a.item, b.price, n FROM (SELECT item, max(price) AS price FROM bids GROUP BY item)
            a FULL JOIN (SELECT price, count(*) AS n FROM bids GROUP BY price) b
            ON a.price = b.price""",
+        """SELECT n % 3 AS m, sum(half) AS halves, avg(half) AS mean FROM (
+             SELECT item, count(*) AS n, sum(price * 0.1) AS half FROM bids GROUP BY item)
+           GROUP BY n % 3""",
     ],
 )
 def test_a_query_that_is_restored_in_its_midst_gives_the_same_changes(query: str) -> None:
