@@ -10,15 +10,15 @@ from __future__ import annotations
 import inspect
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlglot import exp
 
 from aioflow.api.explain import explain_graph
 from aioflow.api.streams import DataStream
-from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import GraphError
 from aioflow.core.timeunits import to_ms
 from aioflow.graph.stream_graph import StreamGraph
@@ -40,6 +40,37 @@ __all__ = ["Console", "script", "sql", "tables_of"]
 Result = sources.QueryStream | sources.UpdateStream | sources.ChangeStream
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+OfText = Callable[Concatenate[Any, str, P], T]
+"""A function of a flow and the text of a query."""
+
+
+def _with_errors(call: str) -> Callable[[OfText[P, T]], OfText[P, T]]:
+    """Makes a decorator that gives the errors of a query its text, for the function `call`."""
+
+    def decorated(function: OfText[P, T]) -> OfText[P, T]:
+        @wraps(function)
+        def checked(flow: Any, text: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            if not isinstance(text, str):
+                raise GraphError(f"{call} takes the text of a query, got {type(text).__name__}")
+            try:
+                return function(flow, text, *args, **kwargs)
+            except SqlError as error:
+                error.text = error.text or text
+                # Without the frames of the planner: the message has the place in the query.
+                raise error.with_traceback(None) from None
+            except RecursionError:
+                wrong = SqlError("the query is nested too deeply; move parts of it into WITH")
+                wrong.text, wrong.span = text, deepest(text)
+                raise wrong from None
+
+        return checked
+
+    return decorated
+
+
+@_with_errors("sql()")
 def sql(
     flow: Any,  # af.Flow, which is below this package only by its lazy import.
     text: str,
@@ -53,15 +84,15 @@ def sql(
     if updates not in (False, True, "changes"):
         raise GraphError(f'updates={updates!r} of sql(), expected True, False, or "changes"')
     before = len(flow.graph.nodes)
-    with _errors_of(text, "sql()"):
-        compiler = Compiler(flow, _functions(functions or {}), ttl, updates)
-        planner = Script(_relations(flow, tables, schemas or {}), compiler)
-        stream = planner.run(parse(text))
-        planner.check_read()
+    compiler = Compiler(flow, _functions(functions or {}), ttl, updates)
+    planner = Script(_relations(flow, tables, schemas or {}), compiler)
+    stream = planner.run(parse(text))
+    planner.check_read()
     name_states(flow.graph, before)
     return stream
 
 
+@_with_errors("sql_script()")
 def script(
     flow: Any,
     text: str,
@@ -75,12 +106,11 @@ def script(
 
     `console` gets the streams of SELECT and the texts of EXPLAIN, which are errors without it.
     """
-    with _errors_of(text, "sql_script()"):
-        compiler = Compiler(flow, _functions(functions or {}), ttl, updates=True)
-        planner = Script(_relations(flow, tables, schemas or {}), compiler)
-        before = [*flow.graph.nodes]
-        planner.script(parse(text), console)
-        planner.check_read()
+    compiler = Compiler(flow, _functions(functions or {}), ttl, updates=True)
+    planner = Script(_relations(flow, tables, schemas or {}), compiler)
+    before = [*flow.graph.nodes]
+    planner.script(parse(text), console)
+    planner.check_read()
     # Views that no statement reads leave nothing behind.
     sinks = [number for number, one in flow.graph.nodes.items() if one.sink]
     needed = flow.graph.upstream_of([*sinks, *planner.shown])
@@ -90,19 +120,19 @@ def script(
     return planner
 
 
+@_with_errors("sql_script()")
 def tables_of(flow: Any, text: str) -> dict[str, list[tuple[str, str]]]:
     """Returns the columns of the tables and views that a script creates, with their types."""
-    with _errors_of(text, "sql_script()"):
-        made = Script({}, Compiler(flow, Functions({}), None, updates=True))
-        for one in parse(text):
-            if not made.defined(one):
-                raise SqlError("write CREATE TABLE, CREATE VIEW or SET", one)
-        found = {}
-        for name, table in made.tables.items():
-            if isinstance(table, View):
-                table = table.relation(table.some_rank)
-            fields = (table if isinstance(table, Relation) else table.relation()).fields
-            found[name] = [(field.name, str(field.type)) for field in fields]
+    made = Script({}, Compiler(flow, Functions({}), None, updates=True))
+    for one in parse(text):
+        if not made.defined(one):
+            raise SqlError("write CREATE TABLE, CREATE VIEW or SET", one)
+    found = {}
+    for name, table in made.tables.items():
+        if isinstance(table, View):
+            table = table.relation(table.some_rank)
+        fields = (table if isinstance(table, Relation) else table.relation()).fields
+        found[name] = [(field.name, str(field.type)) for field in fields]
     return found
 
 
@@ -124,23 +154,6 @@ class _Plan:
 
     def plan(self, text: str) -> None:
         self.text = text
-
-
-@contextmanager
-def _errors_of(text: Any, call: str) -> Iterator[None]:
-    """Gives the errors of a query its text."""
-    if not isinstance(text, str):
-        raise GraphError(f"{call} takes the text of a query, got {type(text).__name__}")
-    try:
-        yield
-    except SqlError as error:
-        error.text = error.text or text
-        # Without the frames of the planner: the message has the place in the query.
-        raise error.with_traceback(None) from None
-    except RecursionError:
-        wrong = SqlError("the query is nested too deeply; move parts of it into WITH")
-        wrong.text, wrong.span = text, deepest(text)
-        raise wrong from None
 
 
 def _relations(
