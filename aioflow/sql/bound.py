@@ -22,6 +22,7 @@ from aioflow.sql.scope import Field, Scope
 from aioflow.sql.types import ANY, BOOLEAN
 
 __all__ = [
+    "HINTS",
     "LEGACY",
     "MIRRORED",
     "Compiler",
@@ -39,6 +40,8 @@ __all__ = [
     "unused",
 ]
 
+HINTS = "there are no hints: move their options into WITH of CREATE TABLE, and STATE_TTL into ttl"
+
 CLAUSES = {
     "order": "ORDER BY of a stream needs all rows, which never end; rank the rows of a window: "
     "ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY ...) <= n",
@@ -55,6 +58,7 @@ CLAUSES = {
     "sample": "TABLESAMPLE is not supported; use filter() on the stream",
     "into": "SELECT INTO is not supported; use .sink(...) on the stream of the query",
     "locks": "FOR UPDATE is not supported; leave it out",
+    "hint": HINTS,
 }
 """Clauses that no stream has, with what to write instead."""
 

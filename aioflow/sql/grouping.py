@@ -55,10 +55,12 @@ def pending_windows(
         raise SqlError(
             f"{time.name} is not the event time of the stream, which "
             + (
-                f"is {known}: watermarks= of the source says what event time is"
+                f"is {known}: WATERMARK of CREATE TABLE, or watermarks= of the source, says what "
+                "event time is"
                 if known
-                else "no column has; select that of watermarks=, or after a join within an "
-                "interval GREATEST(a.ts, b.ts) AS ts"
+                else f"no column has; declare WATERMARK FOR {time.name} AS {time.name} in CREATE "
+                "TABLE, select the column of watermarks=, or after a join within an interval "
+                "GREATEST(a.ts, b.ts) AS ts"
             ),
             node,
         )

@@ -539,7 +539,7 @@ def require_ttl(
         raise SqlError(
             f"{what} keeps its rows for ever, and {' and '.join(endless)} "
             f"{'does' if len(endless) == 1 else 'do'} not end; say how long rows are kept: "
-            'sql(..., ttl="1h")',
+            "sql(..., ttl=\"1h\"), or SET 'ttl' = '1h' in a script",
             place,
         )
 
@@ -548,7 +548,8 @@ def require_event_time(relation: Relation, what: str, place: exp.Expr | None = N
     """Raises SqlError if the rows have no event time, which `what` needs."""
     if not event_time_of(relation.stream.flow.graph, relation.stream.upstreams):
         raise SqlError(
-            f"{what} needs event time, but a source has no watermarks; write flow.source(..., "
+            f"{what} needs event time, but a source has no watermarks; write WATERMARK FOR ts AS "
+            "ts - INTERVAL '5' SECOND in CREATE TABLE, flow.source(..., "
             "watermarks=af.WatermarkStrategy.bounded_out_of_orderness(...)), or for windows by "
             "the clock SELECT *, PROCTIME() AS p in a subquery, and DESCRIPTOR(p)",
             place,

@@ -10,6 +10,7 @@ a field, so that later steps compare expressions as trees.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from aioflow.core.errors import did_you_mean
 from aioflow.expressions.nodes import Column, Expr
 from aioflow.sql import joins, sources
 from aioflow.sql.bound import (
+    HINTS,
     Compiler,
     aggregates_in,
     by_clock,
@@ -423,6 +425,9 @@ class Planner:
         """Returns the table that an entry of FROM names."""
         if entry.args.get("db"):
             raise SqlError("a table has a name without dots here: the keyword of sql()", entry)
+        # The parser takes a hint behind a table for a comment.
+        if any(re.match(r"\s*OPTIONS\s*\(", one, re.IGNORECASE) for one in entry.comments or ()):
+            raise SqlError(HINTS, entry)
         name = entry.name
         if name not in self.tables:
             folded = [n for n in self.tables if n.casefold() == entry.name.casefold()]

@@ -83,7 +83,8 @@ def _over(compiler: Compiler, relation: Relation, over: exp.Window, key: str) ->
             )
         raise SqlError(
             "OVER is only supported in the order of event time, ORDER BY ts ASC; else each new row "
-            "would change the results of the others",
+            "would change the results of the others. Event time is the column of WATERMARK in "
+            "CREATE TABLE, or of watermarks=",
             over,
         )
     relation = applied(relation)

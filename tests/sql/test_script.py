@@ -294,6 +294,28 @@ def test_a_wrong_insert_is_refused(insert: str, message: str, bids: Path) -> Non
     assert error.span is not None
 
 
+@pytest.mark.parametrize(
+    ("query", "hint"),
+    [
+        ("SELECT count(*) FROM TUMBLE(a, ts, INTERVAL '1' HOUR) GROUP BY window_start, window_end",
+         "WATERMARK FOR ts AS ts in CREATE TABLE"),
+        ("SELECT count(*) OVER (ORDER BY ts) FROM a", "column of WATERMARK in CREATE TABLE"),
+        ("SELECT count(*) FROM a JOIN endless e ON a.n = e.index", "SET 'ttl' = '1h' in a script"),
+        ("SELECT n FROM a /*+ OPTIONS('follow' = 'true') */", "no hints: move their options"),
+        ("SELECT /*+ STATE_TTL('a' = '1d') */ n FROM a", "no hints: move their options"),
+    ],
+)  # fmt: skip
+def test_a_message_names_what_a_script_can_write(query: str, hint: str) -> None:
+    error = refused(f"""
+        CREATE TABLE a (n BIGINT, ts TIMESTAMP(3)) WITH ('connector' = 'jsonl', 'path' = '/x');
+        CREATE TABLE endless (index BIGINT) WITH ('connector' = 'datagen');
+        CREATE TABLE out (n BIGINT, PRIMARY KEY (n) NOT ENFORCED)
+          WITH ('connector' = 'sqlite', 'path' = '/x', 'table' = 't');
+        INSERT INTO out {query}""")
+    assert hint in str(error), str(error)
+    assert error.span is not None
+
+
 def test_scripts_with_mistakes_run_or_are_refused_at_a_place() -> None:
     for text in SCRIPTS:
         af.Flow("script").sql_script(text)
