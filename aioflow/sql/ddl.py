@@ -576,20 +576,17 @@ class CreatedTable:
                     f"{own.name} is PROCTIME(), which has no value; leave it out of SELECT", node
                 )
             reads[target.field.key] = found.read(self._written(own, target, node))
-        if not found.changes:
-            if missing := [one for one in self.key if self.upserts and one not in reads]:
-                raise SqlError(f"INSERT lacks {', '.join(missing)} of PRIMARY KEY", into.this)
-            identity = None
-        elif not self.upserts:
+        if found.changes and not self.upserts:
             with_mode = (one for one in connectors() if "mode" in options_of(one))
             raise SqlError(
                 f"the rows of this query change, and {self.name} would append them; write to a "
                 f"table with PRIMARY KEY, of {', '.join(with_mode)}, or group by a window",
                 into.this,
             )
-        else:
-            keys = {own.key: one.field.key for own, one in zip(found.fields, targets, strict=True)}
-            identity = tuple(keys[key] for key in found.identity or ())
+        if missing := [one for one in self.key if self.upserts and one not in reads]:
+            raise SqlError(f"INSERT lacks {', '.join(missing)} of PRIMARY KEY", into.this)
+        keys = {own.key: one.field.key for own, one in zip(found.fields, targets, strict=True)}
+        identity = tuple(keys[key] for key in found.identity or ())
         made = replace(
             found,
             fields=tuple(one.field for one in targets),
@@ -597,12 +594,10 @@ class CreatedTable:
             is_plain=False,
             times=None,
             windows=None,
-            identity=identity,
+            identity=identity if found.changes else None,
         )
-        if found.changes and {*(identity or ())} != {*self.key}:
+        if found.changes and {*identity} != {*self.key}:
             # Rows with another key, or without a key: the last row of a PRIMARY KEY is kept.
-            if missing := [one for one in self.key if one not in reads]:
-                raise SqlError(f"INSERT lacks {', '.join(missing)} of PRIMARY KEY", into.this)
             made = replace(changelog(made), identity=tuple(self.key))
         return made
 

@@ -564,15 +564,6 @@ class Planner:
                 computed = True
             own.append(Field(key, scalar.type, scalar.nullable, key))
             reads[key] = relation.read(scalar.expression)
-        windows = relation.windows
-        if windows is not None:
-            start = moved.get(windows.start or "")
-            if windows.end not in moved or not (start or windows.size):
-                windows = None
-            else:
-                windows = replace(windows, start=start, end=moved[windows.end])
-            if windows and windows.regroup is None and start is None:
-                windows = None
         times = relation.times
         if times is not None or relation.windows is not None:
             times = {moved[key]: offset for key, offset in (times or {}).items() if key in moved}
@@ -591,7 +582,7 @@ class Planner:
             times=times,
             latest=(),
             clock=frozenset(clock),
-            windows=windows,
+            windows=relation.windows and relation.windows.moved(moved),
             identity=identity,
             lacks=lacks,
         )

@@ -97,6 +97,15 @@ class Windows:
         """Returns whether the fields `names` say which window a record belongs to."""
         return self.end in names or (self.size is not None and self.start in names)
 
+    def moved(self, keys: Mapping[str, str]) -> Windows | None:
+        """Returns the windows with the new keys of their fields, or None if fields that are needed
+        are left out.
+        """
+        start, end = keys.get(self.start or ""), keys.get(self.end)
+        if end is None or not (start or (self.size and self.regroup)):
+            return None
+        return replace(self, start=start, end=end)
+
     def after(self, start: str | None, end: str) -> Windows:
         """Returns the windows of results, with the fields `start` and `end`."""
         return Windows(start, end, self.ends, self.size, self.ends)
