@@ -26,7 +26,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import describe_record, did_you_mean
 from aioflow.core.scope import current_scope
 
@@ -272,7 +272,8 @@ class TaskAdvice:
         lasting = self._since
         self._since = {}
         inputs = list(inputs)
-        if any(one.watermark > MIN_WATERMARK for one in inputs):
+        # An input that has ended has the last watermark, also in a flow without event time.
+        if any(MIN_WATERMARK < one.watermark < MAX_WATERMARK for one in inputs):
             for one in inputs:
                 if one.watermark == MIN_WATERMARK and not one.idle:
                     since = self._since[one.name] = lasting.get(one.name, now)

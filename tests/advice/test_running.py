@@ -15,7 +15,7 @@ import pytest
 import aioflow as af
 from aioflow.advice import runtime
 from aioflow.advice.runtime import CallsSeen, InputSeen, TaskAdvice
-from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import note_once
 from aioflow.core.user_code import fold_traceback, format_folded, user_frames, whole_traceback
 from aioflow.inspection import loop_watch
@@ -45,6 +45,7 @@ def test_silent_input_is_named_once_with_the_remedy(caplog: pytest.LogCaptureFix
         [InputSeen("a", MIN_WATERMARK, False), InputSeen("b", MIN_WATERMARK, False)],
         [InputSeen("a", 7, False), InputSeen("b", MIN_WATERMARK, True)],
         [InputSeen("a", 7, False), InputSeen("b", 1, False)],
+        [InputSeen("ended", MAX_WATERMARK, False), InputSeen("b", MIN_WATERMARK, False)],
     ],
 )
 def test_inputs_that_hold_nothing_back_are_not_named(
