@@ -968,6 +968,6 @@ SINK_MUTANTS: list[Mutant] = [
         "aioflow/io/lakes/iceberg_tables.py",
         "            _keep_nested_nulls()\n",
         "",
-        ("tests/io/test_lakes.py::test_nested_columns_are_read_again[iceberg]",),
+        ("tests/io/test_lakes.py::test_nested_columns_are_read_again",),
     ),
 ]
