@@ -24,6 +24,8 @@ from sqlglot import exp
 from aioflow import io
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.expressions.nodes import Column, Expr, Literal
+from aioflow.expressions.rows import compile_row
+from aioflow.io.formats.format import maker_of
 from aioflow.operators.sink import is_sink
 from aioflow.operators.source import is_source
 from aioflow.operators.watermarks import WatermarkStrategy
@@ -388,6 +390,9 @@ class CreatedTable:
         order = [one.field.name for one in self.columns]
         made = replace(made, fields=tuple(sorted(made.fields, key=lambda f: order.index(f.name))))
         strategy, times = self._watermarks(made)
+        if self.connector == "webhook":
+            posting: Any = source
+            posting.row = self._posted(made)
         flow, name = self._compiler.flow, self.name
         given = {"name": name, "uid": f"table-{name}"}
         decode = self._decoder()
@@ -457,6 +462,16 @@ class CreatedTable:
         if self.connector in ("http", "webhook"):
             return partial(_row_of, tuple(names))
         return None
+
+    def _posted(self, made: Relation) -> PostedRow:
+        """Returns the function that makes a row of a posted body, with its times checked."""
+        names = tuple(one.field.name for one in self.physical)
+        times = {f.name: made.column(f.name) for f in made.fields if f.key in made.reads}
+        times = {name: times[name] for name in names if name in times}
+        event_time = self._lateness()[0] if self.node.args.get("watermark") else None
+        if event_time is not None:
+            times[event_time] = made.column(event_time)
+        return PostedRow(names, self._type(), times, event_time)
 
     def _time(self, one: Field) -> Expr[Any]:
         column: Expr[Any] = Column(one.key)
@@ -648,6 +663,44 @@ def _row_of(names: tuple[str, ...], value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is no JSON object, expected one with {', '.join(names)}")
     return {name: value.get(name) for name in names}
+
+
+class PostedRow:
+    """Makes a row of a posted JSON object. Raises ValueError, so that the sender gets 400, if the
+    object is not of the types of the table or has no event time.
+
+    `times` are the expressions of its times by column. `event_time` is the column of WATERMARK.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        type_: Any,
+        times: Mapping[str, Expr[Any]],
+        event_time: str | None,
+    ) -> None:
+        self._given = names, type_, times, event_time
+        self._names = names
+        self._make = None if type_ is None else maker_of(type_)
+        self._times = {name: compile_row(time) for name, time in times.items()}
+        self._event_time = event_time
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        row = _row_of(self._names, value)
+        if self._make is not None:
+            made = self._make(value)
+            row = {name: getattr(made, name) for name in self._names}
+        for name, time in self._times.items():
+            try:
+                found = time(row)
+            except (ValueError, TypeError, ArithmeticError) as error:
+                raise ValueError(f"the column {name} has no time: {error}") from error
+            if found is None and name == self._event_time:
+                raise ValueError(f"the column {name} is NULL, expected the event time of the row")
+        return row
 
 
 def _row_of_text(names: tuple[str, ...], text: str | bytes) -> dict[str, Any]:

@@ -670,6 +670,13 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a webhook of SQL accepts a body that is no row of its table",
+        "aioflow/io/web/webhooks.py",
+        "            if config.row is not None:\n",
+        "            if config.row is not None and 0:\n",
+        ("tests/sql/test_script.py::test_a_webhook_table_refuses_a_body_that_would_fail_the_job",),
+    ),
+    Mutant(
         "a restart begins with empty state",
         "aioflow/cluster/job_master.py",
         "                self.executions.restore(point.states, point.splits)\n                if "

@@ -11,11 +11,13 @@ import re
 import sqlite3
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 import aioflow as af
 from aioflow.sql.ddl import connectors, options_of
 from aioflow.sql.script import script
+from tests.io.servers import free_port
 from tests.sql.random_mistakes import SCRIPTS, mistakes
 
 MISTAKES = int(os.environ.get("AIOFLOW_SQL_MISTAKES", "150"))
@@ -326,6 +328,40 @@ def test_scripts_with_mistakes_run_or_are_refused_at_a_place() -> None:
         except af.SqlError as error:
             found = error
         assert found is None or (found.span is not None and str(found)), text
+
+
+BODIES = [
+    ({"id": "a", "ts": "2026-01-31 10:00:00", "price": 3}, 202, ""),
+    ({"id": "b", "ts": 1_000, "more": [], "price": None}, 202, ""),
+    ({"ts": 1_000}, 400, "missing required field `id`"),
+    ({"id": "c"}, 400, "the column ts is NULL"),
+    ({"id": "c", "ts": "soon"}, 400, "'soon' is not a time"),
+    ({"id": "c", "ts": "2026-01-31 10:00:00", "seen": "then"}, 400, "the column seen has no time"),
+    ({"id": "c", "ts": 1_000, "price": "dear"}, 400, "at `$.price`"),
+    ([{"id": "c", "ts": 1_000}], 400, "is no JSON object"),
+]
+
+
+async def test_a_webhook_table_refuses_a_body_that_would_fail_the_job() -> None:
+    port, flow = free_port(), af.Flow("posts")
+    flow.sql_script(f"""
+        CREATE TABLE posts (
+          id STRING NOT NULL, ts TIMESTAMP, seen TIMESTAMP, price DECIMAL(9, 2),
+          WATERMARK FOR ts AS ts - INTERVAL '5' SECOND
+        ) WITH ('connector' = 'webhook', 'port' = '{port}');
+        CREATE VIEW found AS SELECT id, ts, seen, price * 2 AS twice FROM posts;
+        CREATE TABLE out (id STRING, ts TIMESTAMP, seen TIMESTAMP, twice DECIMAL(9, 2))
+          WITH ('connector' = 'blackhole');
+        INSERT INTO out SELECT * FROM found;""")
+    async with (
+        flow.run(checkpoints="memory://posts", every="1s") as job,
+        aiohttp.ClientSession() as session,
+    ):
+        for body, status, message in BODIES:
+            async with session.post(f"http://127.0.0.1:{port}/", json=body) as answer:
+                assert (answer.status, message in await answer.text()) == (status, True), body
+        await job.savepoint()
+        assert job.status == "RUNNING"
 
 
 def test_explain_shows_the_plan_of_one_statement(bids: Path, tmp_path: Path) -> None:

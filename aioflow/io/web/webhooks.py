@@ -14,7 +14,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -147,6 +147,8 @@ class WebhookSource(InletSource[Any]):
         self.max_bytes = max_bytes
         self.patience_s = patience_s
         self._token = token
+        self.row: Callable[[Any], Any] | None = None
+        """Makes the element of a value, or raises ValueError; the sender then gets 400."""
 
     def __repr__(self) -> str:
         return f"webhook({self.host!r}, {self.port}, {self.path!r})"
@@ -254,6 +256,11 @@ class WebhookReader(InletReader):
                 value = body.decode()
         except MALFORMED as error:
             return web.Response(status=400, text=f"the body is no {config.decode}: {error}\n")
+        try:
+            if config.row is not None:
+                value = config.row(value)
+        except MALFORMED as error:
+            return web.Response(status=400, text=f"the body is no row of the table: {error}\n")
         try:
             async with asyncio.timeout(config.patience_s):
                 await self._inlet.room()
