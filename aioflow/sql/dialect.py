@@ -23,6 +23,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
+from aioflow.core.errors import did_you_mean
 from aioflow.sql.errors import SqlError
 
 __all__ = ["DURATIONS", "WINDOWS", "CreateTable", "Explain", "WindowTable", "parse"]
@@ -340,6 +341,12 @@ class StreamingSql(Dialect):
             return [self._parse_column()]
 
 
+STATEMENTS = ("SELECT", "INSERT", "CREATE", "EXPLAIN", "WITH", "SET", "DROP", "SHOW", "DESCRIBE")
+FIRST_WORD = re.compile(r"\s*(?:--[^\n]*\s*)*(\w+)")
+UNIT = re.compile(r"(?<![\w'])(\d+)\s+(second|minute|hour|day)s?\b", re.IGNORECASE)
+"""A length of time without its quotes."""
+
+
 def parse(text: str) -> list[exp.Expr]:
     """Returns the statements of `text`. Raises SqlError where the text cannot be read."""
     try:
@@ -371,12 +378,24 @@ def _unreadable(text: str, error: ParseError) -> SqlError:
         description = "something is missing here"
     elif description[1:2].islower():
         description = description[:1].lower() + description[1:]
-    wrong = SqlError(f"this is not SQL: {description}")
-    wrong.text = text
     highlight = first.get("highlight") or ""
     line, column = first.get("line"), first.get("col")
+    span: tuple[int, int] | None = None
     if line and column is not None:
         begin = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
         end = begin + column
-        wrong.span = (max(begin, end - max(1, len(highlight))), end)
+        span = (max(begin, end - max(1, len(highlight))), end)
+    wrong = SqlError(f"this is not SQL: {description}{_hint(text, span)}")
+    wrong.text, wrong.span = text, span
     return wrong
+
+
+def _hint(text: str, span: tuple[int, int] | None) -> str:
+    """Returns what to write at the place of an error, or an empty text."""
+    if span is None:
+        return ""
+    if unit := UNIT.search(text, max(0, span[0] - 10), span[1] + 10):
+        return f"; an interval is written INTERVAL '{unit[1]}' {unit[2].upper()}"
+    first = FIRST_WORD.match(text, text.rfind(";", 0, span[0]) + 1)
+    word = first[1].upper() if first else ""
+    return did_you_mean(word, STATEMENTS, "{}") if word and word not in STATEMENTS else ""

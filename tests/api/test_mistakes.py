@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from decimal import Decimal
@@ -707,3 +708,12 @@ async def test_state_that_cannot_be_restored_is_named_without_frames_of_the_engi
     assert "uid 'keep'" in "".join(raised.value.__notes__)
     assert raised.value.__cause__ is not None
     assert raised.value.__cause__.__traceback__ is None
+
+
+async def test_kafka_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [one for one in sys.modules if one.split(".")[0] == "aiokafka"] + ["aiokafka"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    flow = af.Flow("kafka")
+    flow.source([1]).sink(af.io.kafka("localhost:9092", "numbers"))
+    with pytest.raises(ModuleNotFoundError, match="pip install 'aioflow\\[kafka\\]'"):
+        await flow.execute()

@@ -318,6 +318,19 @@ def test_a_message_names_what_a_script_can_write(query: str, hint: str) -> None:
     assert error.span is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SELEC item FROM bids", "did you mean SELECT?"),
+        ("-- all\nISNERT INTO out SELECT item FROM bids", "did you mean INSERT?"),
+        ("SET 'ttl' = '1h'; CRATE VIEW v AS SELECT 1", "did you mean CREATE?"),
+        ("SELECT 1 FROM TUMBLE(t, ts, 5 MINUTES)", "an interval is written INTERVAL '5' MINUTE"),
+    ],
+)
+def test_a_text_that_is_not_sql_has_a_hint(text: str, message: str) -> None:
+    assert message in str(refused(text))
+
+
 def test_scripts_with_mistakes_run_or_are_refused_at_a_place() -> None:
     for text in SCRIPTS:
         af.Flow("script").sql_script(text)

@@ -235,6 +235,8 @@ async def undisturbed(call: Coroutine[Any, Any, R]) -> R:
 
 def is_away(error: BaseException) -> bool:
     """Returns whether no broker can be reached, or none is ready, so that a retry may succeed."""
+    if isinstance(error, ImportError):
+        return False
     from aiokafka.errors import KafkaError
 
     return isinstance(error, (OSError, TimeoutError)) or (
