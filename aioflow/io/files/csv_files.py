@@ -59,11 +59,11 @@ def csv(
     """Returns a connector that reads or writes files of separated values.
 
     Without `type` a row is a dict of texts by column name, or a list of texts if there are no
-    names. With a dataclass, NamedTuple or Struct as `type`, each text is converted by the
-    annotation of its field. `header` means that the first row of each file names the columns.
-    `columns` are the names if there is no header, otherwise the columns to keep. A name that a file
-    has twice cannot be kept. `follow`, `every`, `discover_every`, `on_error` and `roll` work as in
-    `lines`.
+    names. With a dataclass, NamedTuple, Struct, Pydantic model or attrs class as `type`, each text
+    is converted by the annotation of its field. `header` means that the first row of each file
+    names the columns. `columns` are the names if there is no header, otherwise the columns to keep.
+    A name that a file has twice cannot be kept. `follow`, `every`, `discover_every`, `on_error` and
+    `roll` work as in `lines`.
 
     As a sink it writes `part-<subtask>-<n>.csv`, each with a header if the first record has field
     names (a dict, dataclass, ...).

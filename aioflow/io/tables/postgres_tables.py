@@ -68,8 +68,9 @@ def postgres(
     reads the rows up to the largest key that exists when it begins. It reads `columns`, by default
     all of them. With `query`, a SELECT that includes the key, it reads the rows of the query.
 
-    As a sink it accepts dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by
-    index. They are written to `columns`, by default the fields of the first record; the table must
+    As a sink it accepts dicts, and dataclasses, NamedTuples, Structs and Pydantic models by field,
+    and lists and tuples by index.
+    They are written to `columns`, by default the fields of the first record; the table must
     exist. Delivery is exactly once with checkpoints, at least once without. The sink keeps two
     small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
 

@@ -78,8 +78,9 @@ def sqlite(
     The key is unique and not null. Each row is a dict, or a `type`. The source reads the rows that
     exist when it begins, with `columns`, by default all.
 
-    As a sink it accepts dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by
-    index. They are written to `columns`, by default the fields of the first record; the table must
+    As a sink it accepts dicts, and dataclasses, NamedTuples, Structs and Pydantic models by field,
+    and lists and tuples by index.
+    They are written to `columns`, by default the fields of the first record; the table must
     exist. Delivery is exactly once with checkpoints, at least once without. bool is stored as int;
     datetime, date, time, Decimal and UUID as text, NaN as NULL. The sink keeps two small tables of
     its own in the file, `aioflow_staged` and `aioflow_sinks`.
