@@ -411,7 +411,7 @@ def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorS
     if content[:start] not in (MAGIC + bytes((VERSION,)), MAGIC + bytes((DIVIDED,))):
         raise RestoreError(
             f"cannot restore operator state of {where!r}: it does not begin like version "
-            f"{VERSION} of its format"
+            f"{VERSION} or {DIVIDED} of its format"
         )
 
     def joined(parts: bytes | list[bytes]) -> list[Any]:

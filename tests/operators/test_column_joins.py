@@ -509,6 +509,27 @@ async def test_a_checkpoint_amid_a_firing_changes_nothing(
             raise
 
 
+@pytest.mark.parametrize("form", [as_columns, as_rows])
+async def test_key_that_fired_before_a_restore_pairs_no_later_records(
+    form: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Event time is behind the window until the rest of the interrupted batch has come."""
+    monkeypatch.setattr(hash_join, "BLOCK_RECORDS", 1)
+    monkeypatch.setattr(window_join, "PAIRS_MAX", 1)
+    batch = as_columns(RecordBatch([1, 2, 3], [5] * 3, [1, 2, 3], [MIN_WATERMARK] * 3))
+    end = RecordBatch([], None, None, None, 20)
+    context = Context()
+    items = [(0, batch), (1, batch), (0, end)]
+    emitted, rest = await in_part(TumblingWindows(10), items, 7, context)
+    assert [pair.left["id"] for pair, _ in emitted] == [1]
+
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair), Context(context))
+    later = [(side, form(RecordBatch([7], [6], [1], [MIN_WATERMARK]))) for side in (0, 1)]
+    rows = drive_inputs(operator, [*later, *rest])
+
+    assert [row[0].left["id"] for row in rows] == [2, 3]
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (4, 3), (40, 1_000)])
 async def test_blocks_of_a_large_window_give_its_pairs_in_their_order(
     sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -151,6 +151,8 @@ class WindowJoinOperator(CoGroupOperator):
         rights = [value for index, value in elements if index == 1]
         call = self._function.call
         fired = None if self._fired is None else self._fired.peek(tuple(ctx.window)).get(key)
+        if fired is True:
+            return ()  # All its pairs were emitted before a restore. These records were late.
         if fired is not None:
             # Some of its pairs were emitted before a restore, when it had these records.
             skipped, height, width = fired
