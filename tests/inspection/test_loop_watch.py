@@ -15,13 +15,18 @@ from msgspec.structs import replace
 import aioflow as af
 from aioflow.core.host import ThreadTimes
 from aioflow.core.system_host import SystemHost
-from aioflow.inspection.loop_watch import LoopWatch, _Look, _others_compute, watch_loop
+from aioflow.inspection import loop_watch
+from aioflow.inspection.loop_watch import BEAT_S, LoopWatch, _Look, _others_compute, watch_loop
 
 pytestmark = pytest.mark.slow_callbacks
 
 
-def block() -> None:
-    time.sleep(0.5)
+def block(watch: LoopWatch | None = None) -> None:
+    """Holds the loop for half a second, and on a busy machine until enough samples were taken."""
+    watch = watch or loop_watch._watches[asyncio.get_running_loop()]
+    begun = time.monotonic()
+    while (held_s := time.monotonic() - begun) < 0.5 or len(watch._looks) * BEAT_S < held_s / 3:
+        time.sleep(0.05)
 
 
 async def enrich(value: int) -> int:
@@ -117,7 +122,7 @@ async def test_code_is_not_blamed_for_the_time_without_a_processor(
     watch = LoopWatch(host, times)
     watch.start()
     waited_s = ready_s
-    block()
+    block(watch)
     noted = watch.note(None, 0.3) if ready_s else None
     await watch.close()
     await host.close()
