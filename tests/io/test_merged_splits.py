@@ -86,8 +86,10 @@ async def test_results_come_while_a_file_of_several_splits_is_read(
     split_bytes = path.stat().st_size // 8
     seen = await results(af.io.jsonl(path, split_bytes=split_bytes), parallelism=parallelism)
     check(seen, rows)
-    early = sum(one.read < RECORDS // 2 for one in seen)
-    # Of two subtasks, one may be a split ahead of the other, and batches wait between the tasks.
+    # Of two subtasks, one may be some splits ahead, and batches wait between the tasks.
+    # Without the merge, event time stands still until an eighth is left.
+    part = RECORDS // 2 if parallelism == 1 else RECORDS * 3 // 4
+    early = sum(one.read < part for one in seen)
     assert early >= (len(seen) // 4 if parallelism == 1 else 1)
 
 
@@ -191,11 +193,13 @@ async def test_files_of_columns_go_on_at_their_positions_after_a_failure(
     for number in range(4):
         written(tmp_path / f"{number}.{kind}", kind, rows[number::4])
     calls = 0
+    failures = (1_500, 4_000, 5_500)
+    """Calls that come in any case: records that are read again add calls."""
 
     def failing(row: dict[str, int]) -> dict[str, int]:
         nonlocal calls
         calls += 1
-        if calls in (1_500, 4_000, 6_500):
+        if calls in failures:
             raise ConnectionError("try again")
         return row
 
@@ -211,7 +215,7 @@ async def test_files_of_columns_go_on_at_their_positions_after_a_failure(
         every="10ms",
         restart=af.fixed_delay(attempts=5, delay="1ms"),
     )
-    assert calls > 6_500
+    assert calls > max(failures)
     assert counts == expected(rows)
 
 
