@@ -126,6 +126,16 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a key that fired before a restore is taken for one with some of its pairs emitted",
+        "aioflow/operators/join/window_join.py",
+        "        if fired is True:\n            return ()",
+        "        if fired is False:\n            return ()",
+        (
+            "tests/operators/test_column_joins.py::"
+            "test_key_that_fired_before_a_restore_pairs_no_later_records",
+        ),
+    ),
+    Mutant(
         "an assigner of the program gets the elements of a join with the number of their input",
         "aioflow/operators/join/joins.py",
         "            assigner = _Untagged(assigner)\n",
