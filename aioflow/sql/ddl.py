@@ -453,17 +453,20 @@ class CreatedTable:
     def _decoder(self) -> Callable[[Any], dict[str, Any]] | None:
         """Returns the function that makes a row of an element, or None if elements are rows."""
         names = [one.field.name for one in self.physical]
+        checked = CheckedRow(tuple(names), self._type(), {}, None)
         if self.connector in TEXTS:
             if len(names) == 1 and self.physical[0].field.type == STRING:
                 return partial(_as_row, names[0])
-            return partial(_row_of_text, tuple(names))
+            return partial(_row_of_text, checked)
         if self.connector == "sse":
-            return partial(_row_of_event, tuple(names))
-        if self.connector in ("http", "webhook"):
+            return partial(_row_of_event, checked)
+        if self.connector == "http":
+            return checked
+        if self.connector == "webhook":  # The server has checked the row.
             return partial(_row_of, tuple(names))
         return None
 
-    def _posted(self, made: Relation) -> PostedRow:
+    def _posted(self, made: Relation) -> CheckedRow:
         """Returns the function that makes a row of a posted body, with its times checked."""
         names = tuple(one.field.name for one in self.physical)
         times = {f.name: made.column(f.name) for f in made.fields if f.key in made.reads}
@@ -471,7 +474,7 @@ class CreatedTable:
         event_time = self._lateness()[0] if self.node.args.get("watermark") else None
         if event_time is not None:
             times[event_time] = made.column(event_time)
-        return PostedRow(names, self._type(), times, event_time)
+        return CheckedRow(names, self._type(), times, event_time)
 
     def _time(self, one: Field) -> Expr[Any]:
         column: Expr[Any] = Column(one.key)
@@ -665,9 +668,9 @@ def _row_of(names: tuple[str, ...], value: Any) -> dict[str, Any]:
     return {name: value.get(name) for name in names}
 
 
-class PostedRow:
-    """Makes a row of a posted JSON object. Raises ValueError, so that the sender gets 400, if the
-    object is not of the types of the table or has no event time.
+class CheckedRow:
+    """Makes a row of a JSON object. Raises ValueError if the object is not of the types of the
+    table, or has no event time. The sender of a posted object then gets 400.
 
     `times` are the expressions of its times by column. `event_time` is the column of WATERMARK.
     """
@@ -680,7 +683,7 @@ class PostedRow:
         event_time: str | None,
     ) -> None:
         self._given = names, type_, times, event_time
-        self._names = names
+        self.names = names
         self._make = None if type_ is None else maker_of(type_)
         self._times = {name: compile_row(time) for name, time in times.items()}
         self._event_time = event_time
@@ -689,10 +692,10 @@ class PostedRow:
         return type(self), self._given
 
     def __call__(self, value: Any) -> dict[str, Any]:
-        row = _row_of(self._names, value)
+        row = _row_of(self.names, value)
         if self._make is not None:
             made = self._make(value)
-            row = {name: getattr(made, name) for name in self._names}
+            row = {name: getattr(made, name) for name in self.names}
         for name, time in self._times.items():
             try:
                 found = time(row)
@@ -703,12 +706,12 @@ class PostedRow:
         return row
 
 
-def _row_of_text(names: tuple[str, ...], text: str | bytes) -> dict[str, Any]:
-    return _row_of(names, msgspec.json.decode(text))
+def _row_of_text(row: CheckedRow, text: str | bytes) -> dict[str, Any]:
+    return row(msgspec.json.decode(text))
 
 
-def _row_of_event(names: tuple[str, ...], event: Any) -> dict[str, Any]:
+def _row_of_event(row: CheckedRow, event: Any) -> dict[str, Any]:
     """Returns a row of a server-sent event: its fields, or those of the JSON in its data."""
-    if {*names} <= {*event._fields}:
-        return {name: getattr(event, name) for name in names}
-    return _row_of_text(names, event.data)
+    if {*row.names} <= {*event._fields}:
+        return {name: getattr(event, name) for name in row.names}
+    return _row_of_text(row, event.data)

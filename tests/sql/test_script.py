@@ -377,6 +377,29 @@ async def test_a_webhook_table_refuses_a_body_that_would_fail_the_job() -> None:
         assert job.status == "RUNNING"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"id": "a"}', "n"),
+        ('{"id": "a", "n": null}', "null"),
+        ('{"id": "a", "n": "7 cups"}', "int"),
+        ("[1]", "is no JSON object"),
+    ],
+)
+async def test_a_text_that_is_no_row_of_its_table_is_named(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text(f'{{"id": "ok", "n": 1}}\n{text}\n')
+    flow = af.Flow("texts")
+    flow.sql_script(f"""
+        CREATE TABLE texts (id STRING, n BIGINT NOT NULL)
+          WITH ('connector' = 'lines', 'path' = '{tmp_path}/in.txt');
+        CREATE TABLE out (id STRING) WITH ('connector' = 'blackhole');
+        INSERT INTO out SELECT id FROM texts""")
+    with pytest.raises(ValueError, match=message):
+        await flow.execute()
+
+
 def test_explain_shows_the_plan_of_one_statement(bids: Path, tmp_path: Path) -> None:
     console = Shown()
     flow = af.Flow("script")
