@@ -48,7 +48,8 @@ LOOP_TURNS = 5
 """How many turns of the loop a task that was already cancelled may take to end."""
 
 SERVICES_MODULES = re.compile(
-    r"^test_(kafka|mqtt|mysql|nats|postgres(_changes)?|rabbitmq|redis|schema_registry|sink|source)\.py$"
+    r"^test_(kafka|mqtt|mysql|nats|postgres(_changes)?|rabbitmq|redis|schema_registry"
+    r"|sink|source)\.py$"
 )
 """Modules whose integration tests start servers: connectors, and the contracts that they pass."""
 

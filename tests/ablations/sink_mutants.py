@@ -145,9 +145,7 @@ SINK_MUTANTS: list[Mutant] = [
         "aioflow/io/tables/table_sources.py",
         "                if at == last:\n",
         "                if False:\n",
-        (
-            "tests/io/test_sqlite.py::test_a_key_that_two_rows_have_is_an_error_and_no_row_is_passed_over",
-        ),
+        ("tests/io/test_sqlite.py::test_a_key_of_two_rows_is_an_error_and_no_row_is_passed_over",),
     ),
     Mutant(
         "an upload that is given up is not aborted",

@@ -315,7 +315,7 @@ async def test_a_key_that_is_none_is_refused(
         await read_all(sqlite(tmp_path / "a.db", "t", key=key), ctx)
 
 
-async def test_a_key_that_two_rows_have_is_an_error_and_no_row_is_passed_over(
+async def test_a_key_of_two_rows_is_an_error_and_no_row_is_passed_over(
     tmp_path: Path, ctx: SinkContext, sql: Any
 ) -> None:
     sql("CREATE TABLE t (x)")
