@@ -78,9 +78,8 @@ def nats(
     `af.io.formats`. `stream` is needed unless exactly one stream contains the subject. `start` is
     "earliest", "latest", or the sequence number after which to begin; the position in a checkpoint
     takes precedence. With `until="latest"` the source ends with the last message that exists when
-    the job begins.
-    `options` are further arguments of `nats.connect`, such as `user`, `password`, `token`,
-    `user_credentials` and `tls`.
+    the job begins. `options` are further arguments of `nats.connect`, such as `user`, `password`,
+    `token`, `user_credentials` and `tls`.
 
     As a sink it publishes to `subject`; with checkpoints, it publishes once they are complete. The
     server recognises a repeated publication by its `Nats-Msg-Id`. So messages are written exactly

@@ -69,10 +69,10 @@ def postgres(
     all of them. With `query`, a SELECT that includes the key, it reads the rows of the query.
 
     As a sink it accepts dicts, and dataclasses, NamedTuples, Structs and Pydantic models by field,
-    and lists and tuples by index.
-    They are written to `columns`, by default the fields of the first record; the table must
-    exist. Delivery is exactly once with checkpoints, at least once without. The sink keeps two
-    small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
+    and lists and tuples by index. They are written to `columns`, by default the fields of the first
+    record; the table must exist. Delivery is exactly once with checkpoints, at least once without.
+    The sink keeps two small tables of its own in the database, `aioflow_staged` and
+    `aioflow_sinks`.
 
     With `mode="upsert"` a record replaces the row with the same `key`, or is inserted; with
     "delete" it removes that row. A function as `mode` returns "upsert" or "delete" for a record.

@@ -79,11 +79,10 @@ def sqlite(
     exist when it begins, with `columns`, by default all.
 
     As a sink it accepts dicts, and dataclasses, NamedTuples, Structs and Pydantic models by field,
-    and lists and tuples by index.
-    They are written to `columns`, by default the fields of the first record; the table must
-    exist. Delivery is exactly once with checkpoints, at least once without. bool is stored as int;
-    datetime, date, time, Decimal and UUID as text, NaN as NULL. The sink keeps two small tables of
-    its own in the file, `aioflow_staged` and `aioflow_sinks`.
+    and lists and tuples by index. They are written to `columns`, by default the fields of the first
+    record; the table must exist. Delivery is exactly once with checkpoints, at least once without.
+    bool is stored as int; datetime, date, time, Decimal and UUID as text, NaN as NULL. The sink
+    keeps two small tables of its own in the file, `aioflow_staged` and `aioflow_sinks`.
 
     With `mode="upsert"` a record replaces the row with the same `key`, or is inserted; with
     "delete" it removes that row. A function as `mode` returns "upsert" or "delete" for a record.
