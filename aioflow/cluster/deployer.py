@@ -214,9 +214,10 @@ class TaskDeployer:
         """Handles the loss of a worker of this job alone before tasks were deployed to it.
 
         The tasks that wait for slots fail, so that the restart policy decides. If the job has not
-        begun, its first tasks will fail, with the first of these losses.
+        asked for slots yet, its tasks will fail when it does, with the first of these losses.
         """
-        if not self._requests and self._job_master.status is JobStatus.CREATED:
+        asks_soon = bool(self._waiting) or self._job_master.status is JobStatus.CREATED
+        if not self._requests and asks_soon:
             self._early_loss = self._early_loss or loss
             return
         self._early_loss = None

@@ -303,6 +303,16 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "the loss of a worker is forgotten if the job is about to ask for slots",
+        "aioflow/cluster/deployer.py",
+        "        asks_soon = bool(self._waiting) or self._job_master",
+        "        asks_soon = self._job_master",
+        (
+            "tests/integration/test_killed_while_starting.py::"
+            "test_a_worker_lost_while_the_job_is_about_to_ask_for_slots_ends_the_job",
+        ),
+    ),
+    Mutant(
         "a worker that is killed while it starts ends the job",
         "aioflow/cluster/deployer.py",
         "        self.fail_waiting(loss)\n",

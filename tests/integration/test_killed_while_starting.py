@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.cluster.deployer import TaskDeployer
 from tests.integration.clusters import FLOWS, Cluster, aioflow
 from tests.integration.processes import open_workers
 
@@ -148,6 +149,22 @@ async def test_without_restart_a_worker_that_is_killed_while_it_starts_ends_the_
         await counts().collect(
             workers=2, checkpoints=(tmp_path / "store").as_uri(), restart=af.no_restart()
         )
+
+
+async def test_a_worker_lost_while_the_job_is_about_to_ask_for_slots_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request_slots = TaskDeployer._request_slots
+    losses = [af.Broken("a worker is gone")]
+
+    def lose_a_worker_first(deployer: TaskDeployer) -> None:
+        while losses:
+            deployer.start_failed(losses.pop())
+        request_slots(deployer)
+
+    monkeypatch.setattr(TaskDeployer, "_request_slots", lose_a_worker_first)
+    with pytest.raises(af.Broken, match="a worker is gone"):
+        await counts().collect(workers=2, restart=af.no_restart())
 
 
 async def test_a_policy_that_is_used_up_while_workers_start_ends_the_job(killer: Killer) -> None:
