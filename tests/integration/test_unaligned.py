@@ -22,6 +22,8 @@ from tests.integration.test_exactly_once import QUICK, next_checkpoint, pids
 pytestmark = pytest.mark.timeout(600)
 
 WINDOW = 10 * KEYS
+STILL_S = 300
+"""Seconds after which a job counts as hung: far above the duration of any test here."""
 
 
 async def slow(row: tuple[int, int]) -> tuple[int, int]:
@@ -78,6 +80,15 @@ def persisted(job: af.Job) -> int:
     return 0 if newest is None else newest.persisted_data
 
 
+async def ended(job: af.Job) -> None:
+    """Waits for the end of a job. A job that stands still shows the metrics of its tasks."""
+    done, _ = await asyncio.wait([asyncio.ensure_future(job.wait())], timeout=STILL_S)
+    if not done:
+        shown = (f"{name}: {value}" for name, value in sorted(job.metrics().items()) if value)
+        pytest.fail(f"the job has not ended after {STILL_S} s\n" + "\n".join(shown))
+    await done.pop()
+
+
 async def kill(job: af.Job, worker: int) -> None:
     """Kills one of the processes; the job continues without it."""
     restarts = job._cluster.job_master.executions.restarts
@@ -110,7 +121,7 @@ async def test_checkpoints_complete_while_nothing_comes_through_and_lose_nothing
         assert not (tmp_path / "open").exists()
         (tmp_path / "open").touch()
         (tmp_path / "stop").touch()
-        await job.wait()
+        await ended(job)
     assert mistakes(tmp_path) == []
 
 
@@ -135,7 +146,7 @@ async def test_killed_workers_lose_and_repeat_nothing_of_what_is_in_flight(
             await kill(job, worker)
         await next_checkpoint(job)
         (tmp_path / "stop").touch()
-        await job.wait()
+        await ended(job)
     assert mistakes(tmp_path) == []
 
 
@@ -158,7 +169,7 @@ async def test_windows_are_whole_after_restarts_with_records_and_event_time_in_f
             await kill(job, worker)
         await next_checkpoint(job)
         (tmp_path / "stop").touch()
-        await job.wait()
+        await ended(job)
     total = int((tmp_path / "stop").read_text())
     rows = [
         json.loads(line)
