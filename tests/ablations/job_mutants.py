@@ -1439,4 +1439,15 @@ JOB_MUTANTS: list[Mutant] = [
         """        if False and (""",
         ("tests/api/test_mistakes.py::test_the_state_of_windows_is_refused_and_not_read_as_empty",),
     ),
+    Mutant(
+        "a file of a flow is loaded before the options of its run are checked",
+        "aioflow/cli/command.py",
+        "    options = _job_options(arguments)\n"
+        "    return _run_flow(arguments, load_flow(arguments.target), options)\n",
+        "    return _run_flow(arguments, load_flow(arguments.target), _job_options(arguments))\n",
+        (
+            "tests/cli/test_target.py::"
+            "test_a_wrong_option_is_named_before_the_file_of_the_flow_is_loaded",
+        ),
+    ),
 ]

@@ -1567,4 +1567,18 @@ MUTANTS: list[Mutant] = [
             "test_nothing_listens_off_loopback_in_plain_text_unless_that_is_allowed",
         ),
     ),
+    Mutant(
+        "deep trees count with their first objects alone",
+        "aioflow/network/batch_size.py",
+        "    size += nested + (nested * others // measured if measured else 64 * others)\n",
+        "    size += nested + 64 * others\n",
+        ("tests/network/test_batch_size.py::test_trees_count_with_about_what_they_hold",),
+    ),
+    Mutant(
+        "the keys of a large dict count with nothing",
+        "aioflow/network/batch_size.py",
+        "        if len(value) > ITEMS_MAX:\n            size += _items_size(dict.keys(value)",
+        "        if False:\n            size += _items_size(dict.keys(value)",
+        ("tests/network/test_batch_size.py::test_the_keys_of_a_large_dict_count",),
+    ),
 ]

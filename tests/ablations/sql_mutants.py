@@ -180,4 +180,21 @@ SQL_MUTANTS: list[Mutant] = [
         "            pass\n",
         (_PLANNER + "test_a_frame_keeps_only_its_rows_and_leaves_out_late_ones",),
     ),
+    Mutant(
+        "a row of a script's table is of any type",
+        "aioflow/sql/ddl.py",
+        "        self._make = None if type_ is None else maker_of(type_)\n",
+        "        self._make = None\n",
+        (
+            "tests/sql/test_script.py::test_a_text_that_is_no_row_of_its_table_is_named",
+            "tests/sql/test_script.py::test_a_webhook_table_refuses_a_body_that_would_fail_the_job",
+        ),
+    ),
+    Mutant(
+        "a posted row without event time is accepted",
+        "aioflow/sql/ddl.py",
+        "            if found is None and name == self._event_time:\n",
+        "            if False:\n",
+        ("tests/sql/test_script.py::test_a_webhook_table_refuses_a_body_that_would_fail_the_job",),
+    ),
 ]

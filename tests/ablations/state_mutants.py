@@ -747,4 +747,21 @@ STATE_MUTANTS: list[Mutant] = [
         "            await above.delete([metadata])\n            await objects.delete(names)\n",
         ("tests/cli/test_dispose.py::test_a_deletion_that_failed_can_be_repeated",),
     ),
+    Mutant(
+        "large operator state holds the loop until all of it is encoded",
+        "aioflow/task/checkpoint.py",
+        "            return end.value\n        await asyncio.sleep(0)\n",
+        "            return end.value\n",
+        (
+            "tests/task/test_checkpointing.py::"
+            "test_records_go_on_between_the_parts_of_large_operator_state",
+        ),
+    ),
+    Mutant(
+        "all but the first part of large operator state is lost",
+        "aioflow/state/operator_state.py",
+        "    if any(len(parts) > 1 for parts in lists):\n",
+        "    if False:\n",
+        ("tests/state/test_operator_state.py::test_large_operator_state_is_encoded_by_turns",),
+    ),
 ]

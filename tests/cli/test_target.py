@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aioflow.cli.command import main
 from aioflow.cli.options import UsageError
 from aioflow.cli.targets import load_flow
 
@@ -79,3 +80,14 @@ def test_missing_target_is_reported_with_the_existing_ones(
         load_flow(target)
 
     assert told in str(error.value)
+
+
+def test_a_wrong_option_is_named_before_the_file_of_the_flow_is_loaded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "loud.py").write_text("raise RuntimeError('loaded')\n")
+
+    assert main(["run", "loud.py:flow", "--every", "1s"]) == 2
+
+    error = capsys.readouterr().err
+    assert "--every is about checkpoints" in error and "loaded" not in error

@@ -130,6 +130,12 @@ def test_trees_count_with_about_what_they_hold() -> None:
             assert size / 4 < value_size(value) < size * 2
 
 
+def test_the_keys_of_a_large_dict_count() -> None:
+    names = {f"{number:0100}": number for number in range(1_000)}
+    size = sys.getsizeof(names) + sum(map(sys.getsizeof, (*names, *names.values())))
+    assert size / 2 < value_size(names) < size * 2
+
+
 def test_a_batch_of_bytes_is_measured_and_one_that_begins_with_bytes_is_estimated() -> None:
     def batch(*values: Any) -> RecordBatch:
         return RecordBatch(list(values))

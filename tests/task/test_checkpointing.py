@@ -10,6 +10,8 @@ import pytest
 
 from aioflow.core.aio import end_task
 from aioflow.core.elements import CheckpointBarrier, RecordBatch
+from aioflow.core.wire.serializers import Codec
+from aioflow.state import operator_state
 from aioflow.task.stream_task import StreamTask
 from tests.task.checkpoint_doubles import Reader, Snapshotted, checkpointed, factories
 from tests.task.running import until
@@ -257,6 +259,41 @@ async def test_records_go_on_while_state_is_written_and_the_acknowledgement_wait
         assert len(written) == len(running.store.files) == 4
         assert stats.state_size == stats.checkpointed_size == sum(map(len, running.store.files))
         assert [one.uid for one in state.operators] == list(running.task.descriptor.vertex.uids)
+
+
+class KeepsMuch(Snapshotted):
+    """Has five parts to write."""
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        super().snapshot_state(checkpoint_id)
+        self.ctx.operator_state.get_list_state("kept").update([checkpoint_id] * 5)
+
+
+async def test_records_go_on_between_the_parts_of_large_operator_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turn, encoded_in = 0, []
+    encode = Codec.encode_batch
+
+    def observed(codec: Codec, values: list[Any], *, owner: str) -> bytes:
+        encoded_in.append(turn)
+        return encode(codec, values, owner=owner)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(operator_state, "ENCODED_AT_ONCE", 1)
+    monkeypatch.setattr(Codec, "encode_batch", observed)
+    async with (running := Checked(factories([], cls=KeepsMuch))):
+        counting = asyncio.get_running_loop().create_task(count_turns())
+        running.trigger(1)
+        await running.acknowledged(1)
+        end_task(counting)
+    assert len(encoded_in) >= 15
+    assert len(set(encoded_in)) > len(encoded_in) / 2
 
 
 async def test_a_failed_write_declines_the_checkpoint_and_the_next_one_succeeds() -> None:
