@@ -18,8 +18,9 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import Broken, GraphError, MalformedInput
-from aioflow.io.brokers.mqtt_client import PIECE_MESSAGES, MqttMessage
+from aioflow.io.brokers.mqtt_client import MqttMessage
 from aioflow.io.brokers.mqtt_topics import mqtt
+from aioflow.io.brokers.writers import PIECE_MESSAGES
 from tests.integration.log_flows import Number, run
 from tests.io.driver import SinkContext, system_context, take, write_all
 from tests.io.servers import Server, mosquitto_server

@@ -18,8 +18,9 @@ import pytest
 import aioflow as af
 from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
 from aioflow.io.brokers.mqtt_topics import mqtt
-from aioflow.io.brokers.rabbitmq_client import PIECE_MESSAGES, RabbitmqMessage
+from aioflow.io.brokers.rabbitmq_client import RabbitmqMessage
 from aioflow.io.brokers.rabbitmq_queues import rabbitmq
+from aioflow.io.brokers.writers import PIECE_MESSAGES
 from tests.integration.log_flows import Count, Number, counted, mistakes, run
 from tests.io.driver import (
     SinkContext,

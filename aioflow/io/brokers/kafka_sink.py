@@ -34,6 +34,7 @@ from aioflow.io.brokers.kafka_transactions import (
     commit_prepared,
     fenced_error,
 )
+from aioflow.io.brokers.writers import wrong_result
 from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseWriter
 
 if TYPE_CHECKING:
@@ -160,10 +161,7 @@ class KafkaWriter(BaseWriter[Any]):
     def _topic(self, topic: Any, value: Any) -> str:
         if isinstance(topic, str) and topic:
             return topic
-        raise TypeError(
-            f"sink {self._config!r}: topic= gave {describe_record(topic)} for "
-            f"{describe_record(value)}, expected the name of a topic"
-        )
+        raise wrong_result(self._config, "topic", topic, value, "the name of a topic")
 
     def _key(self, value: Any) -> bytes | None:
         key = None if self._config.key is None else self._config.key(value)
@@ -189,10 +187,8 @@ class KafkaWriter(BaseWriter[Any]):
                 (name, content.encode() if isinstance(content, str) else content)
                 for name, content in headers.items()
             ]
-        raise TypeError(
-            f"sink {self._config!r}: headers= gave {describe_record(headers)} for "
-            f"{describe_record(value)}, expected a mapping of names to text or bytes"
-        )
+        expected = "a mapping of names to text or bytes"
+        raise wrong_result(self._config, "headers", headers, value, expected)
 
     async def flush(self) -> None:
         """Hands the records over to the producer, which sends them meanwhile."""

@@ -1,8 +1,7 @@
 """Connects to a server of MQTT: connections, their errors, and the writer that publishes.
 
-paho's client runs on the event loop: only connecting, which blocks, runs in the executor. A writer
-flushes by publishing and waiting for the server's confirmations, and a checkpoint waits for the
-flush. So a sink with QoS 1 or 2 delivers at least once.
+paho's client runs on the event loop: only connecting, which blocks, runs in the executor. With QoS
+1 or 2 the server confirms each message, so a sink delivers at least once.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from aioflow.core.aio import wait_all, wait_first
 from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import Broken, GraphError, describe_record
 from aioflow.core.wire.types import register_type
-from aioflow.io.backoff import Backoff, reached
-from aioflow.operators.sink import LINGER_MS, BaseWriter
+from aioflow.io.backoff import reached
+from aioflow.io.brokers.writers import PIECE_MESSAGES, ConfirmedWriter, wrong_result
 
 if TYPE_CHECKING:
     import ssl
@@ -42,12 +41,6 @@ KEEPALIVE_S = 30
 
 PACKETS_PER_TURN = 100
 """Maximum number of packets that are read in one turn of the event loop."""
-
-PIECE_MESSAGES = 1_000
-"""Number of messages at which the writer requests a flush, and which wait for confirmation."""
-
-PIECE_BYTES = 32 * 1024 * 1024
-"""Size of the bodies at which the writer requests a flush."""
 
 BODY_BYTES_MAX = 256 * 1024 * 1024 - 70_000
 """The largest body that the protocol can express, beside a topic."""
@@ -432,21 +425,15 @@ async def opened(
             await connection.close()
 
 
-class MqttWriter(BaseWriter[Any]):
+class MqttWriter(ConfirmedWriter[tuple[str, bytes]]):
     """A writer of the messages of one subtask. Its session has an id of its own."""
 
-    linger_ms = LINGER_MS
+    _config: MqttConfig
 
     def __init__(self, ctx: OperatorContext, config: MqttConfig) -> None:
-        self._ctx = ctx
-        self._config = config
-        self._encode, self._head_of = config.format.encoder(repr(config), ctx.host)
-        self._head = b""
+        super().__init__(ctx, config, is_away, partial(refusal, config, what="a message"))
         self._connection: Connection | None = None
         self._most = BODY_BYTES_MAX
-        self._pending: list[tuple[str, bytes]] = []
-        self._bytes = 0
-        self.full = False
 
     async def open(self) -> None:
         config = self._config
@@ -455,8 +442,7 @@ class MqttWriter(BaseWriter[Any]):
                 f"sink {config!r}: expected the one topic to publish to, without a wildcard, or a "
                 "function of a record"
             )
-        if self._head_of is not None:
-            self._head = await self._head_of((config.topics or ["mqtt"])[0])
+        await self._learn((config.topics or ["mqtt"])[0])
         await reached(self._connected, config, is_away, self._ctx.host.rng)
 
     async def _connected(self) -> Connection:
@@ -480,32 +466,13 @@ class MqttWriter(BaseWriter[Any]):
                 )
             self._pending.append((topic, body))
             self._bytes += len(body)
-        self.full = len(self._pending) >= PIECE_MESSAGES or self._bytes >= PIECE_BYTES
 
     def _topic(self, topic: Any, value: Any) -> str:
         if isinstance(topic, str) and topic and not any(sign in topic for sign in "+#\0"):
             return topic
-        raise TypeError(
-            f"sink {self._config!r}: topic= gave {describe_record(topic)} for "
-            f"{describe_record(value)}, expected a topic without a wildcard"
-        )
-
-    async def flush(self) -> None:
-        """Publishes all messages. Returns once the server has confirmed them."""
-        self.full = False
-        pending, self._pending, self._bytes = self._pending, [], 0
-        config = self._config
-        while pending:
-            await Backoff(self._ctx.host.rng, config.backoff).persistently(
-                partial(self._publish, pending),
-                config,
-                is_away,
-                partial(refusal, config, what="a message"),
-                "trying again",
-            )
+        raise wrong_result(self._config, "topic", topic, value, "a topic without a wildcard")
 
     async def _publish(self, pending: list[tuple[str, bytes]]) -> None:
-        """Publishes the first messages of `pending`, and removes those that were confirmed."""
         connection = await self._connected()
         piece = pending[:PIECE_MESSAGES]
         unconfirmed: dict[int, int] = {}
@@ -545,10 +512,6 @@ class MqttWriter(BaseWriter[Any]):
         if unconfirmed:
             await self.close()
             raise Broken("the connection ended before the server had confirmed the messages")
-
-    async def prepare(self, checkpoint_id: int) -> list[Any]:
-        await self.flush()
-        return []
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,8 +1,7 @@
 """Connects to RabbitMQ: connections, their errors, and the writer that publishes.
 
-A writer publishes with publisher confirms. A flush returns once the server has confirmed every
-message, and a checkpoint waits for the flush. So the sink delivers at least once. A message keeps
-its id when it is published again after a lost confirmation.
+A writer publishes with publisher confirms, so a sink delivers at least once. A message keeps its
+id when it is published again after a lost confirmation.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from aioflow.core.contexts import asynccontextmanager
-from aioflow.core.errors import Broken, GraphError, describe_record
+from aioflow.core.errors import Broken, GraphError
 from aioflow.core.wire.types import register_type
-from aioflow.io.backoff import Backoff, reached
-from aioflow.operators.sink import LINGER_MS, BaseWriter
+from aioflow.io.backoff import reached
+from aioflow.io.brokers.writers import PIECE_MESSAGES, ConfirmedWriter, wrong_result
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -40,12 +39,6 @@ CONNECT_TIMEOUT_S = 10.0
 """Time without an answer after which a server counts as unreachable."""
 
 CLOSE_TIMEOUT_S = 5.0
-
-PIECE_MESSAGES = 1_000
-"""Number of messages at which the writer requests a flush, and which wait for confirmation."""
-
-PIECE_BYTES = 32 * 1024 * 1024
-"""Size of the bodies at which the writer requests a flush."""
 
 KEY_BYTES = 255
 """Maximum size of a routing key."""
@@ -239,24 +232,18 @@ class _Publication(NamedTuple):
     properties: Any
 
 
-class RabbitmqWriter(BaseWriter[Any]):
+class RabbitmqWriter(ConfirmedWriter[_Publication]):
     """A writer of the messages of one subtask."""
 
-    linger_ms = LINGER_MS
+    _config: RabbitmqConfig
 
     def __init__(self, ctx: OperatorContext, config: RabbitmqConfig) -> None:
-        self._ctx = ctx
-        self._config = config
-        self._encode, self._head_of = config.format.encoder(repr(config), ctx.host)
-        self._head = b""
+        super().__init__(ctx, config, is_away, partial(refusal, config))
         self._ids = ctx.host.ids.new("message")
         self._count = 0
         self._connection: Any = None
         self._channel: Any = None
         self._properties: Any = None
-        self._pending: list[_Publication] = []
-        self._bytes = 0
-        self.full = False
 
     async def open(self) -> None:
         config = self._config
@@ -265,11 +252,8 @@ class RabbitmqWriter(BaseWriter[Any]):
                 f"sink {config!r} names {len(config.queues)} queues, expected the one to write "
                 "to, or exchange="
             )
-        if self._head_of is not None:
-            destination = config.exchange or (config.queues or ["default"])[0]
-            self._head = await self._head_of(destination)
-        explained = partial(refusal, config)
-        await reached(self._check, config, is_away, self._ctx.host.rng, explained)
+        await self._learn(config.exchange or (config.queues or ["default"])[0])
+        await reached(self._check, config, is_away, self._ctx.host.rng, self._explained)
         from aiormq import spec
 
         self._properties = spec.Basic.Properties
@@ -306,7 +290,6 @@ class RabbitmqWriter(BaseWriter[Any]):
             )
             self._pending.append(_Publication(body, self._key(value), properties))
             self._bytes += len(body)
-        self.full = len(self._pending) >= PIECE_MESSAGES or self._bytes >= PIECE_BYTES
 
     def _key(self, value: Any) -> str:
         key = self._config.routing_key
@@ -319,10 +302,8 @@ class RabbitmqWriter(BaseWriter[Any]):
     def _text(self, text: Any, name: str, value: Any) -> str:
         if isinstance(text, str) and len(text.encode()) <= KEY_BYTES:
             return text
-        raise TypeError(
-            f"sink {self._config!r}: {name}= gave {describe_record(text)} for "
-            f"{describe_record(value)}, expected a text of at most {KEY_BYTES} bytes"
-        )
+        expected = f"a text of at most {KEY_BYTES} bytes"
+        raise wrong_result(self._config, name, text, value, expected)
 
     def _headers(self, value: Any) -> dict[str, Any]:
         assert self._config.headers is not None
@@ -332,27 +313,10 @@ class RabbitmqWriter(BaseWriter[Any]):
             for name, content in headers.items()
         ):
             return dict(headers)
-        raise TypeError(
-            f"sink {self._config!r}: headers= gave {describe_record(headers)} for "
-            f"{describe_record(value)}, expected a mapping of names to texts, bytes and numbers"
-        )
-
-    async def flush(self) -> None:
-        """Publishes all messages. Returns once the server has confirmed them."""
-        self.full = False
-        pending, self._pending, self._bytes = self._pending, [], 0
-        config = self._config
-        while pending:
-            await Backoff(self._ctx.host.rng, config.backoff).persistently(
-                partial(self._publish, pending),
-                config,
-                is_away,
-                partial(refusal, config),
-                "trying again",
-            )
+        expected = "a mapping of names to texts, bytes and numbers"
+        raise wrong_result(self._config, "headers", headers, value, expected)
 
     async def _publish(self, pending: list[_Publication]) -> None:
-        """Publishes the first messages of `pending`, and removes those that were confirmed."""
         config = self._config
         channel = await self._connected()
         piece = pending[:PIECE_MESSAGES]
@@ -393,10 +357,6 @@ class RabbitmqWriter(BaseWriter[Any]):
                 f"{where}: bind a queue, or give mandatory=False to drop such messages"
             )
         raise error
-
-    async def prepare(self, checkpoint_id: int) -> list[Any]:
-        await self.flush()
-        return []
 
     async def close(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
