@@ -1,4 +1,4 @@
-"""What several tests of clusters and of databases share."""
+"""What several tests of clusters, databases and brokers share."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that are away at the start of a job are not waited for."""
     monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", 0.0)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of the test, for a topic, a queue, or a stream with one subject."""
+    return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
 
 
 @pytest.fixture

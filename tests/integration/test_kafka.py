@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from aioflow.io.brokers.kafka_client import KafkaRecord
 from aioflow.io.brokers.kafka_topics import PAGE_RECORDS, kafka
 from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
 from tests.integration.processes import eventually
-from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
+from tests.io.driver import Context, SinkContext, next_batch, read_all, take
 from tests.io.kafka.brokers import (
     BROKERS_REMEDY,
     SASL,
@@ -62,18 +62,6 @@ def brokers(cluster: KafkaCluster) -> Brokers:
     if isinstance(cluster, MockCluster):
         unreachable("brokers of Kafka", BROKERS_REMEDY)
     return cluster
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of a topic."""
-    return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:

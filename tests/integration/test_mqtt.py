@@ -10,7 +10,7 @@ import signal
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from aioflow.io.brokers.mqtt_client import MqttMessage
 from aioflow.io.brokers.mqtt_topics import mqtt
 from aioflow.io.brokers.writers import PIECE_MESSAGES
 from tests.integration.log_flows import Number, run
-from tests.io.driver import SinkContext, system_context, take, write_all
+from tests.io.driver import SinkContext, take, write_all
 from tests.io.servers import Server, mosquitto_server
 from tests.needs import program
 
@@ -38,17 +38,6 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def url(server: Server) -> str:
     return f"mqtt://127.0.0.1:{server.port}"
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 async def opened(source: Any, ctx: SinkContext) -> Any:

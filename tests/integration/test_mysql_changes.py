@@ -44,17 +44,6 @@ def server() -> Iterator[MysqlServer]:
 
 
 @pytest.fixture
-def schema(request: pytest.FixtureRequest) -> str:
-    name: str = request.node.originalname
-    return name[:50]
-
-
-@pytest.fixture
-def dsn(server: MysqlServer, schema: str) -> str:
-    return server.create(schema)
-
-
-@pytest.fixture
 async def ctx() -> AsyncIterator[Context]:
     async with system_context() as context:
         context.replays = True

@@ -45,12 +45,6 @@ def url(server: Server) -> str:
 
 
 @pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of a stream and of its one subject."""
-    return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
-
-
-@pytest.fixture
 async def ctx() -> AsyncIterator[SinkContext]:
     async with system_context() as context:
         yield SinkContext(context.host, checkpointing=False)

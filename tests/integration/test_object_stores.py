@@ -9,7 +9,7 @@ import gzip
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from aioflow.io.files.object_files import UPLOAD_BYTES, ObjectFiles, StoreError
 from aioflow.operators.source import Split
 from tests.integration.processes import eventually, open_workers
 from tests.integration.store_flows import Count, counted, mistakes
-from tests.io.driver import SinkContext, read_all, system_context, take
+from tests.io.driver import SinkContext, read_all, take
 from tests.io.servers import BUCKET, Server, s3_environment, s3_server
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +45,6 @@ def url(server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     for name, value in s3_environment(server.port).items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{request.node.originalname}"
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 def put(url: str, data: bytes | str) -> None:

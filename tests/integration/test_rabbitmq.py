@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from tests.io.driver import (
     SinkContext,
     next_batch,
     read_all,
-    system_context,
     take,
     write_all,
 )
@@ -44,17 +43,6 @@ def server() -> Iterator[RabbitmqServer]:
 @pytest.fixture
 def url(server: RabbitmqServer) -> str:
     return server.url
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 async def waiting(url: str, queue: str) -> int:

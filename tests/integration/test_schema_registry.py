@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from aioflow.io.formats import avro, json_schema, protobuf
 from aioflow.io.formats.avro_types import avro_schema_of
 from aioflow.io.formats.format import Format
 from tests.integration.log_flows import until
-from tests.io.driver import Context, SinkContext, read_all, system_context
+from tests.io.driver import Context, SinkContext, read_all
 from tests.io.kafka.brokers import (
     BROKERS_REMEDY,
     Brokers,
@@ -62,12 +62,6 @@ def server() -> Iterator[Server]:
 def cluster() -> Iterator[Brokers | MockCluster]:
     with kafka_cluster() as running:
         yield running
-
-
-@pytest.fixture
-async def ctx() -> AsyncIterator[SinkContext]:
-    async with system_context() as context:
-        yield SinkContext(context.host)
 
 
 @pytest.fixture
