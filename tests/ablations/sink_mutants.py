@@ -155,6 +155,13 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_STORES}test_a_large_part_is_an_upload_that_is_aborted_unless_it_is_prepared",),
     ),
     Mutant(
+        "a part is deleted while a cancelled write of it still runs",
+        "aioflow/io/files/parts.py",
+        "                await wait_all([writing])\n",
+        "                pass\n",
+        (f"{_STORES}test_nothing_is_left_of_writes_that_were_given_up_while_the_server_was_away",),
+    ),
+    Mutant(
         "an object that was replaced is read on",
         "aioflow/io/files/object_files.py",
         "        if self._tag is not None:\n",
@@ -608,7 +615,7 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a part is not synced before it is prepared",
         "aioflow/io/files/parts.py",
-        "        await self._fs.fsync(part[0])\n",
+        "        await self._write(self._fs.fsync(part[0]))\n",
         "",
         (_CRASH,),
     ),

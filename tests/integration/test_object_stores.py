@@ -5,6 +5,7 @@ is found, what is refused, what is left behind, and kills of workers and of the 
 from __future__ import annotations
 
 import ast
+import asyncio
 import gzip
 import os
 import signal
@@ -206,6 +207,27 @@ async def test_a_large_part_is_an_upload_that_is_aborted_unless_it_is_prepared(
     (name,) = names(url)
     assert name.startswith("out/part-0-0-")
     assert len(await read_all(sink, ctx)) == 3 * UPLOAD_BYTES // (1 << 20)
+
+
+async def test_nothing_is_left_of_writes_that_were_given_up_while_the_server_was_away(
+    server: Server, url: str, ctx: SinkContext
+) -> None:
+    """The thread of a cancelled write goes on, and may reach the server after it is back."""
+    writers = []
+    for _ in range(8):
+        writers.append(af.io.lines(f"{url}/out").writer(ctx))
+        await writers[-1].open()
+        writers[-1].write_batch(["x"], None)
+    server.send(signal.SIGUSR1)
+    await eventually(lambda: not answers(server))
+    prepared = [asyncio.ensure_future(writer.prepare(1)) for writer in writers]
+    await asyncio.sleep(0.1)  # The requests are being tried again.
+    for one in prepared:
+        one.cancel()
+    await asyncio.gather(*prepared, return_exceptions=True)
+    await asyncio.gather(*(writer.close() for writer in writers))
+    await ctx.host.close()  # Waits for its threads.
+    assert names(url) == []
 
 
 async def test_parts_of_two_sinks_in_one_prefix_both_stay(url: str, ctx: SinkContext) -> None:

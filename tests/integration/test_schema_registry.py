@@ -71,7 +71,8 @@ def registry(server: Server) -> Any:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": url_of(server)}) as other:
+    # Without a limit a request that is lost waits for ever. With it the client tries again.
+    with SchemaRegistryClient({"url": url_of(server), "timeout": 20}) as other:
         yield other
 
 

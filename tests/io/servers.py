@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.needs import program
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def free_port() -> int:

@@ -36,10 +36,11 @@ import logging
 import posixpath
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aioflow.core.aio import wait_all
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.io.arguments import checked_whole
 from aioflow.io.files.file_access import file_access
@@ -148,6 +149,7 @@ class PartWriter(BaseWriter[Any]):
         self._rolled: list[tuple[str, str]] = []
         self._timer: ProcessingTimeTimer | None = None
         self._rolling: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         # Appends to one file must not overtake each other: a flush, a barrier and the timer may
         # come together.
         self._lock = asyncio.Lock()
@@ -274,7 +276,7 @@ class PartWriter(BaseWriter[Any]):
                 posixpath.join(self._directory, final),
             )
         data = b"".join(buffer)
-        await self._fs.append(self._part[0], data)
+        await self._write(self._fs.append(self._part[0], data))
         self._part_bytes += len(data)
 
     async def _end_part(self) -> None:
@@ -289,10 +291,17 @@ class PartWriter(BaseWriter[Any]):
         if self._buffer:  # These records were written after the flush: they begin the next part.
             self._start_age()
         self._rolled.append(part)
-        await self._fs.fsync(part[0])
+        await self._write(self._fs.fsync(part[0]))
         if self._self_commit:
             await PartCommitter(self._directory, self._ctx.host).commit(self._rolled)
             self._rolled = []
+
+    async def _write(self, request: Coroutine[Any, Any, None]) -> None:
+        """Waits for a write. If the caller is cancelled, the write goes on, because its thread
+        cannot be stopped. `close` waits for it, so that it makes no file after the deletion.
+        """
+        self._writing = asyncio.get_running_loop().create_task(request, name="write part")
+        await asyncio.shield(self._writing)
 
     def _on_age(self, timestamp: int) -> None:
         self._timer = None
@@ -321,6 +330,10 @@ class PartWriter(BaseWriter[Any]):
         if self._timer is not None:
             self._timer.cancel()
         async with self._lock:
+            writing, self._writing = self._writing, None
+            if writing is not None:
+                await wait_all([writing])
+                _ = writing.cancelled() or writing.exception()  # Its caller has it, or is gone.
             left = [*self._rolled, *([self._part] if self._part is not None else [])]
             self._rolled, self._part = [], None
             for hidden, _ in left:
