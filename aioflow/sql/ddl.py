@@ -31,7 +31,7 @@ from aioflow.operators.source import is_source
 from aioflow.operators.watermarks import WatermarkStrategy
 from aioflow.sql import values as v
 from aioflow.sql.bound import Compiler, is_clock
-from aioflow.sql.casts import Scalar, widened
+from aioflow.sql.casts import Scalar, cast, widened
 from aioflow.sql.dialect import CreateTable
 from aioflow.sql.errors import SqlError
 from aioflow.sql.relation import CHANGE, Relation, duration_ms
@@ -62,6 +62,9 @@ TEXTS = {"lines", "socket", "websocket"}
 
 TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres"}
 """Connectors whose times are objects of `datetime`. Other connectors have texts or milliseconds."""
+
+DATABASES = {"mysql", "postgres", "sqlite"}
+"""Connectors of tables that may have more columns, which keep their defaults."""
 
 NO_TABLES = {"drop_postgres_slot", "mysql_changes", "postgres_changes", "push"}
 """Functions of `aioflow.io` that take texts, and whose records are not the rows of a table."""
@@ -381,6 +384,10 @@ class CreatedTable:
             one.field.key: self._time(one.field)
             for one in self.physical
             if one.field.type in (TIMESTAMP, DATE)
+        } | {
+            one.field.key: v.apply(v.to_decimal, Column(one.field.key), False, one.field.type.scale)
+            for one in self.physical
+            if one.field.type == DECIMAL and one.field.type.scale is not None
         }
         fields = tuple(one.field for one in self.physical)
         made = Relation(stream=None, fields=fields, reads=reads)  # type: ignore[arg-type]
@@ -469,8 +476,8 @@ class CreatedTable:
     def _posted(self, made: Relation) -> CheckedRow:
         """Returns the function that makes a row of a posted body, with its times checked."""
         names = tuple(one.field.name for one in self.physical)
-        times = {f.name: made.column(f.name) for f in made.fields if f.key in made.reads}
-        times = {name: times[name] for name in names if name in times}
+        physical = [one.field for one in self.physical if one.field.type in (TIMESTAMP, DATE)]
+        times = {f.name: made.column(f.name) for f in physical}
         event_time = self._lateness()[0] if self.node.args.get("watermark") else None
         if event_time is not None:
             times[event_time] = made.column(event_time)
@@ -538,7 +545,11 @@ class CreatedTable:
 
     def insert(self, relations: Sequence[Relation]) -> None:
         """Adds the sink of the table to the flow, for the rows of all INSERTs."""
-        sink = self._made({"mode": "upsert", "key": self.key} if self.upserts else {})
+        given: dict[str, Any] = {"mode": "upsert", "key": self.key} if self.upserts else {}
+        if self.connector in DATABASES:
+            names = {field.key for one in relations for field in one.fields}
+            given["columns"] = [f.name for f in self.fields if f.key in names]
+        sink = self._made(given)
         if not is_sink(sink):
             message = f"{self.connector} is only a source; it takes no rows"
             raise SqlError(message, self.place)
@@ -633,6 +644,8 @@ class CreatedTable:
                 f"{target.field.name} of {self.name} is {to}, and the query has {own.type}: {way}",
                 node,
             )
+        if to == DECIMAL and to.scale is not None:
+            return cast(Scalar(own.type, own.nullable, x), to, True, node).expression
         if own.type == NULL or to not in (TIMESTAMP, DATE):
             return widened(Scalar(own.type, own.nullable, x), to) if to in NUMERIC else x
         if self.connector in TYPED or self._option("format") in ("avro", "protobuf"):

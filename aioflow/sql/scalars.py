@@ -245,6 +245,8 @@ class _Compiler:
         if not kind.may_be(*NUMERIC):
             told = ": write || to join texts" if kind == STRING and sign == "+" else ""
             raise SqlError(f"{sign} takes numbers, not {kind}{told}", node)
+        if sign in "+-*" and kind == DECIMAL:
+            return Scalar(kind, null, v.apply(_EXACT[sign], x, y))
         if sign in "+-*":
             return Scalar(kind, null, Binary(sign, x, y))
         null = null or b.constant in (None, 0)
@@ -286,7 +288,9 @@ class _Compiler:
             raise SqlError(f"- takes a number, not {given.type}", node)
         if given.constant is not None:
             return literal(given.type, -given.constant)
-        return Scalar(given.type, given.nullable, Unary("-", given.expression))
+        x = given.expression
+        minus = v.apply(v.EXACT.minus, x) if given.type == DECIMAL else Unary("-", x)
+        return Scalar(given.type, given.nullable, minus)
 
     def comparison(self, node: exp.Binary) -> Scalar:
         (x, y), _, null = self._unified(
@@ -645,6 +649,7 @@ _INSTEAD: dict[type, str] = {
 _SIGNS: dict[type, str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "//",
 }  # fmt: skip
+_EXACT = {"+": v.EXACT.add, "-": v.EXACT.subtract, "*": v.EXACT.multiply}
 _COMPARISONS: dict[type, str] = {
     exp.EQ: "==", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
 }  # fmt: skip

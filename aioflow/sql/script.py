@@ -83,12 +83,13 @@ def sql(
     """Returns the stream of the query `text`. See `Flow.sql`."""
     if updates not in (False, True, "changes"):
         raise GraphError(f'updates={updates!r} of sql(), expected True, False, or "changes"')
-    before = len(flow.graph.nodes)
+    before, first = [*flow.graph.nodes], flow.graph.next_id()
     compiler = Compiler(flow, _functions(functions or {}), ttl, updates)
     planner = Script(_relations(flow, tables, schemas or {}), compiler)
     stream = planner.run(parse(text))
     planner.check_read()
-    name_states(flow.graph, before)
+    _prune(flow.graph, before, [one.node_id for one in stream.upstreams])
+    name_states(flow.graph, first)
     return stream
 
 
@@ -111,13 +112,16 @@ def script(
     before = [*flow.graph.nodes]
     planner.script(parse(text), console)
     planner.check_read()
-    # Views that no statement reads leave nothing behind.
     sinks = [number for number, one in flow.graph.nodes.items() if one.sink]
-    needed = flow.graph.upstream_of([*sinks, *planner.shown])
-    for number in {*flow.graph.nodes} - {*before, *needed}:
-        del flow.graph.nodes[number]
-    flow.graph.edges[:] = [one for one in flow.graph.edges if one.target in flow.graph.nodes]
+    _prune(flow.graph, before, [*sinks, *planner.shown])
     return planner
+
+
+def _prune(graph: StreamGraph, before: Sequence[int], read: Sequence[int]) -> None:
+    """Removes what views that no statement reads have added to a graph with the nodes `before`."""
+    for number in {*graph.nodes} - {*before, *graph.upstream_of(read)}:
+        del graph.nodes[number]
+    graph.edges[:] = [one for one in graph.edges if one.target in graph.nodes]
 
 
 @_with_errors("sql_script()")
@@ -194,7 +198,7 @@ class CreatedView(View):
 
     def relation(self, rank: tuple[str, int] | None = None) -> Relation:
         graph = self.planner.compiler.flow.graph
-        before = len(graph.nodes)
+        before = graph.next_id()
         made = super().relation(rank)
         name_states(graph, before, f"view-{self._name}" + (f"-{rank[1]}" if rank else ""))
         return made
@@ -255,7 +259,7 @@ class Script(Planner):
         graph = self.compiler.flow.graph
         definitions: list[exp.Expr] = []
         for one in statements:
-            before = len(graph.nodes)
+            before = graph.next_id()
             if self.defined(one):
                 definitions.append(one)
             elif isinstance(one, exp.Insert):
@@ -277,7 +281,7 @@ class Script(Planner):
                 raise SqlError(
                     "a script has CREATE TABLE, CREATE VIEW, SET and INSERT INTO ... SELECT", one
                 )
-        before = len(graph.nodes)
+        before = graph.next_id()
         for table, relations in self.inserts.items():
             table.insert(relations)
             name_states(graph, before, f"insert-{table.name}")
@@ -372,10 +376,18 @@ class Script(Planner):
                 raise SqlError("write CREATE VIEW name AS SELECT ...", node)
             self.tables[view.name] = made = CreatedView(self, view.name, node.expression, columns)
             if not made.has_over:
-                made.relation()  # Its errors come at CREATE VIEW.
+                self._checked(made)
         else:
             return False
         return True
+
+    def _checked(self, view: View) -> None:
+        """Plans a view, so that its errors come at CREATE VIEW. Its rows may change."""
+        outer, self.compiler.updates = self.compiler.updates, self.compiler.updates or True
+        try:
+            view.relation()
+        finally:
+            self.compiler.updates = outer
 
     def _set(self, node: exp.Set) -> None:
         pair = node.expressions[0].this if len(node.expressions) == 1 else None
@@ -406,7 +418,7 @@ class Script(Planner):
 def name_states(graph: StreamGraph, first: int, prefix: str = "") -> None:
     """Gives a uid to each operator with state that a query has added.
 
-    `first` is the number of nodes before the query. A uid is made of `prefix`, the kind of the
+    `first` is the first number of a node of the query. A uid is made of `prefix`, the kind of the
     operator, its keys, its computation, and the operators with state before it. Conditions, columns
     of SELECT and other queries do not change the uid.
     """

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
 from aioflow.expressions.nodes import Expr, as_expression
@@ -23,6 +23,9 @@ from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.values import epoch_ms
 
 __all__ = ["DAY_MS", "apply", "java_pattern", "json_path", "like_pattern", "parse_time"]
+
+EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
+"""The arithmetic of DECIMAL: sums and products of 38 digits are exact in it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000
@@ -138,7 +141,9 @@ def remainder(a: Any, b: Any) -> Any:
         return None
     if type(a) is float or type(b) is float:
         return math.fmod(a, b) if math.isfinite(a) else math.nan
-    return a % b if (a >= 0) == (b > 0) else -(-a % b) if type(a) is int else a % b
+    if Decimal in (type(a), type(b)):
+        return EXACT.remainder(a, b)
+    return a % b if (a >= 0) == (b > 0) else -(-a % b)
 
 
 @_operation(gives_none=True, arrays=functools.partial(_divided, _quotients))
@@ -159,7 +164,7 @@ def round_away(x: Any) -> Any:
             return x
         whole = math.copysign(math.trunc(x), x)
         return whole + math.copysign(1.0, x) if abs(x - whole) >= 0.5 else whole
-    return x if type(x) is int else x.quantize(Decimal(1), ROUND_HALF_UP)
+    return x if type(x) is int else x.quantize(Decimal(1), context=EXACT)
 
 
 @_operation()
@@ -175,9 +180,9 @@ def round_digits(x: Any, digits: int) -> Any:
         return (
             x
             if digits >= 0
-            else int(Decimal(x).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+            else int(Decimal(x).quantize(Decimal(1).scaleb(-digits), context=EXACT))
         )
-    return x.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return x.quantize(Decimal(1).scaleb(-digits), context=EXACT)
 
 
 @_operation(arrays=functools.partial(_elementwise, _floors))
@@ -375,7 +380,7 @@ def to_decimal(value: Any, strict: bool, scale: int | None = None) -> Any:
         )
         if not found.is_finite():
             raise ValueError
-        return found if scale is None else found.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+        return found if scale is None else round_digits(found, scale)
 
     return _converts(convert, value, strict, "DECIMAL")
 

@@ -41,6 +41,9 @@ FIELDS = (
     Field("user", row_of(id=INTEGER, name=STRING), True, "user"),
     Field("free", ANY, True, "free"),
 )
+WIDE_TEXT = "123456789012345678901234567890"
+WIDE = Decimal(f"{WIDE_TEXT}.01")
+"""More digits than Python's arithmetic of decimals keeps by default."""
 SCOPE = Scope([Named("x", FIELDS)])
 
 
@@ -95,6 +98,12 @@ def test_random_expressions_give_what_duckdb_gives() -> None:
         ("ROUND(price, 1)", {"price": Decimal("2.25")}, Decimal("2.3")),
         ("COALESCE(price, 1.5)", {"price": None}, Decimal("1.5")),
         ("price = 1.10", {"price": Decimal("1.1")}, True),
+        ("price + 0.01", {"price": WIDE}, Decimal(f"{WIDE_TEXT}.02")),
+        ("price * 10 - price", {"price": WIDE}, Decimal("1111111101111111110111111111010.09")),
+        ("-price", {"price": WIDE}, Decimal(f"-{WIDE_TEXT}.01")),
+        ("price % 100", {"price": WIDE}, Decimal("90.01")),
+        ("ROUND(price, 1)", {"price": WIDE}, Decimal(f"{WIDE_TEXT}.0")),
+        ("CAST(price AS DECIMAL(38, 1))", {"price": WIDE}, Decimal(f"{WIDE_TEXT}.0")),
         ("tags[1]", {"tags": ["a", "b"]}, "a"),
         ("tags[3]", {"tags": ["a", "b"]}, None),
         ("tags[1]", {"tags": None}, None),

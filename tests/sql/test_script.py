@@ -102,6 +102,49 @@ async def test_several_inserts_are_one_job_with_one_source(bids: Path, tmp_path:
     assert not [one for one in flow.graph.nodes.values() if "unread" in one.name]
 
 
+async def test_a_declared_decimal_has_its_scale_when_it_is_read_and_written(tmp_path: Path) -> None:
+    (tmp_path / "prices.jsonl").write_text('{"p": "2.255", "n": 3}\n{"p": 1, "n": 4}\n')
+    await run(f"""
+        CREATE TABLE prices (p DECIMAL(10, 2), n BIGINT)
+          WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/prices.jsonl');
+        CREATE TABLE out (p DECIMAL(10, 2), fine DECIMAL(20, 4), third DECIMAL(10, 1), n DECIMAL)
+          WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/out');
+        INSERT INTO out SELECT p, p, p / 3, n FROM prices""")
+    assert sorted(lines(tmp_path / "out")) == [
+        '{"p":"1.00","fine":"1.0000","third":"0.3","n":"4"}',
+        '{"p":"2.26","fine":"2.2600","third":"0.8","n":"3"}',
+    ]
+
+
+async def test_columns_that_the_script_does_not_declare_have_their_defaults(
+    bids: Path, tmp_path: Path
+) -> None:
+    execute(
+        tmp_path / "t.db",
+        "CREATE TABLE totals (kind TEXT DEFAULT 'new', item TEXT PRIMARY KEY, total INT, n INT)",
+    )
+    await run(f"""{TABLE}
+        CREATE TABLE totals (item STRING, n BIGINT, total BIGINT, PRIMARY KEY (item) NOT ENFORCED)
+          WITH ('connector' = 'sqlite', 'path' = '{tmp_path}/t.db', 'table' = 'totals');
+        INSERT INTO totals (total, item) SELECT sum(price), item FROM bids GROUP BY item""")
+    totals = execute(tmp_path / "t.db", "SELECT * FROM totals ORDER BY item")
+    assert totals == [("new", "cup", 7, None), ("new", "tea", 8, None)]
+
+
+async def test_a_query_ignores_views_that_it_does_not_read(bids: Path) -> None:
+    flow = af.Flow("script")
+    first = flow.sql(f"""{TABLE}
+        CREATE VIEW totals AS SELECT item, sum(price) AS total FROM bids GROUP BY item;
+        CREATE VIEW last AS SELECT item, max(at) AS at FROM bids GROUP BY item;
+        SELECT item, price FROM bids WHERE price > 3""")
+    assert [one.name for one in flow.graph.nodes.values() if one.stateful] == ["bids"]
+    other = first.key_by(af.col.item).aggregate(af.sum(af.col.price))
+    flow.sql("SELECT item FROM t", t=first)
+    assert flow.graph.nodes[other.upstreams[0].node_id].uid is None
+    with pytest.raises(af.SqlError, match="no column 'prize'"):
+        af.Flow("other").sql(f"{TABLE} CREATE VIEW v AS SELECT prize FROM bids; SELECT 1 FROM bids")
+
+
 @pytest.mark.parametrize(
     ("connector", "columns", "written"),
     [
