@@ -159,20 +159,22 @@ class TaskEnd:
         The end of a partition waits behind its records. If the task ended before they are
         processed, no task would send barriers ahead of them. Then no checkpoint could complete
         until they are processed.
+
+        A checkpoint may begin until the last mail has run. The task lingers until that checkpoint
+        needs no more mail: while `written` waits, barriers and aborts are not heard.
         """
         self._life.phase = TaskPhase.LINGERING
         self._checkpoints.end_of_data(drained=drain)
         self._processed = self._output.all_processed()
         self._runtime.parking.watch(self._processed)
-        while not self._may_end:
-            self._runtime.parking.resume()
-            await self._processor.run_loop()
-        self._life.phase = TaskPhase.LEAVING
         await self._settle()
+        self._life.phase = TaskPhase.LEAVING
         await self._checkpoints.written()
 
     async def _settle(self) -> None:
-        """Runs mail and the chain until no work waits and no operator expects results."""
+        """Runs mail and the chain until no work waits, no operator expects results, and the task
+        does not linger.
+        """
         self._runtime.parking.resume()
         while True:
             await self._processor.run_loop()

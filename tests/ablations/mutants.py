@@ -1453,8 +1453,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a task ends without waiting for its last checkpoint",
         "aioflow/task/ending.py",
-        "        while not self._may_end:\n",
-        "        while False:\n",
+        "        return self._life.phase is TaskPhase.LINGERING and not self._may_end\n",
+        "        return False\n",
         (
             "tests/task/"
             "test_exactly_once.py::test_sinks_commit_with_the_last_checkpoint_before_the_job_ends",

@@ -331,6 +331,13 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         (f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is_known",),
     ),
     Mutant(
+        "a task that has begun to leave takes a checkpoint, and hears nothing more of it",
+        "aioflow/task/ending.py",
+        "        self._life.phase = TaskPhase.LEAVING\n",
+        "        self._life.phase = TaskPhase.LEAVING\n        await self._settle()\n",
+        (f"{HERE}test_a_checkpoint_that_begins_while_a_task_leaves_is_served_to_its_end",),
+    ),
+    Mutant(
         "data in flight are dropped where an exchange has become one to one",
         "aioflow/checkpoint/assignment.py",
         "        ends = {which[1:] for which in files if which[0] not in _IN_TASK}\n",

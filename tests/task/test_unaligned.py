@@ -771,6 +771,51 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is
     assert len(ledger.rows) == sum(map(len, WORDS))
 
 
+@pytest.mark.parametrize("turns", range(-6, 6))
+async def test_a_checkpoint_that_begins_while_a_task_leaves_is_served_to_its_end(
+    turns: int,
+) -> None:
+    """F6: the barrier comes in the turn of the loop in which the task has begun to leave.
+
+    `turns`: loop turns from the notice that lets the task leave to the trigger.
+    """
+    feed, ledger, gate = Feed(*WORDS), Ledger(), Gate()
+    gate.is_open.set()
+    feed.allow_all()
+    # The loop gets a turn after each action, as on a busy machine.
+    async with Execution(counts(feed, ledger, gate), batch_records_max=4, slice_ns=0) as run:
+        run.final = False
+        while len(run.ended) < len(run.tasks):
+            run._raise_failures()
+            await asyncio.sleep(0)
+        notices: dict[bool, list[Callable[[], None]]] = {False: [], True: []}
+        for task in run.tasks.values():
+            heard, reads = task.notify_checkpoint_complete, bool(task.descriptor.inputs)
+            task.notify_checkpoint_complete = lambda id_, heard=heard, reads=reads: notices[
+                reads
+            ].append(partial(heard, id_))  # type: ignore[method-assign]
+        await run.checkpoint()
+        await run.stuck()
+        # Only one of two sources hears of the next checkpoint, which cannot complete.
+        held = next(task for task in run.tasks.values() if not task.descriptor.inputs)
+        held.trigger_checkpoint = lambda barrier: None  # type: ignore[method-assign]
+        steps = [lambda: run.trigger(unaligned=True), *notices[True]]
+        if turns >= 0:
+            steps = [*steps[1:], steps[0]]
+        for step in steps[: 1 if turns < 0 else -1]:
+            step()
+        for _ in range(abs(turns)):
+            await asyncio.sleep(0)
+        for step in steps[1 if turns < 0 else -1 :]:
+            step()
+        await run.stuck()
+        for notice in notices[False]:
+            notice()
+        async with asyncio.timeout(60):
+            await run.finished()
+    assert len(ledger.rows) == sum(map(len, WORDS))
+
+
 RESULTS = 5_000
 """Results of one window and key: more than leave in one piece, and more than the channels take."""
 
