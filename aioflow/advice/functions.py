@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from difflib import get_close_matches
 from types import FunctionType
 from typing import Any, Final
 
@@ -206,6 +205,8 @@ def _meant(name: str, missing: list[str]) -> str:
     for one in missing:
         if _letters(one) == _letters(name):
             return one
+    from difflib import get_close_matches  # Only wrong programs need it.
+
     return next(iter(get_close_matches(name, missing, 1, NEARLY)), "")
 
 

@@ -7,7 +7,6 @@ It cannot work either if the end of the first side would never be known.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 from aioflow.advice.hints import sink_hint
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.functions import (
-    AggregateFunction,
-    CheckpointedFunction,
-    Function,
     has_operator_state,
 )
 from aioflow.expressions.nodes import is_expression
@@ -40,6 +36,7 @@ from aioflow.operators.global_commit import (
     GlobalCommitterOperator,
     SinkWriterOperator,
 )
+from aioflow.operators.operator import make_operator
 from aioflow.operators.sink import FunctionSink, SinkOperator, as_sink, calling
 from aioflow.operators.stateless import is_async
 from aioflow.operators.traits import AWAITED_IN_TURN, BY_RECORD, OperatorTraits
@@ -61,8 +58,6 @@ __all__ = [
     "check_read_first",
     "check_watermarks",
     "event_time_of",
-    "fresh",
-    "make_operator",
     "name_of",
     "operator_options",
     "refuse_pushed",
@@ -300,38 +295,6 @@ def check_watermarks(name: str, strategy: object) -> None:
             f"{name}: watermarks is {type(strategy).__name__}: {strategy!r}, expected a strategy, "
             f"like {expected}"
         )
-
-
-def make_operator(
-    operator: Callable[..., Operator], function: Any, *args: Any, **options: Any
-) -> Operator:
-    """Returns an operator for one subtask, with its own function object."""
-    return operator(fresh(function), *args, **options)
-
-
-def fresh(function: Any) -> Any:
-    """Returns a function object for one subtask.
-
-    Function classes are instantiated, their instances copied, other functions shared. So two
-    subtasks, and two runs of the same flow, never share an attribute.
-    """
-    if isinstance(function, type):
-        # Other classes are ordinary functions: map(str) makes strings.
-        return (
-            function()
-            if issubclass(function, (Function, AggregateFunction, CheckpointedFunction))
-            else function
-        )
-    if isinstance(function, (Function, AggregateFunction, CheckpointedFunction)):
-        try:
-            return copy.deepcopy(function)
-        except Exception as error:
-            raise GraphError(
-                f"{type(function).__name__} cannot be copied for its subtasks "
-                f"({type(error).__name__}: {error}): keep connections, locks "
-                "and files out of __init__ and take them in open(), or through af.use(resource)"
-            ) from error
-    return function
 
 
 def operator_options(named: dict[str, Any]) -> OperatorOptions:

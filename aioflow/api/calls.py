@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.functions import check_called, check_function_class, check_without_state
 from aioflow.advice.hints import field_hint
-from aioflow.api.build import fresh, make_operator
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.functions import Function, OutputTag, has_operator_state
 from aioflow.core.signatures import check_takes
@@ -21,11 +20,9 @@ from aioflow.core.timeunits import to_seconds
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Chaining
 from aioflow.operators import traits
-from aioflow.operators.aggregate.functions import resolve_aggregate
-from aioflow.operators.aggregate.running import RunningAggregateOperator
-from aioflow.operators.async_io import AsyncWaitOperator, GuardedRowsOperator
+from aioflow.operators.async_io import make_async_wait, make_guarded_rows
 from aioflow.operators.call_pool import Retry
-from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.operator import make_operator
 from aioflow.operators.process.async_functions import (
     AsyncBroadcastProcessOperator,
     AsyncCoProcessOperator,
@@ -38,28 +35,21 @@ from aioflow.operators.process.functions import (
     ProcessOperator,
 )
 from aioflow.operators.stateless import (
-    ConnectedRowsOperator,
     StatelessKind,
-    StatelessOperator,
-    StatelessStep,
     is_async,
+    make_keyed_rows,
+    make_stateless,
 )
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
-    from aioflow.operators.window.assigners import Evictor, WindowAssigner
-    from aioflow.operators.window.triggers import Trigger
 
 __all__ = [
     "Call",
-    "aggregating",
     "connected_factory",
-    "connected_rows",
     "inline_call",
-    "interval_join",
     "process_call",
     "row_call",
-    "window_join",
 ]
 
 CONCURRENCY = 8
@@ -106,14 +96,14 @@ def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bo
             },
         )
     if keyed and _is_function_class(fn):
-        return Call(partial(_keyed_rows, kind, fn), {"stateful": True})
+        return Call(partial(make_keyed_rows, kind, fn), {"stateful": True})
     return inline_call(kind, fn)
 
 
 def inline_call(kind: StatelessKind, fn: Any) -> Call:
     """Returns the operator for a function that runs inline, with nothing to await."""
     return Call(
-        partial(_stateless, kind, fn),
+        partial(make_stateless, kind, fn),
         {
             "side_tags": (),
             "stateful": has_operator_state(fn),
@@ -203,7 +193,7 @@ def _asynchronous_factory(
             raise GraphError(
                 f"{kind.value}: {need} an async function or blocking=True; this one runs inline"
             )
-        return None if on_error is None else partial(_guarded, kind, function, on_error)
+        return None if on_error is None else partial(make_guarded_rows, kind, function, on_error)
     concurrency = options.get("concurrency", CONCURRENCY)
     if type(concurrency) is not int or concurrency < 1:
         raise GraphError(f"{kind.value}: concurrency must be at least 1, got {concurrency!r}")
@@ -230,44 +220,7 @@ def _asynchronous_factory(
         "on_timeout": on_timeout,
         "blocking": blocking,
     }
-    return partial(_waiting, kind, function, settings)
-
-
-def _stateless(kind: StatelessKind, function: Any) -> Operator:
-    return StatelessOperator([StatelessStep(kind, fresh(function))])
-
-
-def _keyed_rows(kind: StatelessKind, function: Any) -> Operator:
-    from aioflow.operators.stateless import KeyedRowsOperator
-
-    return KeyedRowsOperator(kind, fresh(function))
-
-
-def _waiting(kind: StatelessKind, function: Any, settings: dict[str, Any]) -> Operator:
-    return AsyncWaitOperator(kind, fresh(function), **settings)
-
-
-def _guarded(kind: StatelessKind, function: Any, on_error: Any) -> Operator:
-    return GuardedRowsOperator(kind, fresh(function), on_error)
-
-
-def aggregating(agg: Any) -> Operator:
-    return RunningAggregateOperator(resolve_aggregate(fresh(agg)))
-
-
-def window_join(
-    operator: type[CoGroupOperator],
-    assigner: WindowAssigner,
-    fn: Any,
-    trigger: Trigger[Any] | None,
-    evictor: Evictor[Any] | None,
-    lateness_ms: int,
-) -> Operator:
-    return operator(assigner, fresh(fn), trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
-
-
-def interval_join(fn: Any, lower_ms: int, upper_ms: int) -> Operator:
-    return IntervalJoinOperator(fresh(fn), lower_ms, upper_ms)
+    return partial(make_async_wait, kind, function, settings)
 
 
 def connected_factory(fn: Any, *, keyed: bool, broadcast: bool) -> Callable[[], Operator]:
@@ -279,7 +232,3 @@ def connected_factory(fn: Any, *, keyed: bool, broadcast: bool) -> Callable[[], 
     else:
         operator = AsyncCoProcessOperator if waits else CoProcessOperator
     return partial(make_operator, operator, fn, **({"keyed": keyed} if waits else {}))
-
-
-def connected_rows(kind: StatelessKind, f1: Any, f2: Any) -> Operator:
-    return ConnectedRowsOperator(kind, fresh(f1), fresh(f2))

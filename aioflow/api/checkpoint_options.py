@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from aioflow.checkpoint.instructions import LATEST, CheckpointSettings
 from aioflow.core.timeunits import to_ms
 from aioflow.inspection.redaction import redacted
-from aioflow.io.files.paths import url_scheme
+from aioflow.io.files.patterns import url_scheme
 
 __all__ = [
     "CheckpointOptions",

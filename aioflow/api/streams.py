@@ -56,19 +56,14 @@ from aioflow.api.build import (
     check_watermarks,
     event_time_of,
     is_keyed,
-    make_operator,
     operator_options,
     warn_of_empty_side,
 )
 from aioflow.api.calls import (
-    aggregating,
     connected_factory,
-    connected_rows,
     inline_call,
-    interval_join,
     process_call,
     row_call,
-    window_join,
 )
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import (
@@ -102,11 +97,12 @@ from aioflow.operators.aggregate.functions import count, resolve_aggregate
 from aioflow.operators.aggregate.functions import max as max_of
 from aioflow.operators.aggregate.functions import min as min_of
 from aioflow.operators.aggregate.functions import sum as sum_of
-from aioflow.operators.aggregate.running import RunningReduceOperator
-from aioflow.operators.join.joins import CoGroupOperator
+from aioflow.operators.aggregate.running import RunningReduceOperator, make_running_aggregate
+from aioflow.operators.join.joins import CoGroupOperator, make_interval_join, make_window_join
 from aioflow.operators.join.window_join import WindowJoinOperator, why_rows
+from aioflow.operators.operator import make_operator
 from aioflow.operators.process.async_functions import is_async_process
-from aioflow.operators.stateless import StatelessKind, is_async
+from aioflow.operators.stateless import StatelessKind, is_async, make_connected_rows
 from aioflow.operators.traits import OperatorTraits
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 from aioflow.operators.window.assigners import GlobalWindows
@@ -976,7 +972,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
 
     def _aggregated(self, kind: str, agg: Any, options: OperatorOptions) -> DataStream[Any]:
         resolved = resolve_aggregate(agg)  # Raises here, where the wrong aggregate was written.
-        factory = partial(aggregating, agg)
+        factory = partial(make_running_aggregate, agg)
         return self._add(kind, factory, options, stateful=True, traits=traits.running(resolved))
 
     @property
@@ -1228,7 +1224,7 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
             )
         return self._add(
             kind.value,
-            partial(connected_rows, kind, f1, f2),
+            partial(make_connected_rows, kind, f1, f2),
             options,
             function=None,
             stateful=bool(stateful),
@@ -1543,7 +1539,9 @@ class _TwoStreams(HalfStream, Generic[T, U]):
             )
         check_plain(fn, f"apply of {self.kind}", self.takes)
         assigner, trigger, evictor, lateness_ms = self._window
-        factory = partial(window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
+        factory = partial(
+            make_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms
+        )
         flow = self._left.flow
         inputs = [self._left_keyed.upstreams, self._right_keyed.upstreams]
         remark = f"per window, {assigner}"
@@ -1703,7 +1701,7 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
         Their timestamp is the larger of the two elements' times.
         """
         check_plain(fn, "process of interval_join", "left, right, ctx", "process_element")
-        factory = partial(interval_join, fn, *self._bounds)
+        factory = partial(make_interval_join, fn, *self._bounds)
         flow = self._left.flow
         inputs = [self._left.upstreams, self._right.upstreams]
         options = OperatorOptions(name, uid, parallelism)

@@ -273,10 +273,9 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
 
 
 PRELOADED = (
-    "aioflow.api.build",
-    "aioflow.api.calls",
     "aioflow.io.memory",
     "aioflow.operators.aggregate.running",
+    "aioflow.operators.sink",
     "aioflow.state.heap",
     "encodings.idna",
 )

@@ -7,6 +7,7 @@ where `API` says so. The contexts here are Protocols, which operators implement.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from enum import Flag
 from typing import (
@@ -21,6 +22,7 @@ from typing import (
     runtime_checkable,
 )
 
+from aioflow.core.errors import GraphError
 from aioflow.core.states import OrNone
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ __all__ = [
     "TriggerResult",
     "WindowContext",
     "WindowResult",
+    "fresh",
     "has_operator_state",
 ]
 
@@ -456,3 +459,28 @@ def has_operator_state(function: Any) -> bool:
     return issubclass(
         function if isinstance(function, type) else type(function), CheckpointedFunction
     )
+
+
+def fresh(function: Any) -> Any:
+    """Returns a function object for one subtask.
+
+    Function classes are instantiated, their instances copied, other functions shared. So two
+    subtasks, and two runs of the same flow, never share an attribute.
+    """
+    if isinstance(function, type):
+        # Other classes are ordinary functions: map(str) makes strings.
+        return (
+            function()
+            if issubclass(function, (Function, AggregateFunction, CheckpointedFunction))
+            else function
+        )
+    if isinstance(function, (Function, AggregateFunction, CheckpointedFunction)):
+        try:
+            return copy.deepcopy(function)
+        except Exception as error:
+            raise GraphError(
+                f"{type(function).__name__} cannot be copied for its subtasks "
+                f"({type(error).__name__}: {error}): keep connections, locks "
+                "and files out of __init__ and take them in open(), or through af.use(resource)"
+            ) from error
+    return function

@@ -18,7 +18,6 @@ import signal
 import socket
 import ssl as ssl_module
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -367,6 +366,8 @@ class SystemProcesses:
     def thread_frames(self, thread: int) -> list[Frame]:
         # Walking frames in Python is not safe. The other thread may run meanwhile, and its frames
         # end. Python 3.11 then gave objects that were no frames.
+        import tempfile  # Loads 14 modules, and only a blocked loop needs it.
+
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file)
             file.seek(0)

@@ -31,7 +31,7 @@ from aioflow.core.aio import is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, add_note, describe_record, message_of, note_once
-from aioflow.core.functions import Failed
+from aioflow.core.functions import Failed, fresh
 from aioflow.core.states import ListStateDescriptor
 from aioflow.core.user_code import user_error
 from aioflow.operators.call_pool import GATHER_TURNS, CallPool, Calls, Deadlines
@@ -54,6 +54,8 @@ __all__ = [
     "GuardedRowsOperator",
     "OrderedQueue",
     "UnorderedQueue",
+    "make_async_wait",
+    "make_guarded_rows",
 ]
 
 
@@ -729,3 +731,13 @@ def _collecting(call: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
         return list(elements_of(call(value), getattr(call, "__qualname__", repr(call))))
 
     return collect
+
+
+def make_async_wait(kind: StatelessKind, function: Any, settings: dict[str, Any]) -> Operator:
+    """Returns the operator for one subtask that calls `function` concurrently."""
+    return AsyncWaitOperator(kind, fresh(function), **settings)
+
+
+def make_guarded_rows(kind: StatelessKind, function: Any, on_error: Any) -> Operator:
+    """Returns the operator for one subtask that passes errors of `function` to `on_error`."""
+    return GuardedRowsOperator(kind, fresh(function), on_error)

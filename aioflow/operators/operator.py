@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from aioflow.core.availability import AVAILABLE, Availability
 from aioflow.core.elements import RecordBatch, empty_batch
+from aioflow.core.functions import fresh
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -44,6 +45,7 @@ __all__ = [
     "OperatorContext",
     "ProcessingTimeTimer",
     "Unprocessed",
+    "make_operator",
 ]
 
 T = TypeVar("T")
@@ -378,3 +380,10 @@ class Operator:
 
     async def close(self) -> None:
         """Releases all resources. Called once, also after a failure."""
+
+
+def make_operator(
+    operator: Callable[..., Operator], function: Any, *args: Any, **options: Any
+) -> Operator:
+    """Returns an operator for one subtask, with its own function object."""
+    return operator(fresh(function), *args, **options)

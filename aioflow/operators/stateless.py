@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import describe_record, note_once
-from aioflow.core.functions import Function
+from aioflow.core.functions import Function, fresh
 from aioflow.expressions.nodes import is_expression
 from aioflow.expressions.rows import columns_of
 from aioflow.operators.inlining import Body, body_of, failure_of
@@ -62,6 +62,9 @@ __all__ = [
     "StatelessKind",
     "StatelessOperator",
     "StatelessStep",
+    "make_connected_rows",
+    "make_keyed_rows",
+    "make_stateless",
 ]
 
 
@@ -502,3 +505,18 @@ class ConnectedRowsOperator(Operator):
     async def close(self) -> None:
         for side in reversed(self._sides):
             await side.close()
+
+
+def make_stateless(kind: StatelessKind, function: Any) -> Operator:
+    """Returns the operator of one step for one subtask."""
+    return StatelessOperator([StatelessStep(kind, fresh(function))])
+
+
+def make_keyed_rows(kind: StatelessKind, function: Any) -> Operator:
+    """Returns the operator for one subtask of a function that uses keyed state."""
+    return KeyedRowsOperator(kind, fresh(function))
+
+
+def make_connected_rows(kind: StatelessKind, first: Any, second: Any) -> Operator:
+    """Returns the operator for one subtask of two functions, one for each input."""
+    return ConnectedRowsOperator(kind, fresh(first), fresh(second))

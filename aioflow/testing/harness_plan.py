@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from aioflow.api.build import fresh
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import (
@@ -26,6 +25,7 @@ from aioflow.core.functions import (
     MapFunction,
     ProcessFunction,
     ProcessWindowFunction,
+    fresh,
 )
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.job_graph import build_job_graph

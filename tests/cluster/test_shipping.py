@@ -59,6 +59,17 @@ def test_a_graph_arrives_with_its_vertices_edges_and_names() -> None:
     assert job.options == TaskOptions()
 
 
+def test_a_job_refers_to_nothing_that_only_building_a_flow_needs() -> None:
+    """A worker imports what its job refers to. Modules of the API import most operators."""
+    flow = af.Flow("small")
+    words = flow.source(["a", "b"]).filter(bool).map(str.upper)
+    words.key_by(str.lower).count().sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+
+    assert b"aioflow.operators.stateless" in content
+    assert not [name for name in (b"aioflow.api", b"aioflow.operators.join") if name in content]
+
+
 def test_local_operator_travels_as_a_name_only() -> None:
     lock = threading.Lock()
     job = load_job(ship_job(sample(lambda row: lock.locked()), TaskOptions()))

@@ -12,7 +12,8 @@ import pytest
 
 import aioflow as af
 from aioflow.api.options import parse_options
-from aioflow.io.files.paths import local_path, url_scheme
+from aioflow.io.files.paths import local_path
+from aioflow.io.files.patterns import url_scheme
 
 CONNECTORS: dict[str, Callable[[Any], Any]] = {
     "lines": af.io.lines,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-import re
 from collections.abc import AsyncIterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -30,7 +29,7 @@ from aioflow.core.system_host import SystemHost
 from aioflow.inspection.redaction import redacted
 from aioflow.io.files.blocks import FilePart, is_compressed, marks_before, zip_members
 from aioflow.io.files.file_access import file_access
-from aioflow.io.files.patterns import has_pattern, is_object_url
+from aioflow.io.files.patterns import has_pattern, is_object_url, url_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +46,6 @@ __all__ = [
     "local_path",
     "pattern_hint",
     "respelled",
-    "url_scheme",
 ]
 
 SPLIT_BYTES = 64 * 1024 * 1024
@@ -286,44 +284,6 @@ async def lent(host: Host | None) -> AsyncIterator[Host]:
         yield machine
     finally:
         await machine.close()
-
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
-"""A scheme has at least two letters: a single one is a drive of Windows."""
-
-_STORES = frozenset(
-    {
-        "file",
-        "ftp",
-        "gs",
-        "hdfs",
-        "http",
-        "https",
-        "s3",
-        "s3a",
-        "s3n",
-        "abfs",
-        "abfss",
-        "az",
-        "wasb",
-        "dbfs",
-        "viewfs",
-    }
-)
-"""Schemes that are recognised even if a slash is missing."""
-
-
-def url_scheme(path: str | os.PathLike[str]) -> str:
-    """Returns the scheme of a URL in lower case, or an empty text.
-
-    A `Path` made of a URL also has a scheme, although it has lost a slash.
-    """
-    found = _SCHEME.match(os.fspath(path))
-    if found is None:
-        return ""
-    scheme, slashes = found[1].lower(), len(found[2])
-    is_url = slashes >= 2 or (slashes == 1 and (scheme in _STORES or isinstance(path, PurePath)))
-    return scheme if is_url else ""
 
 
 def local_path(path: str | os.PathLike[str]) -> str | PurePath:

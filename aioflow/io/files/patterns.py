@@ -6,12 +6,37 @@ the pattern contains the dot or underscore.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-__all__ = ["fixed_part", "has_pattern", "is_matched", "is_object_url"]
+__all__ = ["fixed_part", "has_pattern", "is_matched", "is_object_url", "url_scheme"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
+"""A scheme has at least two letters: a single one is a drive of Windows."""
+
+_STORES = frozenset(
+    {
+        "file",
+        "ftp",
+        "gs",
+        "hdfs",
+        "http",
+        "https",
+        "s3",
+        "s3a",
+        "s3n",
+        "abfs",
+        "abfss",
+        "az",
+        "wasb",
+        "dbfs",
+        "viewfs",
+    }
+)
+"""Schemes that are recognised even if a slash is missing."""
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -19,6 +44,19 @@ _MAGIC = re.compile(r"[*?\[]")
 def is_object_url(path: str) -> bool:
     """Returns whether `path` is the URL of an object store whose objects are used like files."""
     return path[:5].lower() in ("s3://", "gs://", "az://")
+
+
+def url_scheme(path: str | os.PathLike[str]) -> str:
+    """Returns the scheme of a URL in lower case, or an empty text.
+
+    A `Path` made of a URL also has a scheme, although it has lost a slash.
+    """
+    found = _SCHEME.match(os.fspath(path))
+    if found is None:
+        return ""
+    scheme, slashes = found[1].lower(), len(found[2])
+    is_url = slashes >= 2 or (slashes == 1 and (scheme in _STORES or isinstance(path, PurePath)))
+    return scheme if is_url else ""
 
 
 def has_pattern(text: str) -> bool:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import RestoreError, note_once
+from aioflow.core.functions import fresh
 from aioflow.operators.aggregate.folding import FoldingAggregate
-from aioflow.operators.aggregate.functions import Agg, BuiltIn, explain_failure
+from aioflow.operators.aggregate.functions import Agg, BuiltIn, explain_failure, resolve_aggregate
 from aioflow.operators.aggregate.local import (
     at_record,
     between_records,
@@ -45,6 +46,7 @@ __all__ = [
     "RunningAggregateOperator",
     "RunningReduceOperator",
     "check_same_aggregate",
+    "make_running_aggregate",
 ]
 
 RUNNING = "running"
@@ -302,3 +304,8 @@ def _name(aggregate: object) -> str:
     if isinstance(aggregate, Agg):
         return f"agg({', '.join(map(_name, aggregate.parts.values()))})"
     return aggregate.name if isinstance(aggregate, BuiltIn) else OWN
+
+
+def make_running_aggregate(agg: Any) -> Operator:
+    """Returns the operator for one subtask that aggregates the elements of each key."""
+    return RunningAggregateOperator(resolve_aggregate(fresh(agg)))

@@ -25,6 +25,7 @@ from aioflow.core.elements import (
     last_instant,
 )
 from aioflow.core.errors import GraphError, StateError, describe_record, note_once
+from aioflow.core.functions import fresh
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.process.context import OperatorProcessContext
@@ -49,7 +50,14 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["PROGRESS", "CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
+__all__ = [
+    "PROGRESS",
+    "CoGroupOperator",
+    "IntervalJoinContext",
+    "IntervalJoinOperator",
+    "make_interval_join",
+    "make_window_join",
+]
 
 COLUMNS = f"{INTERNAL_PREFIX}join-columns"
 """Name of the table of chunks, see `columns.hash_join`.
@@ -505,3 +513,20 @@ class IntervalJoinOperator(Operator):
             buffer.removed(None, key)
         elif 2 * gone >= len(times):
             table[key] = (times[gone:], values[gone:])
+
+
+def make_window_join(
+    operator: type[CoGroupOperator],
+    assigner: WindowAssigner,
+    fn: Any,
+    trigger: Trigger[Any] | None,
+    evictor: Evictor[Any] | None,
+    lateness_ms: int,
+) -> Operator:
+    """Returns the operator for one subtask that joins two streams in windows."""
+    return operator(assigner, fresh(fn), trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
+
+
+def make_interval_join(fn: Any, lower_ms: int, upper_ms: int) -> Operator:
+    """Returns the operator for one subtask that joins two streams by the distance in time."""
+    return IntervalJoinOperator(fresh(fn), lower_ms, upper_ms)
