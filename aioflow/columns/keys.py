@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.columns.expressions import ColumnExpression, NotOnColumns
-from aioflow.columns.stateless import taken
+from aioflow.columns.expressions import ColumnExpression, NotOnColumns, taken
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
 from aioflow.core.elements import RecordBatch
 from aioflow.core.keygroups import SubtaskCache
 from aioflow.core.wire.columns import GrowingList
-from aioflow.expressions.composite import Composite
+from aioflow.expressions.operations import Composite
 
 __all__ = ["CompositeKeys", "KeyEncoder", "KeyRouter", "arrivals"]
 

@@ -1,7 +1,8 @@
-"""Pure functions inside expressions: how an operation that expressions lack is added to them.
+"""Two expressions that are no nodes of `nodes`: an added operation, and a key of several parts.
 
-An `Operation` says how it is computed on rows, and, if it can be, on arrays. Rows call the function
-once for each value, columns once for each distinct text, so a slow one costs little on columns.
+An `Operation` is a pure function that says how it is computed on rows, and, if it can be, on
+arrays. Rows call the function once for each value, columns once for each distinct text, so a slow
+one costs little on columns. A `Composite` stands in `key_by` alone, never in another expression.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from typing import Any
 
 from aioflow.expressions.nodes import Expr, Literal, T
 
-__all__ = ["Apply", "Operation"]
+__all__ = [
+    "Apply",
+    "Composite",
+    "Operation",
+]
 
 _PRIMARY = 8  # As all calls.
 
@@ -55,3 +60,17 @@ class Apply(Expr[T]):
     def _render(self) -> tuple[str, int]:
         shown = (repr(e._value if isinstance(e, Literal) else e) for e in self._operands)
         return f"{self._operation.name}({', '.join(shown)})", _PRIMARY
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Composite(Expr[T]):
+    """A tuple of the values of `_parts`, each of which may be None."""
+
+    _parts: tuple[Expr[Any], ...]
+
+    @property
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return self._parts
+
+    def __repr__(self) -> str:
+        return repr(self._parts)
