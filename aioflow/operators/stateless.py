@@ -181,8 +181,7 @@ class StatelessOperator(Operator):
 
         Returns None if the first step already needs rows.
         """
-        from aioflow.columns.expressions import NotOnColumns
-        from aioflow.columns.stateless import ColumnSteps
+        from aioflow.columns.expressions import ColumnSteps, NotOnColumns
 
         if self._on_columns is None:
             self._on_columns = ColumnSteps(self._column_steps)

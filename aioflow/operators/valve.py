@@ -230,10 +230,10 @@ def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
 def clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
     """Returns a non-decreasing list clamped to [low, high]; None if all values would be `low`."""
     if type(watermarks) is not list:
-        from aioflow.columns import stateless
+        from aioflow.columns import expressions
 
         # A column, which reads like a list.
-        return stateless.clamped(watermarks, low, high)  # type: ignore[arg-type, return-value]
+        return expressions.clamped(watermarks, low, high)  # type: ignore[arg-type, return-value]
     start, count = bisect_right(watermarks, low), len(watermarks)
     if start == count or high <= low:
         return None

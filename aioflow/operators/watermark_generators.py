@@ -82,7 +82,7 @@ class _Stamping:
         if not isinstance(self._extract, RowFunction):
             return None
         if self._on_columns is None:
-            from aioflow.columns.stateless import TimesOf
+            from aioflow.columns.expressions import TimesOf
 
             self._on_columns = TimesOf(*self._extract.expressions)
         return self._on_columns(values)
@@ -148,7 +148,7 @@ class BoundedGenerator(_Stamping):
         if not times:
             return times, None, self.current
         if isinstance(times, NumberColumn) and self._highest <= MAX_WATERMARK:
-            from aioflow.columns.stateless import bounded
+            from aioflow.columns.expressions import bounded
 
             marks, self._highest = bounded(times, self._highest, self._lag)
             self.current = self._highest - self._lag

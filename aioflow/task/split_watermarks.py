@@ -136,7 +136,7 @@ class SplitWatermarks:
         elif had <= after <= others and before <= watermarks[0]:
             pass  # The other splits are ahead, as while they follow each other in time.
         elif type(watermarks) is not list:
-            from aioflow.columns.stateless import clamped
+            from aioflow.columns.expressions import clamped
 
             # A column, which reads like a list.
             watermarks = clamped(watermarks, before, others)  # type: ignore[assignment, arg-type]

@@ -195,8 +195,8 @@ class WindowJoinOperator(CoGroupOperator):
         """Adds a batch of columns, divided where windows may end between its records."""
         import numpy as np
 
+        from aioflow.columns.expressions import times_array
         from aioflow.columns.hash_join import Held
-        from aioflow.columns.stateless import times_array
 
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         timers, count = self._timers, len(values)

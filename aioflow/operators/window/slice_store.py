@@ -288,8 +288,7 @@ class SliceStore:
 
         Slices that need rows are added by `fold(start, keys, values)`.
         """
-        from aioflow.columns.expressions import NotOnColumns
-        from aioflow.columns.stateless import taken, times_array
+        from aioflow.columns.expressions import NotOnColumns, taken, times_array
 
         columns, grid = self._columns, self._grid
         if columns is None:

@@ -380,7 +380,7 @@ class SliceWindowOperator(AddingWindowOperator):
         """Adds the records of a batch of columns that may be late, one by one; returns the rest."""
         import numpy as np
 
-        from aioflow.columns.stateless import taken, times_array
+        from aioflow.columns.expressions import taken, times_array
 
         live = times_array(timestamps) >= self._live_from
         for i in np.flatnonzero(~live).tolist():
