@@ -767,7 +767,7 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "messages of NATS are known again by their number alone",
-        "aioflow/io/brokers/nats_sink.py",
+        "aioflow/io/brokers/nats_streams.py",
         'f"{piece.batch}:{number}"',
         'f"{number}"',
         (

@@ -27,8 +27,7 @@ from aioflow.core.errors import StateError
 from aioflow.core.signatures import call_with
 from aioflow.io.brokers.kafka_sink import KafkaCommitter, KafkaWriter
 from aioflow.io.brokers.kafka_topics import kafka
-from aioflow.io.brokers.nats_sink import NatsCommitter, NatsWriter
-from aioflow.io.brokers.nats_streams import nats
+from aioflow.io.brokers.nats_streams import NatsCommitter, NatsWriter, nats
 from aioflow.io.brokers.redis_sink import RedisCommitter, RedisWriter
 from aioflow.io.brokers.redis_streams import RedisStreams, redis
 from aioflow.io.files.csv_files import csv

@@ -14,8 +14,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
-from aioflow.io.brokers.nats_sink import PIECE_MESSAGES
-from aioflow.io.brokers.nats_streams import nats
+from aioflow.io.brokers.nats_streams import PIECE_MESSAGES, nats
 from aioflow.io.formats import avro
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
 from tests.io.driver import (

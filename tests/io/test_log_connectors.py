@@ -27,7 +27,7 @@ SOURCES = {
 
 SINKS = {
     "redis": (SOURCES["redis"][0], "brokers.redis_sink.exists"),
-    "nats": (SOURCES["nats"][0], "brokers.nats_sink.connect"),
+    "nats": (SOURCES["nats"][0], "brokers.nats_streams.connect"),
     "mqtt": (SOURCES["mqtt"][0], "brokers.mqtt_client.opened"),
     "rabbitmq": (SOURCES["rabbitmq"][0], "brokers.rabbitmq_client._connect"),
     "kafka": (SOURCES["kafka"][0], "brokers.kafka_sink.started"),
