@@ -20,7 +20,7 @@ from aioflow.network.partition import ResultPartition
 from aioflow.operators.source import discovery_interval_s
 from aioflow.protocol.framing import SEGMENT_BYTES
 from aioflow.task.chain import OperatorChain
-from aioflow.task.channel_state_restore import read_channel_state
+from aioflow.task.channel_state import read_channel_state
 from aioflow.task.context import SourceTaskContext
 from aioflow.task.metrics import TaskMetrics, unique_names
 from aioflow.task.network_input import InputEdge, NetworkInput
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aioflow.graph.deployment import ResultPartitionDescriptor, TaskDeploymentDescriptor
     from aioflow.mailbox.processor import MailboxProcessor
     from aioflow.state.snapshot import StateInput
-    from aioflow.task.channel_state_restore import RestoredChannelState
+    from aioflow.task.channel_state import RestoredChannelState
     from aioflow.task.checkpointing import SubtaskCheckpoints
     from aioflow.task.context import RuntimeOwner, SourceOwner
     from aioflow.task.environment import TaskEnvironment

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aioflow.task.chain import Tap
     from aioflow.task.checkpointing import SubtaskCheckpoints
     from aioflow.task.ending import TaskEnd, TaskLife
-    from aioflow.task.latency import LatencyEmitter, LatencyStats
+    from aioflow.task.metrics import LatencyEmitter, LatencyStats
     from aioflow.task.output import TaskOutput
     from aioflow.task.runtime import OperatorRuntime
 

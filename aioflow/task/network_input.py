@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from aioflow.network.gate import InputChannel
     from aioflow.network.local_pool import LocalBufferPool
     from aioflow.task.barriers import BarrierListener
-    from aioflow.task.channel_state import ChannelStateCapture, ChannelStateLog
-    from aioflow.task.channel_state_restore import RestoredChannelState
+    from aioflow.task.channel_state import (
+        ChannelStateCapture,
+        ChannelStateLog,
+        RestoredChannelState,
+    )
     from aioflow.task.input import InputConsumer
 
 __all__ = ["GateInput", "InputEdge", "NetworkInput"]

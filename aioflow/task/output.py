@@ -557,7 +557,7 @@ def _raised(watermarks: list[int], least: int) -> list[int]:
     """Raises watermarks to `least`: the channel already knows that watermark."""
     if type(watermarks) is list:
         return [max(mark, least) for mark in watermarks]
-    from aioflow.columns.stateless import raised
+    from aioflow.columns.expressions import raised
 
     # A column, which reads like a list.
     return raised(watermarks, least)  # type: ignore[arg-type, return-value]

@@ -53,8 +53,8 @@ from aioflow.task.closing import (
 )
 from aioflow.task.ending import EndWatch, TaskEnd, TaskLife, TaskPhase, end_source_code
 from aioflow.task.input import InputStatus
-from aioflow.task.latency import LatencyEmitter, LatencyStats
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
+from aioflow.task.metrics import LatencyEmitter, LatencyStats
 from aioflow.task.network_input import NetworkInput
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from aioflow.mailbox.executor import MailboxExecutor
     from aioflow.operators.source import Split
     from aioflow.task.chain import Tap
-    from aioflow.task.channel_state_restore import RestoredChannelState
+    from aioflow.task.channel_state import RestoredChannelState
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.metrics import TaskMetrics
     from aioflow.task.source_input import SourceInput

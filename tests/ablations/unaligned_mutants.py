@@ -261,14 +261,14 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "data in flight is not dealt out by key",
-        "aioflow/task/channel_state_restore.py",
+        "aioflow/task/channel_state.py",
         "chosen = [i for i, key in enumerate(batch.keys) if key_group(key, groups) in own]\n",
         "chosen = list(range(len(batch.keys)))\n",
         (RESCALED,),
     ),
     Mutant(
         "the watermark of a channel is not restored with its data in flight",
-        "aioflow/task/channel_state_restore.py",
+        "aioflow/task/channel_state.py",
         "            valve.restore(number, found.time)\n",
         "            valve.restore(number, BEGINNING)\n",
         (f"{HERE}test_a_channel_with_nothing_in_flight_holds_back_no_event_time_after_a_restore",),
@@ -371,7 +371,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "data in flight of former subtasks is processed by turns, not by event time",
-        "aioflow/task/channel_state_restore.py",
+        "aioflow/task/channel_state.py",
         "        until = ahead[1][0] if len(ahead) > 1 else MAX_WATERMARK\n",
         "        until = MAX_WATERMARK\n",
         (
@@ -391,7 +391,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a channel that has told nothing yet holds nothing back after a second restore",
-        "aioflow/task/channel_state_restore.py",
+        "aioflow/task/channel_state.py",
         "        valve = StatusWatermarkValve(max(len(channels), head.channels, 1))\n",
         "        valve = StatusWatermarkValve(max(len(channels), 1))\n",
         (
@@ -415,7 +415,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a line of data in flight that is through holds nothing back",
-        "aioflow/task/channel_state_restore.py",
+        "aioflow/task/channel_state.py",
         "            limit = min(limit, ended)\n            del waiting",
         "            del waiting",
         (

@@ -21,8 +21,7 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.wire.serializers import Codec
 from aioflow.operators.valve import BEGINNING, ChannelTime
 from aioflow.state.snapshot import StateFile
-from aioflow.task.channel_state import ChannelStateLog
-from aioflow.task.channel_state_restore import RestoredChannelState, read_channel_state
+from aioflow.task.channel_state import ChannelStateLog, RestoredChannelState, read_channel_state
 
 CODEC = Codec()
 EDGE = 3

@@ -26,7 +26,7 @@ from aioflow.network.local_pool import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.valve import ChannelTime
 from aioflow.protocol.framing import SEGMENT_BYTES
-from aioflow.task.channel_state_restore import RestoredChannelState
+from aioflow.task.channel_state import RestoredChannelState
 from aioflow.task.input import InputStatus
 from aioflow.task.network_input import InputEdge, NetworkInput
 

@@ -12,7 +12,7 @@ import aioflow as af
 from aioflow.core.elements import LatencyMarker
 from aioflow.core.metrics import MetricGroup
 from aioflow.monitoring.metrics import labels_of
-from aioflow.task.latency import LatencyEmitter, LatencyStats
+from aioflow.task.metrics import LatencyEmitter, LatencyStats
 
 
 async def ticks() -> AsyncIterator[int]:
