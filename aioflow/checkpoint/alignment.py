@@ -117,8 +117,8 @@ class CaptureComplete(msgspec.Struct, frozen=True):
 class Abort(msgspec.Struct, frozen=True):
     """Verdict: the checkpoint will not complete.
 
-    The task declines the checkpoint, tells every downstream task, and drops what it wrote for the
-    checkpoint. Each checkpoint id is aborted at most once.
+    The task declines the checkpoint, tells every downstream task, and deletes the files that it
+    wrote for the checkpoint. Each checkpoint id is aborted at most once.
     """
 
     checkpoint_id: int

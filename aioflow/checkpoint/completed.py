@@ -287,9 +287,10 @@ class CheckpointRetention:
                 self._references[name] = self._references.get(name, 0) + 1
 
     def completed(self, checkpoint: CompletedCheckpoint, pending: Collection[int]) -> Discard:
-        """Retains `checkpoint`, which is durable now, as the newest. Returns what to delete.
+        """Keeps `checkpoint`, which is durable now, as the newest.
 
-        `pending` are the ids of unfinished checkpoints that may build on an older one.
+        Returns the files to delete. `pending` are the ids of unfinished checkpoints that may build
+        on an older one.
         """
         self._kept.append(checkpoint)
         if checkpoint.kind.is_savepoint:
@@ -304,10 +305,10 @@ class CheckpointRetention:
         return self._settle()
 
     def ended(self, checkpoint_id: int) -> Discard:
-        """Notes that a pending checkpoint or savepoint has completed. Returns what to delete.
+        """Notes that a pending checkpoint or savepoint has completed.
 
-        Older checkpoints that were kept for this one are no longer needed. The references of a
-        savepoint stay for ever.
+        Returns the files to delete. Older checkpoints that were kept for this one are no longer
+        needed. The references of a savepoint stay for ever.
         """
         for dropped in self._dropped:
             dropped.waits_for.discard(checkpoint_id)

@@ -132,7 +132,7 @@ class CheckpointCoordinator:
         self._is_over = False
 
     def _describe(self, vertices: Sequence[CheckpointedVertex]) -> None:
-        """Notes what a checkpoint of these vertices consists of."""
+        """Notes the vertices that later checkpoints contain."""
         self._operators = tuple(operator for vertex in vertices for operator in vertex.operators)
         self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
         self._order = [

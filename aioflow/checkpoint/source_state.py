@@ -106,9 +106,8 @@ class SourceState(msgspec.Struct, frozen=True):
     """Watermark of the subtask, restored for each finished split."""
 
     def pack(self, codec: Codec, owner: str) -> Iterator[None]:
-        """Encodes the packs that are not encoded yet, one at each step of the iterator.
-
-        The caller can let other tasks run between the steps. Call it before `encode`.
+        """Encodes the packs of finished splits that are not encoded yet, one at each step of the
+        iterator. The caller can let other tasks run between the steps. Call it before `encode`.
         """
         for pack in self.finished:
             if pack.content is None:

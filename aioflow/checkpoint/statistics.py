@@ -248,7 +248,7 @@ class CheckpointStatistics:
     # Events of the coordinator.
 
     def rescaled(self, vertices: Sequence[CheckpointedVertex]) -> None:
-        """Notes that later checkpoints are those of these vertices."""
+        """Notes the vertices that later checkpoints contain, after a rescaling."""
         self._vertices = tuple(vertices)
 
     def triggered(

@@ -220,10 +220,10 @@ class FlowStore:
         )
 
     async def settle(self) -> None:
-        """Deletes what failed writes of metadata may have left.
+        """Deletes metadata that failed writes may have left.
 
         Call before a job goes back to an older checkpoint. Raises CheckpointError, also if the
-        lease is lost: the new holder may have found such a checkpoint and begun with it.
+        lease is lost: the new holder may have found such a checkpoint and started from it.
         """
         if self._in_doubt:
             await self._confirm_lease()

@@ -490,7 +490,7 @@ class ClusterJob:
         self.tasks.taps.remove(place, tap_id)
 
     def end(self) -> None:
-        """Takes no more reports, when the job is over."""
+        """Ignores all reports from now on, because the job is over."""
         self._over = True
         self.deployer.end()
 

@@ -230,7 +230,7 @@ class EmbeddedCluster(RunningJob):
 
     @asynccontextmanager
     async def _moved(self, graph: JobGraph, count: int) -> AsyncIterator[None]:
-        """Starts the processes that the job goes on with, and ends those that it leaves.
+        """Starts the workers that the rescaled job needs, and ends those that it needs no longer.
 
         Processes with enough slots go on. If the block fails, the new ones end instead.
         """

@@ -392,8 +392,9 @@ class ExecutionGraph:
     # Consequences of stimuli.
 
     def awaits_deployment(self, attempt: ExecutionAttemptId) -> bool:
-        """Whether an instruction to deploy `attempt` is still valid: not cancelled, not
-        replaced.
+        """Whether an instruction to deploy `attempt` is still valid.
+
+        It is not after `attempt` was cancelled or replaced.
         """
         execution = self._current(attempt)
         return execution is not None and execution.state in (

@@ -325,7 +325,10 @@ class RunningJob(Protocol):
         return ""
 
     async def refresh(self) -> None:
-        """Fetches what only other processes know. Raises AioflowError if they do not answer."""
+        """Fetches the data that only other processes have.
+
+        Raises AioflowError if they do not answer.
+        """
         return None
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:

@@ -168,7 +168,7 @@ class HeartbeatMonitor(msgspec.Struct):
         return [Suspected(peer)]
 
     def tick(self, now: float) -> list[Instruction]:
-        """Returns what is due at `now`. Call it at `next_due` or more often."""
+        """Returns the instructions that are due at `now`. Call it at `next_due` or more often."""
         self._forgive_own_pause(now)
         self._last_tick = now
         instructions: list[Instruction] = []

@@ -295,7 +295,7 @@ class AdaptiveParallelism:
         return True
 
     def slots_came(self) -> None:
-        """Waits until no more slots come, then lets the job use them."""
+        """Waits for a moment whether further slots come, then lets the job use all slots."""
         self._in_line = False
         if self._wanted is not None and self._can_grow:
             self._stop_timer()

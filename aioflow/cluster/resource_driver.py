@@ -199,7 +199,7 @@ class ResourceManager:
             self._lost(worker_id, reason)
 
     def lose_job(self, job_id: str, worker_id: str, reason: str) -> None:
-        """Ends the process of a job that does not do what was asked of it.
+        """Ends the process of a job that does not carry out a request.
 
         If the TaskManager is that process, the TaskManager is lost.
         """

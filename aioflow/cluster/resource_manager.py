@@ -465,7 +465,7 @@ class SlotManager:
         return []
 
     def tick(self, now: float) -> list[Instruction]:
-        """Returns what is due at `now`."""
+        """Returns the instructions that are due at `now`."""
         instructions: list[Instruction] = []
         if self._recovered_at is not None and now >= self._recovered_at:
             self._recovered_at = None

@@ -71,10 +71,10 @@ class RpcConnection:
         return self._answer_of(call_id, answer, peer)
 
     def ask(self, method: str, *args: Any) -> asyncio.Future[None]:
-        """Calls `method` of the peer at once. Done once the peer has answered, or is gone.
+        """Calls `method` of the peer at once, and returns a future.
 
-        The answer or error itself is dropped. Raises TypeNotSupported if an argument cannot be
-        encoded.
+        The future is done once the peer has answered, or is gone. The answer or error itself is
+        dropped. Raises TypeNotSupported if an argument cannot be encoded.
         """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         peer = self._peer

@@ -336,9 +336,9 @@ class SlotScheduler:
         return instructions + self._after_change()
 
     def wait_in_line(self) -> list[Instruction]:
-        """Gives back slots that do not suffice for the waiting requests, which wait on.
+        """Gives back slots that do not suffice for the waiting requests, which keep waiting.
 
-        Otherwise two jobs might each keep what the other one lacks.
+        Otherwise two jobs might each hold slots that the other one lacks.
         """
         unused = [slot for slot in self._slots.values() if slot.place is None]
         return [self._free(slot) for slot in unused]

@@ -185,7 +185,7 @@ def _without_what_stays(graph: JobGraph) -> JobGraph:
 
 
 def _alignment_of(node: StreamNode) -> WatermarkStrategy[Any] | None:
-    """Returns a strategy with the alignment of a source, and nothing else of its own."""
+    """Returns a watermark strategy that has only the alignment of a source's strategy."""
     alignment = None if node.watermarks is None else node.watermarks.alignment
     if alignment is None:
         return None

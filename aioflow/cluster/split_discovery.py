@@ -285,7 +285,7 @@ class SourceLimits:
         )
 
     def _reached(self, place: Place) -> int | None:
-        """Returns what the current attempt of a subtask has reported last."""
+        """Returns the last report of the current attempt of a subtask."""
         execution = self._executions.executions.get(place)
         if execution is None:
             return None

@@ -275,8 +275,9 @@ class ClusterClient:
             await cancel_and_wait([watching])
 
     async def watch_leader(self) -> None:
-        """Hangs up on a JobManager that is silent, or leads no more: it would never say how a job
-        ends. The end is seen like any other.
+        """Closes the connection to a JobManager that is silent, or leads no more.
+
+        It would never report the end of a job. The caller sees a lost connection as usual.
         """
         while True:
             await asyncio.sleep(ASK_S)

@@ -410,7 +410,7 @@ class TaskManager:
             await cancel_and_wait([own])
 
     def _on_end_job(self, job_id: str, why: str) -> None:
-        """Ends the process of a job that does not do what was asked of it."""
+        """Ends the process of a job that does not carry out a request."""
         if self._processes is not None:
             self._processes.lose(job_id, why)
 
@@ -655,7 +655,7 @@ class TaskManager:
         return any(status.job_id == job_id for status in self._table.report())
 
     def _close_unused(self) -> None:
-        """Closes the jobs that need this process no more.
+        """Closes the jobs that no longer need this process.
 
         A job whose tasks have finished here stays until it is over. Other processes may still read
         their output, and shared resources are closed at its end.

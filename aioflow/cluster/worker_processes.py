@@ -181,7 +181,7 @@ class WorkerProcesses:
         return None if worker is None else worker.lose(reason)
 
     def begin_closing(self) -> None:
-        """Starts no more workers. From now on the end of one is no loss."""
+        """Starts no further worker. From now on a worker that ends does not count as lost."""
         self._closing = True
 
     async def close(self) -> None:

@@ -253,7 +253,10 @@ class CompositeKeys:
         return codes
 
     def _part(self, place: int, column: Column) -> np.ndarray:
-        """Returns the code of a part of each record, from 1; 0 for None."""
+        """Returns a code for one part of the key of each record.
+
+        Codes begin at 1, and 0 stands for None.
+        """
         encoder = self._encoders[place]
         if isinstance(column, NumberColumn):
             absent = None if column.valid is None else ~column.valid

@@ -156,7 +156,9 @@ class JobGraph:
         raise KeyError(node_id)
 
     def awaits_behind(self, vertex_id: int) -> bool:
-        """Returns whether an operator waits for calls in this vertex, or downstream of it."""
+        """Returns whether this vertex, or one downstream of it, has an operator that waits for
+        calls.
+        """
         return self.vertex(vertex_id).awaits or any(
             self.awaits_behind(edge.target) for edge in self.outputs_of(vertex_id)
         )

@@ -418,7 +418,7 @@ class ProcessingClock:
     def read(self) -> int:
         """Returns the processing time.
 
-        A method, because Python 3.11 and later run methods without a new frame of C.
+        It is a method, because Python 3.11 and later call methods without a new C frame.
         """
         now_ms = self._clock.wall_ms() + self._lead_ms
         if not self._last_ms <= now_ms <= self._even_ms:

@@ -136,7 +136,7 @@ def as_writer(writer: SinkWriter[Any]) -> BaseWriter[Any]:
 
 
 class _CompletedWriter(BaseWriter[Any]):
-    """A writer of an application, which may lack what is optional."""
+    """Wraps a writer of an application, and adds defaults for optional members that it lacks."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -236,9 +236,8 @@ class GlobalCommitter(Protocol):
     """
 
     async def commit(self, prepared: Sequence[tuple[CommitId, Sequence[Any]]]) -> None:
-        """Makes visible what all writers prepared for some checkpoints of one run, oldest first.
-
-        Leaves out each checkpoint that was committed before, alone or with others.
+        """Makes visible the data that all writers prepared for some checkpoints of one run, oldest
+        first. Leaves out each checkpoint that was committed before, alone or with others.
         """
 
     async def close(self) -> None:
@@ -310,7 +309,7 @@ def completed(sink: Sink[Any]) -> BaseSink[Any]:
 
 
 class _CompletedSink(BaseSink[Any]):
-    """A sink of an application, which may lack what is optional."""
+    """Wraps a sink of an application, and adds defaults for optional members that it lacks."""
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
@@ -542,7 +541,7 @@ class SinkOperator(Operator):
         return await writer.prepare(checkpoint_id)
 
     async def _snapshot_writer(self) -> None:
-        """Lets a writer with operator state put what it holds into its state."""
+        """Lets a writer with operator state store its data in that state."""
         if (
             self._function is not None
             and (ongoing := self._function.snapshot_state(self.ctx.runtime)) is not None

@@ -220,7 +220,7 @@ def as_reader(reader: SourceReader[Any], *, unbounded: bool) -> BaseReader[Any]:
 
 
 class _CompletedReader(BaseReader[Any]):
-    """A reader of an application, which may lack what is optional."""
+    """Wraps a reader of an application, and adds defaults for optional members that it lacks."""
 
     def __init__(self, reader: Any, may_end: bool, *, may_lack: bool) -> None:
         """`may_lack`: whether `finished` may be missing, so that each use looks for it."""
@@ -434,7 +434,7 @@ class _Forwarded:
 
 
 class _CompletedSource(BaseSource[Any]):
-    """A source of an application, which may lack what is optional."""
+    """Wraps a source of an application, and adds defaults for optional members that it lacks."""
 
     bounded: Any = _Forwarded()
     name: Any = _Forwarded()

@@ -71,7 +71,7 @@ class WatermarkKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkAlignment:
-    """How a source waits for the others of its group."""
+    """Options of a source that waits for slower sources of the same group."""
 
     group: str
     max_drift_ms: int

@@ -52,8 +52,9 @@ class CreditSender:
         self._blocked = False
 
     def next_element(self, queued: NextElement) -> NextElement:
-        """Returns what may be sent now. `queued` tells whether an event or data is first in the
-        queue.
+        """Returns which element may be sent now.
+
+        `queued` tells whether an event or data is first in the queue.
         """
         if self._blocked or self.is_closed or (queued is NextElement.DATA and self.credit == 0):
             return NextElement.NONE

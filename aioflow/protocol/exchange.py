@@ -83,7 +83,7 @@ class Exchange:
         self.consumer.close()
 
     def receive(self, frame: Frame) -> list[tuple[int, Stimulus]]:
-        """Returns what `frame` causes: pairs of a channel and an element or message.
+        """Handles `frame`, and returns its results as pairs of a channel and an element or message.
 
         A RemoteProtocolError ends the connection, not the channels.
         """

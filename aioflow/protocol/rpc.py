@@ -90,7 +90,7 @@ Received = Request | BadRequest | Notification | Reply | CallError
 class RpcPeer:
     """One side of a control connection.
 
-    It lives as long as the connection, and `open_calls` fail with it.
+    The object lives as long as the connection. When the connection ends, all `open_calls` fail.
     """
 
     __slots__ = (

@@ -287,7 +287,7 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S]):
     # Snapshots.
 
     def _header(self) -> FileHeader:
-        """Returns what a snapshot that begins now says of the tables and of event time."""
+        """Returns the header of a snapshot that begins now: its tables, and event time."""
         tables = {name: table.meta for name, table in self._tables.items()}
         for timers in self._timers.values():
             for queue in (timers.event.queue, timers.processing.queue):

@@ -212,8 +212,9 @@ class HeapOperatorStateBackend:
         return snapshot
 
     def lend(self) -> None:
-        """Notes that a function holds this backend, or a context with it, and may request state at
-        any time.
+        """Notes that a function holds this backend, or a context that has this backend.
+
+        The function may request state at any time.
         """
         self.is_lent = True
 

@@ -86,9 +86,7 @@ class OperatorSnapshot:
 
 
 def check_max_parallelism(found: int, expected: int, what: str) -> None:
-    """Raises RestoreError if `what` was written with another number of key groups than this job
-    has.
-    """
+    """Raises RestoreError if `what` has another number of key groups than the job."""
     if found != expected:
         raise RestoreError(
             f"{what} was written with max_parallelism={found}, but the operator has {expected}; "

@@ -240,7 +240,7 @@ class TaskAssembly:
         )
 
     def _report_progress(self, watermark: int) -> None:
-        """Reports to the JobMaster what other sources wait for."""
+        """Reports the event time of this task to the JobMaster: other sources wait for it."""
         if self._environment.responder is not None:
             self._environment.responder.report_progress(self._descriptor.attempt, watermark)
 

@@ -106,7 +106,7 @@ class BlockingCalls:
         )
 
     def end(self, *, wait: bool) -> None:
-        """Lets no more calls begin. With `wait` the end of running ones is awaited."""
+        """Lets no further call begin. With `wait`, also waits until running calls have ended."""
         with self._lock:
             self._is_over = True
             for call in self._running if wait else ():

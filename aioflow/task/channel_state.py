@@ -229,7 +229,7 @@ class ChannelStateCapture:
             self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)
 
     def wait_for(self, what: object) -> None:
-        """Delays completion until `arrived(what)`."""
+        """Delays the completion until `arrived` is called with the same `what`."""
         self._awaited[what] = None
         self._complete.clear()
 
@@ -281,7 +281,7 @@ class _Element(NamedTuple):
 
 
 class _Line(msgspec.Struct):
-    """In-flight data of one former subtask, and the watermark of its input behind that."""
+    """The data in flight of one former subtask, and the watermark of its input after that data."""
 
     waiting: deque[Waiting]
     end: int

@@ -53,7 +53,7 @@ def may_overtake_later(barrier: CheckpointBarrier) -> bool:
 
 @dataclass(slots=True)
 class TaskCheckpoint:
-    """A checkpoint from the first news of it until it is written or aborted."""
+    """One checkpoint of a task, from its announcement until it is written or aborted."""
 
     checkpoint_id: int
     is_aborted: bool = False

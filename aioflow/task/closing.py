@@ -73,7 +73,7 @@ def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None
 
 @contextmanager
 def naming(operator: Operator, what: str) -> Iterator[None]:
-    """Adds a note with the operator to errors of `what`."""
+    """Adds the operator to errors inside the block, as a note. `what` is the call in progress."""
     try:
         yield
         check_own_task()

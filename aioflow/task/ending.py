@@ -83,7 +83,7 @@ class TaskLife:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more records come."""
+        """Whether no further records can come."""
         return self.phase >= TaskPhase.ENDED
 
 

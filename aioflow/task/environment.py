@@ -259,8 +259,8 @@ class ResourceScope:
             raise first
 
     async def _live(self, resource: Resource, entry: _Opened) -> None:
-        """Opens used resources, enters, sets the value, waits for the close, exits: all in one
-        task.
+        """Runs the whole life of one resource in one task: opens the resources that it uses, enters
+        it, sets its value, waits for the close, and exits it.
         """
         try:
             arguments = {

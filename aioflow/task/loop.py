@@ -214,7 +214,7 @@ class TaskLoop(ABC, Generic[InputT]):
             self._chain.set_taps(index, taps)
 
     def _end(self) -> bool:
-        """Does what remains after the end of the input. Returns whether it has ended."""
+        """Does the work that remains after the input. Returns whether the task has ended."""
         if not self._life.has_ended:
             return False
         busy = self._runtime.busy()

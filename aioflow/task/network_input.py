@@ -155,7 +155,9 @@ class NetworkInput:
             part.gate.debloat(records_max, now_s, rows_max)
 
     def stalled(self) -> None:
-        """Asks the producers for the smallest batches: the task cannot process what it takes."""
+        """Asks the producers for the smallest batches, because the task cannot keep up with its
+        input.
+        """
         for part in self._inputs:
             part.gate.stalled()
 
@@ -289,7 +291,7 @@ class NetworkInput:
             self._urgently(self._poll_priority, "barriers that overtake")
 
     def _poll_priority(self) -> None:
-        """Polls overtaking barriers, and nothing else."""
+        """Polls only barriers that overtake records."""
         self._priority_due = False
         for part in self._inputs:
             while part.gate.has_priority_event:

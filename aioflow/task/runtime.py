@@ -358,7 +358,7 @@ class OperatorRuntime:
             self.emit_from(0, self.operators[0].end_input(input_index))
 
     def input_stopped(self) -> None:
-        """Tells all operators that the input gives no more, so none waits for more elements."""
+        """Tells all operators that the input has ended, so that none waits for further elements."""
         for operator in self.operators:
             with naming(operator, "input_stopped()"):
                 operator.input_stopped()
@@ -396,7 +396,7 @@ class OperatorRuntime:
                 operator.end_of_data()
 
     async def snapshot_state(self, checkpoint_id: int) -> None:
-        """Lets each operator put what it holds into its state, tail to head.
+        """Lets each operator store its data in its state, tail to head.
 
         Awaits what an operator returns.
         """

@@ -383,7 +383,7 @@ class SourceInput:
     def _wait_for_splits(self) -> InputStatus:
         """Waits for new splits after all known ones were read.
 
-        No record of this task can be late for the others meanwhile.
+        Meanwhile the source is idle, so its watermark holds no other subtask back.
         """
         self._cancel_timers()
         self._over.update((split.id, None) for split in self._splits)

@@ -100,7 +100,7 @@ class FaultProxy:
         self._stalled = True
 
     def resume(self) -> None:
-        """Delivers what was held back, and goes on."""
+        """Delivers the bytes that were held back, and passes on later bytes at once."""
         self._stalled = False
         for link in list(self._links):
             link.release()
@@ -158,7 +158,7 @@ class FaultProxy:
 
 
 class _Link:
-    """One connection through the proxy: a protocol for each end, and what was held back."""
+    """A connection through the proxy: a protocol for each end, and the bytes held back."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self.proxy = proxy
@@ -239,7 +239,7 @@ class _End(asyncio.Protocol):
             self.transport.abort()
 
     def release(self) -> None:
-        """Hands on what was held back, if nothing holds it back any more."""
+        """Passes on the bytes that were held back, unless a fault still holds them back."""
         if self.other.transport is not None and not self._link.proxy.is_stalled:
             held, self._held = self._held, []
             for data in held:

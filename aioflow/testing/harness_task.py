@@ -180,7 +180,10 @@ class HarnessTask:
         self.settle()
 
     def settle(self, now_ms: int | None = None) -> None:
-        """Lets everything happen that is due at `now_ms`, or now. Raises what failed."""
+        """Runs everything that is due at `now_ms`, or at the present time.
+
+        Raises errors of the operators.
+        """
         self._check()
         self.loop.run_to(self.loop.time() if now_ms is None else now_ms / 1000)
         self._check()
@@ -211,7 +214,7 @@ class HarnessTask:
         self._wait_for(self._task.done)
 
     def close(self) -> None:
-        """Closes the operators, if they are not closed yet. Raises what that raises."""
+        """Closes the operators, if they are not closed yet. Raises their errors."""
         if not self.loop.is_closed():
             failed, self._failed = self._failed, True
             self.loop.call_soon(self._task.cancel)
@@ -306,7 +309,7 @@ class HarnessTask:
         await self._drive.settle()
 
     async def _snapshot(self) -> list[OperatorStateSnapshot]:
-        """Returns what each operator keeps in its state, and its timers."""
+        """Returns the state and the timers of each operator."""
         if self._chain.has_work:
             raise RuntimeError(
                 f"cannot take a snapshot: elements wait before an operator of {self.name} that is "

@@ -154,7 +154,7 @@ class VirtualHost:
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Rare branches are for simulations."""
+        """Returns False, because only simulations take rare branches."""
         return False
 
     async def close(self) -> None:

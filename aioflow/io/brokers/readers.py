@@ -273,7 +273,7 @@ class ReadAhead:
             room.set_result(None)
 
     async def wait(self) -> None:
-        """Waits until data is added, or no more will be."""
+        """Waits until data is added, or until no further data can come."""
         if not self.is_running:
             return
         if self._waiter is None:

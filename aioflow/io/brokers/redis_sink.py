@@ -187,7 +187,7 @@ class RedisWriter(BaseWriter[Any]):
         await reached(self._register, config, is_away, self._ctx.host.rng, explained)
 
     async def _register(self) -> None:
-        """Checks the stream, and removes what former attempts have staged."""
+        """Checks the stream, and removes the messages that former attempts have staged."""
         runtime = self._ctx.runtime
         await exists(self._client, self._config, self._config.streams[0])
         if self._ctx.checkpointing:

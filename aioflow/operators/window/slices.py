@@ -666,7 +666,7 @@ class ClockWindowOperator(SliceWindowOperator):
         return max(now, *self._later_than())
 
     def _later_than(self) -> list[int]:
-        """Returns instants, each of which is a lower bound for the times of further elements."""
+        """Returns lower bounds for the times of further elements. All of them hold."""
         reached = [self._watermark, *(reached for _, reached in self._ahead)]
         reached += map(last_instant, self._fired_ends)
         return [instant + 1 for instant in reached]

@@ -122,7 +122,7 @@ class ConnectSession:
         return bool(self.session.is_stopped)
 
     def ends_soon(self) -> bool:
-        """Whether the session is of no more use after its server did not answer."""
+        """Whether the session can no longer be used, because its server did not answer."""
         return True
 
     def gone(self) -> SparkGone:
@@ -142,7 +142,7 @@ class ConnectSession:
             self.session.removeTag(group)
 
     def cancel_group(self, group: str, has_ended: Callable[[], bool]) -> None:
-        """Interrupts the operations of `group`, until there will be no more."""
+        """Interrupts the operations of `group`, until it starts no further ones."""
         pause = threading.Event()
         while not has_ended():
             self.session.interruptTag(group)

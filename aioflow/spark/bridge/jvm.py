@@ -268,7 +268,7 @@ class SparkProcess:
     def cancel_group(self, group: str, has_ended: Callable[[], bool]) -> None:
         """Cancels the jobs of `group`, including those that a call submits later.
 
-        `has_ended` tells whether there will be no more.
+        `has_ended` tells whether the call can submit no further jobs.
         """
         context = self.session.sparkContext._jsc.sc()
         if installed_version() >= (4, 0):

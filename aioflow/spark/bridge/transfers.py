@@ -123,7 +123,7 @@ class InboundStream:
             await asyncio.shield(self._waiter)
 
     def close(self) -> None:
-        """Accepts no more batches. Batches that wait can still be taken."""
+        """Refuses further batches. Batches that wait can still be taken."""
         self._closed = True
         self._wake()
 

@@ -324,9 +324,10 @@ class StreamRun:
         )
 
     def _was_without_input(self, number: int) -> bool:
-        """Whether a batch had no input because there is no more. Called in a thread of Py4J.
+        """Whether a batch had no input because the source has no further input.
 
-        The first batch of a run tells nothing: Spark may have planned it before there was input.
+        It is called in a thread of Py4J. The first batch of a run tells nothing: Spark may have
+        planned it before there was input.
         """
         first = self._first = number + 1 if self._first is None else self._first
         progress = None if self._query is None or number <= first else self._query.lastProgress

@@ -138,7 +138,7 @@ class SparkProvider:
     # On the loop of the program.
 
     def begin_closing(self) -> None:
-        """Starts no more workers, and treats workers that end from now on as released."""
+        """Starts no further workers, and treats workers that end from now on as released."""
         self._closing = True
 
     async def close(self) -> None:

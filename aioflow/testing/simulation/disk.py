@@ -206,7 +206,7 @@ class SimDisk:
         self._pending = kept
 
     def rename(self, machine: SimMachine, source: str, target: str) -> None:
-        """Changes a name; a directory takes what is in it along."""
+        """Renames a file, or a directory with all its content."""
         self._check_parent(target)
         if source in self._dirs:
             if target in self._names or self.list(target, missing_ok=True):
@@ -273,7 +273,7 @@ class SimDisk:
         return path in self._names or path in self._dirs
 
     def power_loss(self, machine: SimMachine) -> None:
-        """Forgets what only the memory of `machine` held, wholly or in part."""
+        """Loses data that was only in the memory of `machine`: all of it, or a random part."""
         rng = self._faults
         mine = [change for change in self._pending if change.machine is machine]
         kept = mine[: rng.randrange(len(mine) + 1)] if mine else []
@@ -294,7 +294,9 @@ class SimDisk:
             self.mkdirs(posixpath.dirname(path))
 
     def _torn(self, file: SimFile) -> bytes:
-        """Returns what the platter may hold of bytes that were not synced."""
+        """Returns a possible content of a file after a power loss: the synced bytes, all, or a part
+        of the others too.
+        """
         rng, data, synced = self._faults, bytes(file.data), file.synced
         choice = rng.randrange(3)
         if choice == 0:
@@ -324,8 +326,8 @@ def _settle(result: asyncio.Future[T], value: T) -> None:
 
 
 def _apply(names: dict[str, SimFile], change: _Rename) -> None:
-    """Repeats a change of names on another view of the directory, which may lack what it starts
-    from.
+    """Applies a change of names to another view of the directory, in which the old name may be
+    missing.
     """
     if change.source is not None and names.get(change.source) is change.file:
         del names[change.source]

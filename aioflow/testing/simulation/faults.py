@@ -74,9 +74,8 @@ class Faults:
 
     @classmethod
     def swarm(cls, rng: Random, per_s: float = 5.0) -> Faults:
-        """Returns a random half of the kinds, that share about `per_s` faults a second.
-
-        Seeds that lack a kind find what the presence of that kind hides.
+        """Returns a random half of the kinds of faults, which together cause about `per_s` faults a
+        second. A frequent kind can hide defects that only seeds without it find.
         """
         chosen = [kind for kind in cls().rates() if rng.random() < 0.5]
         rates: dict[str, Any] = {

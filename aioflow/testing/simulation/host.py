@@ -207,7 +207,7 @@ class SimulatedProcess:
         self.ended(code, error)
 
     def ended(self, code: int, error: BaseException | None) -> None:
-        """Notes how this life ended and tells those who wait."""
+        """Notes how this process ended, and wakes the callers that wait for its end."""
         if self.returncode is not None:
             return
         self.returncode = code

@@ -212,7 +212,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._set_timer(self.kernel, when, callback, args, None)
 
     def post_io(self, process: SimProcess, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Queues what the selector would report to `process`; nothing happens if it is dead."""
+        """Queues an event of the selector for `process`. Does nothing if the process is dead."""
         if process.alive and not self.finished:
             process.io.append(self._handle(process, self._now, callback, args, None))
             if not process.runnable:
@@ -535,9 +535,9 @@ class SimLoop(asyncio.BaseEventLoop):
             self._own_generators[agen] = None
 
     async def close_own_generators(self) -> None:
-        """Closes what generators the main process has left open.
+        """Closes the async generators that the main process has left open.
 
-        Those of the others died with them, or wait for what never comes.
+        Generators of killed processes are not closed, because killed code must not run.
         """
         for agen in list(self._own_generators):
             await agen.aclose()

@@ -302,7 +302,7 @@ class SimNetwork:
 
 
 def _is_among(transport: SimTransport, processes: Collection[str] | None) -> bool:
-    """Whether both ends of a connection belong to `processes`; None: to any."""
+    """Whether both ends of a connection belong to `processes`. None stands for all processes."""
     return processes is None or {transport.process.name, transport.peer.process.name}.issubset(
         processes
     )

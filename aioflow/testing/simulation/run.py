@@ -112,7 +112,7 @@ def simulate(
 
 
 async def _clean_up(loop: SimLoop) -> None:
-    """Does for `main` what `asyncio.run` does, and reports what it had left behind."""
+    """Cleans up after `main` as `asyncio.run` does, and reports the tasks that `main` left."""
     me = asyncio.current_task()
     left = [task for task in loop.root.tasks if task is not me]
     loop.errors.extend(
@@ -127,9 +127,9 @@ FRAMES_SHOWN = 12
 
 
 class Interrupted(BaseException):
-    """Raised where the callback is, to get out of it.
+    """Interrupts a callback that does not end.
 
-    No Exception: what loops for ever may catch all of those.
+    It is no Exception, because an endless loop may catch every Exception.
     """
 
 
@@ -244,7 +244,9 @@ def _refuse(event: str, subject: object) -> None:
 
 
 def _is_simulated(frame: FrameType | None) -> bool:
-    """Tells whether a callback of the loop is on the stack with nothing privileged above it."""
+    """Returns whether a callback of the loop is running, and no code of the simulation that the
+    callback has called.
+    """
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         if module.startswith(_PASS):

@@ -442,8 +442,6 @@ class SimTransport(asyncio.Transport):
 
 
 def os_error(number: int, subject: str | None = None) -> OSError:
-    """Returns the subclass of OSError that belongs to `number`: ConnectionResetError and the
-    like.
-    """
+    """Returns the subclass of OSError for an error number, such as ConnectionResetError."""
     text = os.strerror(number)
     return OSError(number, f"{text}: {subject}" if subject else text)
