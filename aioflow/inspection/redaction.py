@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CHARACTERS_MAX", "HIDDEN", "is_secret_name", "redacted"]
+__all__ = ["CHARACTERS_MAX", "HIDDEN", "hide", "is_secret_name", "redacted"]
 
 HIDDEN = "***"
 
@@ -86,11 +86,26 @@ _PRIVATE_KEY = r"(?s)(-----BEGIN [A-Z0-9 ]*+-----).*?(-----END|\Z)"
 _URL = r"://((?:(?!://)[^\s\"<>])++)"
 
 
+_HIDDEN_VALUES: set[str] = set()
+"""Values that are hidden wherever they stand, such as a token in the path of a URL."""
+
+_HIDDEN_CHARACTERS_MIN = 6
+"""Shortest value that is hidden wherever it stands. Shorter ones are parts of other words."""
+
+
+def hide(value: str) -> None:
+    """Hides a value in all texts that leave this process from now on."""
+    if len(value) >= _HIDDEN_CHARACTERS_MIN:
+        _HIDDEN_VALUES.add(value)
+
+
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
     """Returns the first `characters_max` characters of `text`, with likely secrets hidden.
 
     Names and places stay readable.
     """
+    for value in _HIDDEN_VALUES:
+        text = text.replace(value, HIDDEN)
     missing = len(text) - characters_max
     if missing > 0:
         text = text[:characters_max]

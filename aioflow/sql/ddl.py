@@ -25,6 +25,8 @@ from aioflow import io
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.expressions.nodes import Column, Expr, Literal
 from aioflow.expressions.rows import compile_row
+from aioflow.inspection.redaction import hide
+from aioflow.io.changes import Change, upserts_of
 from aioflow.io.formats.format import maker_of
 from aioflow.operators.sink import is_sink
 from aioflow.operators.source import is_source
@@ -34,7 +36,7 @@ from aioflow.sql.bound import Compiler, is_clock
 from aioflow.sql.casts import Scalar, cast, widened
 from aioflow.sql.dialect import CreateTable
 from aioflow.sql.errors import SqlError
-from aioflow.sql.relation import CHANGE, Relation, duration_ms
+from aioflow.sql.relation import CHANGE, PASSES, Relation, duration_ms
 from aioflow.sql.scope import Field
 from aioflow.sql.sources import UpdateStream, changelog
 from aioflow.sql.types import (
@@ -60,14 +62,17 @@ __all__ = ["CreatedTable", "connectors", "options_of"]
 TEXTS = {"lines", "socket", "websocket"}
 """Connectors of texts. A text is the only STRING column, or a JSON object of the columns."""
 
-TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres"}
+CHANGES = {"mysql_changes", "postgres_changes"}
+"""Connectors of the changes of a table. Its rows change, by the PRIMARY KEY."""
+
+TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres", *CHANGES}
 """Connectors whose times are objects of `datetime`. Other connectors have texts or milliseconds."""
 
 DATABASES = {"mysql", "postgres", "sqlite"}
 """Connectors of tables that may have more columns, which keep their defaults."""
 
-NO_TABLES = {"drop_postgres_slot", "mysql_changes", "postgres_changes", "push"}
-"""Functions of `aioflow.io` that take texts, and whose records are not the rows of a table."""
+NO_TABLES = {"drop_postgres_slot", "push"}
+"""Functions of `aioflow.io` that take texts, and give no rows of a table."""
 
 SCHEMAS = ("avro", "json_schema", "protobuf")
 """Formats of `aioflow.io.formats`."""
@@ -173,6 +178,7 @@ class _Options:
             raise SqlError(f"the environment has no variable {found[1]}", place)
         if value:
             self.secrets[found[0]] = value
+            hide(value)
         return value
 
     def take(self, name: str) -> str | None:
@@ -292,6 +298,19 @@ class CreatedTable:
         self.key = self._key()
         self._source()  # Its errors come at CREATE TABLE, not at a query.
         self._check_watermark()
+        if self.connector in CHANGES:
+            self._check_changes(options)
+
+    def _check_changes(self, options: _Options) -> None:
+        if not self.key:
+            raise SqlError(
+                f"{self.connector} needs the key of its rows: PRIMARY KEY (...) NOT ENFORCED",
+                self.node.this,
+            )
+        if "," in options.texts["tables"]:
+            raise SqlError("write CREATE TABLE for each of the tables", options.place("tables"))
+        if self.node.args.get("watermark"):
+            raise SqlError("rows that change have no event time", self.node.args["watermark"][0])
 
     # Columns.
 
@@ -303,6 +322,7 @@ class CreatedTable:
                 raise SqlError(f"the column {name} stands twice", one.this)
             type_ = ANY if kind is None else type_of_declaration(kind)
             nullable = kind is None or bool(kind.args.get("nullable"))
+            nullable |= self.connector in CHANGES  # A deletion has only the key.
             found.append(_Declared(Field(name, type_, nullable, name), one))
         physical = [one.field for one in found if one.is_physical]
         if self.connector == "datagen" and [(f.name, f.type) for f in physical] != [
@@ -410,6 +430,8 @@ class CreatedTable:
                 stream = stream.assign_timestamps_and_watermarks(strategy, **own)
             return replace(made, stream=stream, times=times)
         stream = flow.source(source, watermarks=strategy, **given)
+        if self.connector in CHANGES:
+            return self._changing(made, stream)
         if names is not None:
             # Records of a class that only this process knows become dicts before they are sent.
             least = flow.graph.nodes[stream.upstreams[0].node_id].parallelism_max
@@ -418,6 +440,17 @@ class CreatedTable:
             )
         return replace(made, stream=stream, times=times, is_plain=names is not None)
 
+    def _changing(self, made: Relation, stream: Any) -> Relation:
+        """Returns the latest rows of a table whose changes are the elements of `stream`."""
+        names, key = tuple(one.field.key for one in self.physical), tuple(self.key)
+        rows = stream.flat_map(
+            partial(_rows_of_change, self.name, names, key),
+            name=f"{self.name}: rows",
+            parallelism=1,
+        )
+        stream = rows.key_by(tuple(map(Column, key)))
+        return replace(made, stream=stream, times={}, identity=key, passes=Column(PASSES))
+
     def _source(self) -> tuple[Any, list[str] | None]:
         """Returns the source, and the fields of its records if they are objects of a class."""
         names = [one.field.name for one in self.physical]
@@ -425,7 +458,7 @@ class CreatedTable:
             return self._made({"fn": {"index": Column("index")}}), None
         parameters = options_of(self.connector)
         signature = inspect.signature(getattr(io, self.connector)).parameters
-        if "type" in signature and "table" not in signature:
+        if "type" in signature and not {"table", "tables"} & {*signature}:
             type_ = self._type()
             if type_ is not None:
                 header = self._option("header") != "false"
@@ -679,6 +712,27 @@ def _row_of(names: tuple[str, ...], value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is no JSON object, expected one with {', '.join(names)}")
     return {name: value.get(name) for name in names}
+
+
+def _rows_of_change(
+    table: str, names: tuple[str, ...], key: tuple[str, ...], change: Change[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the records of a change: rows with their columns, and deletions with their key."""
+    found = []
+    for one in upserts_of(change):
+        if {*one.key} != {*key}:
+            raise ValueError(
+                f"the rows of {one.table!r} have the key {', '.join(one.key)}, and PRIMARY KEY of "
+                f"{table} says {', '.join(key)}: declare the key of the database"
+            )
+        row = one.key if one.row is None else one.row
+        if one.row is not None and (missing := [name for name in names if name not in row]):
+            raise ValueError(
+                f"{one.table!r} has no column {', '.join(missing)}, which {table} declares: the "
+                f"columns are {', '.join(row)}"
+            )
+        found.append({name: row.get(name) for name in names} | {PASSES: one.row is not None})
+    return found
 
 
 class CheckedRow:

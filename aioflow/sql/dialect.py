@@ -39,6 +39,10 @@ WINDOWS = {
 DURATIONS = ("SIZE", "SLIDE", "STEP", "GAP", "OFFSET")
 
 
+STATEMENT_SETS = (["BEGIN", "STATEMENT", "SET", ";"], ["EXECUTE", "STATEMENT", "SET", "BEGIN"])
+"""The beginnings of a set of INSERTs."""
+
+
 class WindowTable(exp.Expression):
     """A call of a table function of windows in FROM.
 
@@ -87,9 +91,11 @@ class StreamingSql(Dialect):
 
     class Tokenizer(tokens.Tokenizer):
         IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
-        # Both are ordinary names here: SESSION is a function, and `window` a column.
+        # Ordinary words here: SESSION is a function, and EXECUTE begins a statement set.
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
-            word: token for word, token in tokens.Tokenizer.KEYWORDS.items() if word != "SESSION"
+            word: token
+            for word, token in tokens.Tokenizer.KEYWORDS.items()
+            if word not in ("SESSION", "EXECUTE")
         } | {
             "BYTES": TokenType.VARBINARY,
             "TIMESTAMP_LTZ": TokenType.TIMESTAMPLTZ,
@@ -111,13 +117,34 @@ class StreamingSql(Dialect):
         }
 
         def parse(self, raw_tokens: Any, sql: Any = None) -> Any:
-            """Returns the trees of the statements. ROW<...> is read as the type STRUCT<...>."""
-            found = list(raw_tokens)
+            """Returns the trees of the statements. ROW<...> is read as the type STRUCT<...>.
+
+            A statement set has no tree, because all INSERTs of a script are one job.
+            """
+            found = self._without_sets(list(raw_tokens))
             for number, (one, after) in enumerate(itertools.pairwise(found)):
                 if one.token_type == TokenType.ROW and after.token_type == TokenType.LT:
                     place = (one.line, one.col, one.start, one.end)
                     found[number] = Token(TokenType.STRUCT, one.text, *place)
             return super().parse(found, sql)
+
+        def _without_sets(self, given: list[Any]) -> list[Any]:
+            """Returns the tokens without BEGIN STATEMENT SET; and the END of such a set."""
+            found: list[Any] = []
+            opened, number = None, 0
+            while number < len(given):
+                words = [one.text.upper() for one in given[number : number + 4]]
+                begins = not found or found[-1].token_type == TokenType.SEMICOLON
+                if begins and opened is None and words in STATEMENT_SETS:
+                    opened, number = given[number], number + 4
+                elif begins and opened is not None and words[0] == "END":
+                    opened, number = None, number + 1
+                else:
+                    found.append(given[number])
+                    number += 1
+            if opened is not None:
+                self._refuse("the statement set has no end: write END; behind its INSERTs", opened)
+            return found
 
         def _warn_unsupported(self) -> None:
             """Logs nothing: the planner refuses the statement."""

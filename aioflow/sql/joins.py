@@ -251,7 +251,10 @@ class Joins:
         self, left: Relation, right: Relation, join: exp.Join, split: Condition
     ) -> Relation:
         """Joins whole streams whose rows or pairs may be deleted."""
-        require_ttl(self._ttl, self._flow, [left, right], "a join of whole streams", join)
+        # Rows with a key are replaced or deleted. Only other rows would be kept for ever.
+        endless = [one for one in (left, right) if one.identity is None]
+        require_ttl(self._ttl, self._flow, endless, "a join of whole streams", join)
+        ttls = [self._ttl if one.identity is None else None for one in (left, right)]
         keeps = join.side in ("LEFT", "FULL"), join.side in ("RIGHT", "FULL")
         keys, others = self._keys_of(left, right, split.equal)
         left = left if keeps[0] else _not_null(left, keys)
@@ -272,7 +275,7 @@ class Joins:
         both = left.stream.connect(right.stream)
         both = both.key_by(_side_key(left, keys, True), _side_key(right, others, True))
         made = both.process(
-            ChangingJoin((left.names, right.names), keeps, predicate, self._ttl), name="join"
+            ChangingJoin((left.names, right.names), keeps, predicate, ttls), name="join"
         )
         return _nullable(replace(met, stream=made), left, right, keeps)
 

@@ -325,10 +325,10 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
         names: tuple[Sequence[str], Sequence[str]],
         keeps: tuple[bool, bool],
         predicate: Sequence[Callable[[Row], Any]],
-        ttl: Any,
+        ttls: Sequence[Any],
     ) -> None:
         self.nulls = tuple(dict.fromkeys(one) for one in names)
-        self.keeps, self.predicate, self.ttl = keeps, predicate, ttl
+        self.keeps, self.predicate, self.ttls = keeps, predicate, ttls
 
     def __repr__(self) -> str:
         names = [list(one) for one in self.nulls]
@@ -336,7 +336,8 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
 
     def open(self, ctx: RuntimeContext) -> None:
         self.sides: list[MapState[str, tuple[Row, int, int]]] = [
-            ctx.get_map_state(MapStateDescriptor(name, ttl=self.ttl)) for name in ("left", "right")
+            ctx.get_map_state(MapStateDescriptor(name, ttl=ttl))
+            for name, ttl in zip(("left", "right"), self.ttls, strict=True)
         ]
         """Text of a row -> the row, the number of equal rows, and the number of their partners.
         Only a side with `keeps` counts partners.

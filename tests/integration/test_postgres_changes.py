@@ -638,3 +638,69 @@ def test_upserts_stand_on_the_source() -> None:
         af.Flow("f").source(changes).filter(lambda change: True).upserts()
     with pytest.raises(GraphError, match="on_truncate is 'skip', expected 'fail' or 'ignore'"):
         af.Flow("f").source(changes).upserts(on_truncate="skip")  # type: ignore[arg-type]
+
+
+async def test_a_script_in_sql_reads_tables_whose_rows_change(
+    server: PostgresServer, schema: str, dsn: str
+) -> None:
+    await server.run(
+        schema,
+        "CREATE TABLE orders (id INT PRIMARY KEY, item TEXT NOT NULL, price NUMERIC(9, 2) NOT NULL,"
+        " at TIMESTAMPTZ); CREATE TABLE items (name TEXT PRIMARY KEY, kind TEXT);"
+        "CREATE TABLE totals (kind TEXT PRIMARY KEY, n INT, total NUMERIC);"
+        "CREATE TABLE dear (id INT PRIMARY KEY, twice NUMERIC, at TIMESTAMPTZ);"
+        "INSERT INTO items VALUES ('tea', 'food'), ('cup', 'ware');"
+        "INSERT INTO orders VALUES (1, 'tea', 1.50, '2026-01-31Z'), (2, 'cup', 7, NULL),"
+        "(3, 'tea', 9, NULL)",
+    )
+
+    def table(name: str, columns: str, **options: str) -> str:
+        given = ", ".join(f"'{one}' = '{text}'" for one, text in {"dsn": dsn, **options}.items())
+        return f"CREATE TABLE {name} ({columns}) WITH ({given});"
+
+    def changes(name: str, columns: str) -> str:
+        more = {"connector": "postgres_changes", "tables": name, "slot": f"{schema}_{name}"}
+        return table(name, columns, **more)
+
+    flow = af.Flow("changes", parallelism=2)
+    flow.sql_script(
+        changes(
+            "orders",
+            "id BIGINT PRIMARY KEY NOT ENFORCED, item STRING NOT NULL, price DECIMAL(9, 2) NOT NULL"
+            ", at TIMESTAMP_LTZ(3), twice AS price * 2",
+        )
+        + changes("items", "name STRING PRIMARY KEY NOT ENFORCED, kind STRING")
+        + table(
+            "totals", "kind STRING PRIMARY KEY NOT ENFORCED, n BIGINT, total DECIMAL",
+            connector="postgres", table="totals",
+        )
+        + table(
+            "dear", "id BIGINT PRIMARY KEY NOT ENFORCED, twice DECIMAL, at TIMESTAMP_LTZ(3)",
+            connector="postgres", table="dear",
+        )
+        + """
+        INSERT INTO totals SELECT kind, count(*), sum(price) FROM orders JOIN items ON item = name
+          GROUP BY kind;
+        INSERT INTO dear SELECT id, twice, at FROM orders WHERE twice > 5"""
+    )  # fmt: skip
+
+    async def becomes(query: str, expected: list[str]) -> None:
+        async with asyncio.timeout(120):
+            while await server.run(schema, query) != expected:
+                await asyncio.sleep(0.05)
+
+    totals, dear = "SELECT * FROM totals ORDER BY 1", "SELECT id, twice FROM dear ORDER BY 1"
+    async with flow.run(checkpoints="memory://sql-changes", every="100ms") as job:
+        await becomes(totals, ["food|2|10.50", "ware|1|7.00"])
+        await becomes(dear, ["2|14.00", "3|18.00"])
+        await server.run(
+            schema,
+            "UPDATE orders SET price = 4, at = '2026-02-01Z' WHERE id = 1;"
+            "DELETE FROM orders WHERE id = 2; UPDATE orders SET id = 5 WHERE id = 3;"
+            "UPDATE items SET kind = 'drink' WHERE name = 'tea'",
+        )
+        await becomes(totals, ["drink|2|13.00"])
+        await becomes(dear, ["1|8.00", "5|18.00"])
+        at = "SELECT at AT TIME ZONE 'UTC' FROM dear WHERE id = 1"
+        assert await server.run(schema, at) == ["2026-02-01 00:00:00"]
+        await job.stop()

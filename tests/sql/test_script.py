@@ -9,10 +9,12 @@ import json
 import os
 import re
 import sqlite3
+import traceback
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 import aioflow as af
 from aioflow.sql.ddl import connectors, options_of
@@ -116,6 +118,64 @@ async def test_a_declared_decimal_has_its_scale_when_it_is_read_and_written(tmp_
     ]
 
 
+async def test_a_variable_in_the_path_of_a_url_is_hidden_when_the_job_fails(
+    monkeypatch: pytest.MonkeyPatch, bids: Path
+) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=403, text=f"no such hook: {request.path}")
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", refuse)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setenv("HOOK", "T0123/canary-77aa")
+    with pytest.raises(Exception, match="answered 403") as caught:
+        await run(f"""{TABLE}
+            CREATE TABLE out (item STRING) WITH ('connector' = 'http',
+              'url' = 'http://127.0.0.1:{runner.addresses[0][1]}/hooks/${{HOOK}}');
+            INSERT INTO out SELECT item FROM bids""")
+    await runner.cleanup()
+    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert "hooks/***" in told and "canary" not in told
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("BEGIN STATEMENT SET;", "END;"), ("EXECUTE STATEMENT SET BEGIN", "end")]
+)
+async def test_a_statement_set_is_a_part_of_the_job(
+    begin: str, end: str, bids: Path, tmp_path: Path
+) -> None:
+    await run(f"""{TABLE}
+        CREATE TABLE out (item STRING) WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/out');
+        {begin}
+          INSERT INTO out SELECT CASE WHEN price > 3 THEN item END FROM bids;
+          INSERT INTO out SELECT 'more' FROM bids WHERE price = 3;
+        {end}""")
+    assert sorted(lines(tmp_path / "out")) == [
+        '{"item":"cup"}', '{"item":"more"}', '{"item":"tea"}', '{"item":null}'
+    ]  # fmt: skip
+    told = refused(f"{TABLE} {begin} INSERT INTO bids SELECT * FROM bids")
+    assert "the statement set has no end: write END;" in told.message
+    assert told.line == 5
+
+
+@pytest.mark.parametrize(
+    ("columns", "tables", "message"),
+    [
+        ("id BIGINT", "t", "mysql_changes needs the key of its rows: PRIMARY KEY"),
+        ("id BIGINT PRIMARY KEY", "t, u", "write CREATE TABLE for each of the tables"),
+        ("id BIGINT PRIMARY KEY, at TIMESTAMP, WATERMARK FOR at AS at", "t", "no event time"),
+    ],
+)
+def test_a_table_of_changes_has_a_key_and_no_event_time(
+    columns: str, tables: str, message: str
+) -> None:
+    table = f"""CREATE TABLE t ({columns}) WITH ('connector' = 'mysql_changes',
+        'dsn' = 'mysql://u@127.0.0.1:9/db', 'tables' = '{tables}');"""
+    assert message in refused(f"{table} SELECT 1 FROM t").message
+
+
 async def test_columns_that_the_script_does_not_declare_have_their_defaults(
     bids: Path, tmp_path: Path
 ) -> None:
@@ -207,7 +267,7 @@ async def test_rows_of_a_table_travel_between_processes(
 def test_every_connector_with_texts_as_arguments_is_known() -> None:
     """A new connector of `af.io` is a table without a change here, or is named here."""
     of_objects = {"arrow", "hybrid", "queue", "spark"}
-    no_rows = {"drop_postgres_slot", "formats", "mysql_changes", "postgres_changes", "push"}
+    no_rows = {"drop_postgres_slot", "formats", "push"}
     functions = {one for one in af.io.__all__ if one.islower()}
     assert functions - {*connectors()} == of_objects | no_rows
 
