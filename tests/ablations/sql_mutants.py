@@ -7,7 +7,7 @@ from tests.ablations.runner import Mutant
 __all__ = ["SQL_MUTANTS"]
 
 _PLANNER, _UPDATES = "tests/sql/test_planner.py::", "tests/sql/test_updates.py::"
-_AGGREGATES = "tests/sql/test_aggregates.py::"
+_AGGREGATES, _SCRIPT = "tests/sql/test_aggregates.py::", "tests/sql/test_script.py::"
 
 SQL_MUTANTS: list[Mutant] = [
     Mutant(
@@ -44,6 +44,27 @@ SQL_MUTANTS: list[Mutant] = [
         "            if not by_start and (one.size is None or one.size != other.size):\n",
         "            if False:\n",
         (_PLANNER + "test_windows_of_one_end_alone_are_not_joined_if_their_starts_differ",),
+    ),
+    Mutant(
+        "a row with a key expires in a join",
+        "aioflow/sql/joins.py",
+        "        ttls = [self._ttl if one.identity is None else None for one in (left, right)]\n",
+        "        ttls = [self._ttl, self._ttl]\n",
+        (_UPDATES + "test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced",),
+    ),
+    Mutant(
+        "a declared DECIMAL keeps the digits of its source",
+        "aioflow/sql/ddl.py",
+        "            if one.field.type == DECIMAL and one.field.type.scale is not None\n",
+        "            if False\n",
+        (_SCRIPT + "test_a_declared_decimal_has_its_scale_when_it_is_read_and_written",),
+    ),
+    Mutant(
+        "a variable of a script is hidden only where its name says so",
+        "aioflow/sql/ddl.py",
+        "            hide(value)\n",
+        "            pass\n",
+        (_SCRIPT + "test_a_variable_in_the_path_of_a_url_is_hidden_when_the_job_fails",),
     ),
     Mutant(
         "NULL meets NULL in a join",

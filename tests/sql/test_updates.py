@@ -294,6 +294,26 @@ def test_a_pair_whose_row_has_expired_stays() -> None:
     ]
 
 
+def test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced() -> None:
+    async def rows() -> AsyncIterator[dict[str, Any]]:
+        yield {"side": "a", "id": 1}
+        await asyncio.sleep(3600)
+        yield {"side": "b", "id": 1}
+
+    flow = af.Flow("kept")
+    stream = flow.source(rows)
+    pairs = flow.sql(
+        "SELECT b.id, n FROM b JOIN (SELECT id, count(*) AS n FROM a GROUP BY id) USING (id)",
+        updates="changes",
+        schemas={"a": {"id": "BIGINT"}, "b": {"id": "BIGINT"}},
+        ttl="1m",
+        a=stream.filter(af.col.side == "a"),
+        b=stream.filter(af.col.side == "b"),
+    )
+    (changes,) = run_simulated(flow, collect=[pairs]).outputs
+    assert [one.after for one in changes] == [{"id": 1, "n": 1}]
+
+
 # Sinks.
 
 
