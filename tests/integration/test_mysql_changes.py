@@ -644,3 +644,36 @@ async def test_the_flow_of_the_page_keeps_a_copy_in_another_database(
             ) != ["3\t0", "9\t1"]:
                 await asyncio.sleep(0.1)
         await job.cancel()
+
+
+async def test_a_script_in_sql_reads_a_table_whose_rows_change(
+    server: MysqlServer, schema: str, dsn: str
+) -> None:
+    server.query(
+        schema,
+        "CREATE TABLE orders (id INT PRIMARY KEY, item VARCHAR(9), price DECIMAL(9, 2));"
+        "CREATE TABLE totals (item VARCHAR(9) PRIMARY KEY, total DECIMAL(9, 2));"
+        "INSERT INTO orders VALUES (1, 'tea', 1.50), (2, 'cup', 7)",
+    )
+    flow = af.Flow("changes")
+    flow.sql_script(f"""
+        CREATE TABLE orders (id BIGINT PRIMARY KEY NOT ENFORCED, item STRING, price DECIMAL(9, 2))
+          WITH ('connector' = 'mysql_changes', 'dsn' = '{dsn}', 'tables' = 'orders');
+        CREATE TABLE totals (item STRING PRIMARY KEY NOT ENFORCED, total DECIMAL(9, 2))
+          WITH ('connector' = 'mysql', 'dsn' = '{dsn}', 'table' = 'totals');
+        INSERT INTO totals SELECT item, sum(price) FROM orders GROUP BY item""")
+
+    async def becomes(expected: list[str]) -> None:
+        query = "SELECT CONCAT(item, '|', total) FROM totals ORDER BY 1"
+        async with asyncio.timeout(120):
+            while await asyncio.to_thread(server.query, schema, query) != expected:
+                await asyncio.sleep(0.05)
+
+    async with flow.run(checkpoints="memory://sql-changes", every="100ms") as job:
+        await becomes(["cup|7.00", "tea|1.50"])
+        change = (
+            "UPDATE orders SET item = 'tea' WHERE id = 2; INSERT INTO orders VALUES (3, 'x', 1)"
+        )
+        await asyncio.to_thread(server.query, schema, change)
+        await becomes(["tea|8.50", "x|1.00"])
+        await job.stop()
