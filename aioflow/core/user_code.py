@@ -40,6 +40,7 @@ __all__ = [
     "conversion_error",
     "fold_traceback",
     "format_folded",
+    "imports_library",
     "place_of",
     "spell_stack",
     "take_back_cancellation",
@@ -302,3 +303,18 @@ def user_frames(frames: Sequence[Frame]) -> tuple[Stack, bool]:
         if is_own or "site-packages" in file:
             kept = len(places)
     return tuple(reversed(places[:kept][:FRAMES_MAX])), is_own
+
+
+def imports_library(frames: Sequence[Frame]) -> bool:
+    """Returns whether the engine imports a library, as a connector does at its first use.
+
+    `frames` begin with the innermost one. The import of a user's module belongs to the user.
+    """
+    outermost = ""
+    for file, _, _ in frames:
+        if file.startswith((ENGINE, "<aioflow")) or file in LOOP_FILES:
+            return outermost.startswith("<frozen importlib")
+        if not file.startswith(("<", LIBRARY)) and "site-packages" not in file:
+            return False
+        outermost = file
+    return False

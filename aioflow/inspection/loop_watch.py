@@ -7,7 +7,8 @@ have found.
 
 No code is blamed for a busy machine. A hold does not include the time in which the thread was ready
 to run but had no processor, as Linux reports. Nor is code blamed while other threads of the process
-compute, unless it stands still in one call. Processor time stands beside the length of each hold.
+compute, unless it stands still in one call. Nor is code blamed while the engine imports a library,
+as a connector does at its first use. Processor time stands beside the length of each hold.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from aioflow.core.scope import current_scope, scope_in
-from aioflow.core.user_code import spell_stack, user_frames
+from aioflow.core.user_code import imports_library, spell_stack, user_frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +104,8 @@ class _Look(msgspec.Struct, frozen=True):
     stack: Stack
     at: Frame
     """The innermost frame."""
+    imports: bool = False
+    """Whether the engine imported a library, which is not to blame on an operator."""
 
 
 class LoopWatch:
@@ -173,7 +176,8 @@ class LoopWatch:
 
         `operator` is the one that the task holds responsible; None leaves that to the samples.
         Returns None if the thread had no processor for most of the time. Also returns None if it
-        had one, but neither computed nor was seen in user code.
+        had one, but neither computed nor was seen in user code, or if the engine imported a
+        library.
         """
         since = self._times().minus(self._began)
         self._reported_s += seconds
@@ -186,9 +190,14 @@ class LoopWatch:
             if look.stack and (operator is None or look.operator is operator)
         ]
         waits = since.cpu_s < held_s / 2
-        if held_s <= HELD_S or (
-            waits
-            and (not looks or self._was_paused(held_s) or _others_compute(since, held_s, looks))
+        imports = sum(look.imports for look in self._looks)
+        if (
+            held_s <= HELD_S
+            or imports > len(looks)
+            or (
+                waits
+                and (not looks or self._was_paused(held_s) or _others_compute(since, held_s, looks))
+            )
         ):
             self.unexplained += 1
             return None
@@ -324,7 +333,8 @@ def _seen(frames: Sequence[Frame], task: asyncio.Task[Any] | None) -> _Look:
     context = None if task is None else _context_of(task)
     scope = None if context is None else scope_in(context)
     operator = None if scope is None else scope.operator_context
-    stack, is_own = user_frames(frames)
+    imports = imports_library(frames)
+    stack, is_own = ((), False) if imports else user_frames(frames)
     return _Look(
         "" if scope is None else scope.job,
         operator,
@@ -332,6 +342,7 @@ def _seen(frames: Sequence[Frame], task: asyncio.Task[Any] | None) -> _Look:
         # Without an operator, the engine itself may have called a library.
         stack if is_own or operator is not None else (),
         frames[0],
+        imports,
     )
 
 

@@ -55,6 +55,13 @@ MONITOR_MUTANTS: list[Mutant] = [
         (f"{WATCH}test_code_is_not_blamed_for_the_time_without_a_processor",),
     ),
     Mutant(
+        "the watch of the loop blames an operator for an import of the engine",
+        "aioflow/inspection/loop_watch.py",
+        "    imports = imports_library(frames)\n",
+        "    imports = False\n",
+        (f"{WATCH}test_import_of_a_library_is_blamed_on_user_code_only_if_it_imports",),
+    ),
+    Mutant(
         "the watch of the loop never looks",
         "aioflow/inspection/loop_watch.py",
         "            frames = self._host.procs.thread_frames(self._thread)\n",

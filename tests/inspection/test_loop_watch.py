@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,42 @@ async def test_code_outside_of_all_flows_is_not_blamed_on_an_operator(
     (message,) = [one.getMessage() for one in caplog.records if "held the event" in one.message]
     assert "code outside of all operators, in task 'handler'" in message
     assert not [value for name, value in job.metrics().items() if "slowC" in name and value]
+
+
+@pytest.mark.parametrize("importer", ["engine", "user"])
+@pytest.mark.parametrize("at", ["action", "coroutine"])
+async def test_import_of_a_library_is_blamed_on_user_code_only_if_it_imports(
+    at: str, importer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connectors import their clients at the first use, on the loop."""
+    library = tmp_path / "site-packages" / f"library_of_{at}_{importer}.py"
+    library.parent.mkdir()
+    # The time is processor time, as for most imports.
+    library.write_text(
+        "import asyncio, time\nfrom aioflow.inspection import loop_watch\n"
+        "watch = loop_watch._watches[asyncio.get_running_loop()]\nbegun = time.thread_time()\n"
+        "while time.thread_time() - begun < 0.3 or len(watch._looks) < 3:\n    sum(range(1000))\n"
+    )
+    monkeypatch.syspath_prepend(library.parent)
+    file = str(Path(af.__file__).parent / "lazy.py") if importer == "engine" else __file__
+    code = compile(f"import {library.stem}", file, "exec")
+
+    def called(value: int) -> int:
+        exec(code)
+        return value
+
+    async def awaited(value: int) -> int:
+        await asyncio.sleep(0)
+        return called(value)
+
+    flow = af.Flow("imports")
+    flow.source([1]).map(called if at == "action" else awaited, name="culprit").sink(print)
+    async with flow.run() as job:
+        watch = loop_watch._watches[asyncio.get_running_loop()]
+        await job.wait()
+    blamed = [hold for hold in watch.holds if hold.operator == "culprit"]
+    assert bool(blamed) is (importer == "user")
+    assert bool(watch.unexplained) is (importer == "engine")
 
 
 @pytest.mark.parametrize(("ready_s", "blamed"), [(0.0, True), (10.0, False)])
