@@ -10,7 +10,7 @@ crashed at exit, because its threads call back into an interpreter that is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -71,6 +71,9 @@ class RemoteObjects:
         return sorted(
             await self._call("list", prefix or "everything", self._list, prefix.rstrip("/") or None)
         )
+
+    async def missing(self, names: Sequence[str]) -> list[str]:
+        return []
 
     async def modified_ms(self, name: str) -> int:
         meta = await self._call("look at", name, self._head, check_name(name))

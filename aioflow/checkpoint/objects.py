@@ -23,7 +23,7 @@ import logging
 import os.path
 import posixpath
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
@@ -84,6 +84,12 @@ class ObjectStore(Protocol):
         segments.
 
         Objects created or deleted meanwhile may be missing or listed.
+        """
+
+    async def missing(self, names: Sequence[str]) -> list[str]:
+        """Returns the names that have no object, although another process has created them.
+
+        Only a directory can miss one: that of another machine may have the same path.
         """
 
     async def modified_ms(self, name: str) -> int:
@@ -183,6 +189,9 @@ class MemoryObjects:
         start = self._below + (f"{prefix.rstrip('/')}/" if prefix else "")
         return sorted(key[len(self._below) :] for key in self._objects if key.startswith(start))
 
+    async def missing(self, names: Sequence[str]) -> list[str]:
+        return []
+
     async def modified_ms(self, name: str) -> int:
         return self._get(name)[1]
 
@@ -254,6 +263,10 @@ class DirectoryObjects:
 
     async def names(self, prefix: str = "") -> list[str]:
         return sorted(name for name in (await self._walk(prefix.rstrip("/")))[1] if is_name(name))
+
+    async def missing(self, names: Sequence[str]) -> list[str]:
+        stats = await self._fs.stats([self._path(name) for name in names])
+        return [name for name, stat in zip(names, stats, strict=True) if stat is None]
 
     async def modified_ms(self, name: str) -> int:
         return (await self._fs.stat(self._path(name))).modified_ms

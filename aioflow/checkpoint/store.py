@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
+from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard, files_of
 from aioflow.checkpoint.lease import FlowLease, LeaseOptions, ObjectLeases
 from aioflow.checkpoint.metadata import (
     decode_metadata,
@@ -81,6 +81,8 @@ class FlowStore:
         self._unwanted: dict[str, None] = {}
         """Places of discarded checkpoints whose metadata is not removed yet."""
         self._lease: FlowLease | None = None
+        self._seen: frozenset[str] = frozenset()
+        """Names of the state files of the last checkpoint, which this process has seen."""
 
     @property
     def url(self) -> str:
@@ -162,10 +164,12 @@ class FlowStore:
         await self.settle()
         if not checkpoint.kind.is_savepoint:
             own = rename_files(checkpoint, lambda name: self._own_name(checkpoint, name))
+            seen = await self._see_files(own, self._objects, self._seen)
             name = f"checkpoints/{checkpoint.checkpoint_id}"
             await self._put(
                 checkpoint, self._objects, f"{name}/{METADATA}", encode_metadata(own, self._key)
             )
+            self._seen = seen
             return replace(checkpoint, location=join_url(self.url, name))
         if not checkpoint.directory:
             raise CheckpointError(
@@ -174,6 +178,7 @@ class FlowStore:
         saved = open_objects(checkpoint.directory, self._host)
         complete = await self._with_copies(checkpoint, saved.url)
         own = rename_files(complete, lambda name: _relative_name(complete, name, saved.url))
+        await self._see_files(own, saved)
         data = encode_metadata(own, self._key)
         await self._put(checkpoint, saved, METADATA, data)
         location = (
@@ -189,6 +194,31 @@ class FlowStore:
                 await self._withdraw(saved, METADATA, data)
                 raise
         return replace(complete, location=saved.url)
+
+    async def _see_files(
+        self, own: CompletedCheckpoint, objects: ObjectStore, seen: frozenset[str] = frozenset()
+    ) -> frozenset[str]:
+        """Returns the names of the state files, if this process sees them all in `objects`.
+
+        Otherwise raises CheckpointError: another machine has written to a directory of its own.
+        Files with a name in `seen` are not looked up.
+        """
+        names = frozenset(files_of(own.subtasks.values()))
+        new = sorted(names - seen)
+        try:
+            missing = await objects.missing(new) if new else []
+        except OSError as error:
+            raise CheckpointError(
+                f"{shown(own)}: its state files in {objects.url} cannot be looked up: {error}"
+            ) from error
+        if missing:
+            raise CheckpointError(
+                f"{shown(own)} could not be restored: {len(missing)} of its state files, such as "
+                f"{missing[0]}, are not in {objects.url} on this machine. Another machine wrote "
+                "them to a directory of its own: expected a directory that all machines share, or "
+                "an object store"
+            )
+        return names
 
     async def _with_copies(
         self, savepoint: CompletedCheckpoint, directory: str

@@ -38,6 +38,16 @@ STORE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a checkpoint is complete although its state is on another machine",
+        "aioflow/checkpoint/store.py",
+        "        if missing:\n",
+        "        if missing and own.kind.is_savepoint:\n",
+        (
+            "tests/checkpoint_store/test_store.py::"
+            "test_state_that_another_machine_wrote_to_its_own_directory_is_no_checkpoint",
+        ),
+    ),
+    Mutant(
         "a file replaces another one of its name",
         "aioflow/core/system_files.py",
         "        os.link(source, target, follow_symlinks=False)\n",

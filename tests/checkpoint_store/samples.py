@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from aioflow.checkpoint.completed import (
     ChannelSide,
@@ -125,6 +125,9 @@ class Failing:
     async def names(self, prefix: str = "") -> list[str]:
         self._check(self.before, "names")
         return await self._objects.names(prefix)
+
+    async def missing(self, names: Sequence[str]) -> list[str]:
+        return await self._objects.missing(names)
 
     async def modified_ms(self, name: str) -> int:
         return await self._objects.modified_ms(name)

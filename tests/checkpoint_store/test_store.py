@@ -287,6 +287,25 @@ async def test_a_checkpoint_that_could_not_be_stored_is_not_there(host: Host, wh
     assert await store.complete(lost) == await store.newest()
 
 
+@pytest.mark.parametrize("kind", [CheckpointKind.CHECKPOINT, SAVEPOINT])
+async def test_state_that_another_machine_wrote_to_its_own_directory_is_no_checkpoint(
+    store: FlowStore, host: Host, kind: CheckpointKind
+) -> None:
+    """The directory of a TaskManager in a container has the same path, and is not the same."""
+    directory = store.savepoint_url() if kind.is_savepoint else ""
+    one = await checkpoint(store, 1, kind, directory)
+    root = Path((directory or store.url).removeprefix("file://")) / "state"
+    elsewhere = root.with_name("elsewhere")
+    root.rename(elsewhere)
+    root.mkdir()
+    with pytest.raises(CheckpointError, match="expected a directory that all machines share"):
+        await store.complete(one)
+    assert await store.newest() is None
+    root.rmdir()
+    elsewhere.rename(root)
+    assert await store.complete(one) == await store.newest()
+
+
 async def test_uncertain_metadata_is_removed_before_anything_builds_on_its_absence(
     host: Host,
 ) -> None:
