@@ -8,6 +8,16 @@ __all__ = ["STORE_MUTANTS"]
 
 STORE_MUTANTS: list[Mutant] = [
     Mutant(
+        "appended bytes are not on disk when the call returns",
+        "aioflow/core/system_files.py",
+        "os.O_CREAT | os.O_DSYNC",
+        "os.O_CREAT",
+        (
+            "tests/core/test_system_files.py::"
+            "test_appended_bytes_are_written_whole_and_are_durable_before_the_answer",
+        ),
+    ),
+    Mutant(
         "an object is not fsynced before it gets its name",
         "aioflow/core/system_files.py",
         'put_file(aside, "wb", data, True)',

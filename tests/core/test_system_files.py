@@ -5,6 +5,7 @@ leave behind.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from aioflow.core import system_files
-from aioflow.core.system_files import create_file, make_directories, remove_files
+from aioflow.core.system_files import append_durably, create_file, make_directories, remove_files
 
 
 @pytest.fixture
@@ -47,6 +48,24 @@ def test_content_is_durable_before_the_name_and_the_name_before_the_answer(
     )
     assert calls == ["fsync aside", "link file", "unlink aside", "fsync place"]
     assert (tmp_path / "place/file").read_bytes() == b"content"
+
+
+def test_appended_bytes_are_written_whole_and_are_durable_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may write a part of what it is given."""
+    write, synced = os.write, list[bool]()
+
+    def write_a_part(descriptor: int, data: memoryview) -> int:
+        synced.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DSYNC))
+        return write(descriptor, data[:4])
+
+    monkeypatch.setattr(os, "write", write_a_part)
+    append_durably(f"{tmp_path}/file", b"0123456")
+    append_durably(f"{tmp_path}/file", b"789")
+    monkeypatch.undo()
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+    assert synced == [True, True, True]
 
 
 def test_directories_are_durable_before_the_answer(tmp_path: Path, calls: list[str]) -> None:
