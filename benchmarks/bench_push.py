@@ -48,7 +48,8 @@ from tests.io.servers import BUCKET, s3_environment, s3_server
 
 ROOT = Path(__file__).parents[1]
 PRODUCERS = 64
-START_S = 120.0
+START_S = 600.0
+"""Limit of a start, and of an end: a loaded machine may take minutes."""
 RUN = 'checkpoints="./checkpoints", every="10s"'
 """The options of `flow.run` in README.md."""
 
@@ -295,6 +296,12 @@ class Service:
         self._process.send_signal(how)
         await asyncio.to_thread(self._process.wait, START_S)
 
+    async def aclose(self) -> None:
+        """Ends the process if it runs: the benchmark may have failed or been interrupted."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
     async def put(self, session: aiohttp.ClientSession, number: int) -> int:
         if not self._models:
             async with session.put(f"{self.url}/hits/p{number}") as answer:
@@ -350,12 +357,15 @@ def slope_mb_per_hour(life: list[float]) -> float:
 async def killed(arguments: argparse.Namespace, folder: Path, given: dict[str, str]) -> bool:
     """Kills the service under load, and returns whether its result is exact."""
     models = arguments.service == "models"
-    service, puts = Service(folder, models, given), Puts()
+    puts = Puts()
     lives: list[list[float]] = []
     recoveries: list[float] = []
     loop = asyncio.get_running_loop()
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with (
+        contextlib.aclosing(Service(folder, models, given)) as service,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
         await service.start(session)
         interval_s = arguments.clients / arguments.rate
         clients = [
