@@ -93,7 +93,8 @@ processes: venv ## workers, clusters, programs, examples: what is slow and in no
 spark: venv ## the tests of Spark alone: those of one session in one process, programs of their own beside them
 	$(PYTEST) -m spark tests/spark
 
-# With an environment for each, beside .venv or where SPARK_VENVS says. Spark 3.5 takes Python up to 3.12, and Java up to 21.
+# With an environment for each, beside .venv or where SPARK_VENVS says. Spark 3.5 takes Python up to 3.12, and Java up to 21. It keeps
+# numpy below 2, which pyarrow refuses from 26 on.
 sparks: ## the tests of Spark on each version of PySpark that is supported; VERSIONS="3.5 4.1" chooses
 	set -e; for version in $(or $(VERSIONS),3.5 4.0 4.1 4.2 4.3); do \
 		$(MAKE) $(SPARK_VENVS)$$version/.ready; \
@@ -101,7 +102,7 @@ sparks: ## the tests of Spark on each version of PySpark that is supported; VERS
 
 $(SPARK_VENVS)%/.ready: pyproject.toml
 	test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python $(PIP) -e '.[dev]' 'pyspark[connect]==$*.*'
+	$(@D)/bin/python $(PIP) -e '.[dev]' 'pyspark[connect]==$*.*' $(if $(filter 3.5,$*),'pyarrow<26')
 	touch $@
 
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which, LEDGER=1 keeps account
