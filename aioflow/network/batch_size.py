@@ -28,9 +28,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from enum import Enum
 from itertools import islice
 from sys import getsizeof
-from types import MemberDescriptorType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn
@@ -72,6 +73,11 @@ _BYTES: Final = frozenset([bytes])
 _NESTED: Final = frozenset([list, tuple, dict])
 """Types of trees, such as those of JSON."""
 _COLLECTIONS: Final = (tuple, list, set, frozenset, deque)
+_PERMANENT: Final = (Enum, type, FunctionType, BuiltinFunctionType, ModuleType)
+"""Types of objects that the program keeps anyway. Only the reference to them counts.
+
+An Enum member refers to its class, and so do UUIDs, to one of `uuid.SafeUUID`.
+"""
 
 
 def batch_bytes(batch: RecordBatch, record_bytes: int) -> int:
@@ -107,6 +113,8 @@ def _value_size(value: Any, depth: int, left: list[int]) -> int:
     kind = type(value)
     if kind in _FLAT:
         return getsizeof(value, 64)
+    if issubclass(kind, _PERMANENT):
+        return 8
     left[0] -= 1
     try:
         if hasattr(kind, "nbytes") and type(nbytes := value.nbytes) is int and nbytes >= 0:

@@ -1581,4 +1581,14 @@ MUTANTS: list[Mutant] = [
         "        if False:\n            size += _items_size(dict.keys(value)",
         ("tests/network/test_batch_size.py::test_the_keys_of_a_large_dict_count",),
     ),
+    Mutant(
+        "an Enum member counts with its whole class in each record",
+        "aioflow/network/batch_size.py",
+        "    if issubclass(kind, _PERMANENT):\n        return 8\n",
+        "",
+        (
+            "tests/network/test_batch_size.py::"
+            "test_objects_of_the_program_do_not_count_for_each_record",
+        ),
+    ),
 ]

@@ -7,7 +7,9 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import date
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -134,6 +136,20 @@ def test_the_keys_of_a_large_dict_count() -> None:
     names = {f"{number:0100}": number for number in range(1_000)}
     size = sys.getsizeof(names) + sum(map(sys.getsizeof, (*names, *names.values())))
     assert size / 2 < value_size(names) < size * 2
+
+
+class Kind(Enum):
+    BUY = "buy"
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [Kind.BUY, UUID(int=7), Kind, len, value_size, sys],
+    ids=lambda one: type(one).__name__,
+)
+def test_objects_of_the_program_do_not_count_for_each_record(shared: object) -> None:
+    assert value_size((shared, 1)) < 256
+    assert value_size({"shared": shared}) < 512
 
 
 def test_a_batch_of_bytes_is_measured_and_one_that_begins_with_bytes_is_estimated() -> None:
