@@ -241,8 +241,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an interval join copies what it holds of a key for each element that it forgets",
         "aioflow/operators/join/joins.py",
-        "        elif 2 * gone >= len(times):\n",
-        "        elif gone:\n",
+        "        if 2 * gone >= len(times):\n",
+        "        if gone:\n",
         (
             "tests/operators/test_turns.py::"
             "test_removals_of_an_interval_join_cost_the_same_for_each_element",
@@ -251,8 +251,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an interval join keeps what is over of a key for as long as it holds anything of it",
         "aioflow/operators/join/joins.py",
-        "        elif 2 * gone >= len(times):\n",
-        "        elif False:\n",
+        "        if 2 * gone >= len(times):\n",
+        "        if False:\n",
         (
             "tests/operators/test_turns.py::"
             "test_removals_of_an_interval_join_cost_the_same_for_each_element",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib.util import find_spec
+from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from aioflow.core.functions import fresh
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.operator import Operator, Unprocessed
 from aioflow.operators.process.context import OperatorProcessContext
-from aioflow.operators.results import ResumableOutput, UserFunction, elements_of
+from aioflow.operators.results import PLAIN_RESULTS, ResumableOutput, UserFunction, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.window.assigners import (
     GlobalWindows,
@@ -40,7 +41,7 @@ from aioflow.operators.window.assigners import (
     WindowAssigner,
 )
 from aioflow.operators.window.operator import WindowOperator
-from aioflow.state.backend import INTERNAL_PREFIX, require_keyed
+from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY, require_keyed
 
 if TYPE_CHECKING:
     from aioflow.columns.hash_join import Row
@@ -403,90 +404,106 @@ class IntervalJoinOperator(Operator):
             self._join_ctx.flush_sides()
 
     def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
-        keys, timestamps, watermarks, out = (
-            batch.keys,
-            batch.timestamps,
-            batch.watermarks,
-            self._out,
-        )
-        timers, state = self._timers, self._state
-        for i, value in enumerate(batch.values):
-            assert keys is not None and timestamps is not None  # Checked in process_input.
-            if watermarks is not None and watermarks[i] > timers.current_watermark:
-                yield from self._advance(watermarks[i])
-            if timestamps[i] <= timers.current_watermark:
-                self._late_dropped.inc(1)
-                continue
-            state.set_current_key(keys[i])
-            for left, right, left_time, right_time in self._pairs(
-                index, keys[i], value, timestamps[i]
-            ):
-                self._join(left, right, left_time, right_time)
-                out.tried()
-                if out.full:
-                    state.clear_current_key()
-                    yield
-                    state.set_current_key(keys[i])
-            self._keep(index, keys[i], value, timestamps[i])
-        state.clear_current_key()
-        if batch.watermark > timers.current_watermark:
-            yield from self._advance(batch.watermark)
-
-    def _pairs(
-        self, index: int, key: Any, value: Any, time: int
-    ) -> Iterator[tuple[Any, Any, int, int]]:
-        """Yields the pairs of an element with the elements of the other side.
-
-        Each is (left, right, left time, right time).
-        """
-        held = self._buffers[1 - index].peek(None).get(key)
-        if held is None:
-            return
-        times, values = held
+        timers, others, marks = self._timers, self._buffers[1 - index], batch.watermarks
         lower, upper = self._bounds[index]
-        for i in range(bisect_left(times, time + lower), bisect_right(times, time + upper)):
-            if index == 0:
-                yield value, values[i], time, times[i]
-            else:
-                yield values[i], value, times[i], time
-
-    def _join(self, left: Any, right: Any, left_time: int, right_time: int) -> None:
-        ctx, add = self._join_ctx, self._out.add
-        timestamp = max(left_time, right_time)
-        watermark = self._timers.current_watermark
-        ctx.timestamp, ctx.left_timestamp, ctx.right_timestamp = timestamp, left_time, right_time
-        ctx.watermark = watermark
-        try:
-            for row in elements_of(
-                self._function.call(left, right, ctx), f"interval_join {self.ctx.name!r}"
+        current = timers.current_watermark
+        if batch.values:
+            assert batch.keys is not None  # Both are checked in process_input.
+            assert batch.timestamps is not None
+            for value, key, time, mark in zip(  # noqa: B905
+                batch.values,
+                batch.keys,
+                batch.timestamps,
+                repeat(current) if marks is None else marks,
             ):
-                add(row, timestamp, watermark)
-        except BaseException as error:
-            pair = f"{describe_record(left)} and {describe_record(right)}"
-            note_once(
-                error,
-                f"in {describe_place(self.ctx)}, at {pair} of key "
-                f"{describe_record(self._state.current_key)}",
-            )
-            raise
+                if mark > current:
+                    current = timers.current_watermark = mark
+                if time <= current:
+                    self._late_dropped.inc(1)
+                    continue
+                held = others.peek().get(key)
+                if held is not None:
+                    times = held[0]
+                    first, end = bisect_left(times, time + lower), bisect_right(times, time + upper)
+                    if first < end:
+                        yield from self._join(index, key, value, time, held, range(first, end))
+                self._keep(index, key, value, time)
+        yield from self._drop_until(max(current, batch.watermark))
+
+    def _join(
+        self,
+        index: int,
+        key: Any,
+        value: Any,
+        time: int,
+        held: tuple[list[int], list[Any]],
+        partners: range,
+    ) -> Iterator[None]:
+        """Joins an element of input `index` with its `partners`, elements of `held`."""
+        ctx, out, state, call = self._join_ctx, self._out, self._state, self._function.call
+        watermark = self._timers.current_watermark
+        times, values = held
+        ctx.watermark = watermark
+        state.current_key = key
+        for i in partners:
+            other, other_time = values[i], times[i]
+            if index == 0:
+                left, right = value, other
+                ctx.left_timestamp, ctx.right_timestamp = time, other_time
+            else:
+                left, right = other, value
+                ctx.left_timestamp, ctx.right_timestamp = other_time, time
+            ctx.timestamp = timestamp = time if time > other_time else other_time
+            try:
+                result = call(left, right, ctx)
+                if result is not None:
+                    for row in (
+                        result
+                        if type(result) in PLAIN_RESULTS
+                        else elements_of(result, f"interval_join {self.ctx.name!r}")
+                    ):
+                        out.add(row, timestamp, watermark)
+            except BaseException as error:
+                pair = f"{describe_record(left)} and {describe_record(right)}"
+                note_once(
+                    error,
+                    f"in {describe_place(self.ctx)}, at {pair} of key {describe_record(key)}",
+                )
+                raise
+            out.tried()
+            if out.full:
+                state.current_key = NO_KEY
+                yield
+                state.current_key = key
+        state.current_key = NO_KEY
 
     def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
         table = self._buffers[index].of_key(None, key)
         held: tuple[list[int], list[Any]] | None = table.get(key)
-        times, values = ([], []) if held is None else held
-        position = bisect_right(times, time)
-        times.insert(position, time)
-        values.insert(position, value)
-        table[key] = (times, values)
-        self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
+        if held is None:
+            table[key] = ([time], [value])
+            self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
+            return
+        times, values = held
+        if time >= times[-1]:
+            times.append(time)
+            values.append(value)
+        else:
+            position = bisect_right(times, time)
+            times.insert(position, time)
+            values.insert(position, value)
+        table[key] = held
 
-    def _advance(self, watermark: int) -> Iterator[None]:
+    def _drop_until(self, watermark: int) -> Iterator[None]:
         """Drops elements that find no partner from `watermark` on.
 
         Emits nothing, but may take long.
         """
-        pop_due, out = self._timers.pop_due, self._out
-        while (timer := pop_due(watermark)) is not None:
+        timers, out = self._timers, self._out
+        if watermark < timers.next_event_time:
+            timers.current_watermark = watermark
+            return
+        while (timer := timers.pop_due(watermark)) is not None:
             self._clean(*timer)
             out.tried()
             if out.full:
@@ -497,22 +514,25 @@ class IntervalJoinOperator(Operator):
     def _clean(self, time: int, key: Any, index: int) -> None:
         """Drops the elements up to `time` on side `index`, which can find no partner any more.
 
-        The elements are dropped only when they are half of all elements of the key. So the cost for
-        each element does not depend on the number of elements. New elements cannot join with them
-        before that.
+        The elements are dropped only when they are half of all elements of the key, and the next
+        timer of the key is that of the middle one. So the cost for each element does not depend on
+        the number of elements. New elements cannot join with expired ones before that.
         """
-        buffer = self._buffers[index]
+        buffer, kept_for = self._buffers[index], self._kept_for[index]
         table = buffer.of_replaced(None, key)
         held = table.get(key)
         if held is None:
             return
         times, values = held
-        gone = bisect_right(times, time - self._kept_for[index])
+        gone = bisect_right(times, time - kept_for)
         if gone == len(times):
             del table[key]
             buffer.removed(None, key)
-        elif 2 * gone >= len(times):
-            table[key] = (times[gone:], values[gone:])
+            return
+        if 2 * gone >= len(times):
+            times, values = times[gone:], values[gone:]
+            table[key] = (times, values)
+        self._timers.register_event_time_timer(key, index, times[len(times) // 2] + kept_for)
 
 
 def make_window_join(
