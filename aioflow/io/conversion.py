@@ -51,6 +51,7 @@ __all__ = [
     "row_converter",
     "struct_like",
     "value_maker",
+    "without_none",
 ]
 
 _SCALARS = (int, float, str, bool, type(None))
@@ -292,9 +293,20 @@ def certain_hints_of(type_: Any) -> dict[str, Any]:
     """
     defaults = {} if is_namedtuple(type_) else _defaults(type_)
     return {
-        name: hint if name not in defaults or type(defaults[name]) is hint else None
+        name: hint if name not in defaults or _is_certain(defaults[name], hint) else None
         for name, hint in hints_of(type_).items()
     }
+
+
+def _is_certain(default: Any, hint: Any) -> bool:
+    kind = without_none(hint)
+    return type(default) is kind or (default is None and kind is not hint)
+
+
+def without_none(hint: Any) -> Any:
+    """Returns X for the annotation `X | None`, and any other annotation unchanged."""
+    kinds = [one for one in _members(hint) if one is not type(None)]
+    return kinds[0] if len(kinds) == 1 else hint
 
 
 def struct_like(type_: Any) -> type[msgspec.Struct] | None:

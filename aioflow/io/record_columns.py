@@ -8,14 +8,15 @@ stays a list of rows, which every step accepts as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter, itemgetter
+from itertools import repeat
+from operator import attrgetter, is_not, itemgetter
 from typing import Any
 
 import numpy as np
 
 from aioflow.columns.build import GrowingEntries, column_of
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
-from aioflow.io.conversion import certain_hints_of, lines_of_objects
+from aioflow.io.conversion import certain_hints_of, lines_of_objects, without_none
 
 __all__ = ["FieldColumns", "RecordColumns", "count_objects"]
 
@@ -31,14 +32,23 @@ class FieldColumns:
     """
 
     def __init__(self, hint: Any = None) -> None:
-        self._dtype = _NUMBERS.get(hint)
-        self._is_text = hint is str
+        kind = without_none(hint)
+        self._dtype = _NUMBERS.get(kind)
+        self._is_nullable = kind is not hint
+        self._is_text = kind is str
         self._entries = GrowingEntries()
 
     def __call__(self, items: list[Any]) -> Column:
         if self._dtype is not None:
+            valid, numbers = None, items
+            if self._is_nullable:
+                valid = np.fromiter(map(is_not, items, repeat(None)), np.bool_, len(items))
+                if valid.all():
+                    valid = None
+                else:
+                    numbers = [0 if item is None else item for item in items]
             try:
-                return NumberColumn(np.fromiter(items, self._dtype, len(items)))
+                return NumberColumn(np.fromiter(numbers, self._dtype, len(items)), valid)
             except OverflowError:
                 return ObjectColumn(items)
         if self._is_text or (

@@ -777,4 +777,21 @@ COLUMN_MUTANTS: list[Mutant] = [
         "(used[0] == 0) - 1",
         ("tests/core/test_column_codec.py::test_stretches_read_as_parts_of_the_whole",),
     ),
+    Mutant(
+        "a number that may be None is read as one that may not",
+        "aioflow/io/record_columns.py",
+        "        self._is_nullable = kind is not hint\n",
+        "        self._is_nullable = False\n",
+        ("tests/io/test_flat_json.py::test_texts_of_blocks_with_null_share_their_entries",),
+    ),
+    Mutant(
+        "fields that may be None keep lines from being read from their bytes",
+        "aioflow/io/files/json_files.py",
+        "    hints = {name: without_none(hint) for name, hint in hints_of(type).items()}\n",
+        "    hints = dict(hints_of(type))\n",
+        (
+            "tests/io/test_flat_json.py::"
+            "test_blocks_without_null_are_read_from_their_bytes_if_fields_may_be_none",
+        ),
+    ),
 ]

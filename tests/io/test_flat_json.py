@@ -29,6 +29,12 @@ class Event(NamedTuple):
     name: str
 
 
+class Nullable(NamedTuple):
+    user: int | None
+    price: float | None
+    name: str | None = None
+
+
 FIELDS = {"user": int, "price": float, "name": str}
 
 
@@ -78,14 +84,20 @@ lines = st.lists(st.tuples(ints, decimals, names), min_size=1, max_size=8)
 odd_lines = st.lists(st.tuples(numbers, numbers, names), min_size=1, max_size=3)
 
 
+@pytest.mark.parametrize("type", [Event, Nullable])
 @given(
-    st.lists(st.one_of(lines, odd_lines), min_size=1, max_size=3),
-    st.sampled_from(["\n", "", "\r\n", "\n\n"]),
+    blocks=st.lists(st.one_of(lines, odd_lines), min_size=1, max_size=3),
+    end=st.sampled_from(["\n", "", "\r\n", "\n\n"]),
 )
-@example([[("1", "-0", "a")]], "\n")
-@example([[("1", "0.1", "a"), ("2", "0.3", '", "user": 1, "price": 2.0, "name": "')]], "\n")
-def test_records_are_those_of_msgspec(blocks: list[list[tuple[str, str, str]]], end: str) -> None:
-    columns, rows = JsonColumnDecoder(Event), JsonDecoder(Event)
+@example(blocks=[[("1", "-0", "a")]], end="\n")
+@example(blocks=[[("1", "7", "a")], [("null", "null", "a"), (f"{2**70}", "2", "b")]], end="\n")
+@example(
+    blocks=[[("1", "0.1", "a"), ("2", "0.3", '", "user": 1, "price": 2.0, "name": "')]], end="\n"
+)
+def test_records_are_those_of_msgspec(
+    type: Any, blocks: list[list[tuple[str, str, str]]], end: str
+) -> None:
+    columns, rows = JsonColumnDecoder(type), JsonDecoder(type)
     for block in blocks:
         data = "".join(line(*values) for values in block).removesuffix("\n") + end
         found, expected = columns.decode(data.encode(), False), rows.decode(data.encode(), False)
@@ -120,6 +132,27 @@ def test_lines_written_by_programs_are_read_from_their_bytes(
         return
     data = "".join(line(*values) for values in texts).encode()
     assert read(data) == [Event(*json.loads(one).values()) for one in data.splitlines()]
+
+
+def test_blocks_without_null_are_read_from_their_bytes_if_fields_may_be_none() -> None:
+    columns = JsonColumnDecoder(Nullable)
+    records = [Nullable(number, number / 4, f"u{number % 7}") for number in range(50)]
+    data = "".join(json.dumps(one._asdict()) + "\n" for one in records).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_decode_lines", lambda data: pytest.fail("left to msgspec"))
+        assert list(columns.decode(data, True).records) == records
+
+
+def test_texts_of_blocks_with_null_share_their_entries() -> None:
+    columns = JsonColumnDecoder(Nullable)
+    found = [
+        columns.decode(b'{"user":null,"price":2,"name":"a"}\n{"user":1,"price":null}\n', True)
+        for _ in range(2)
+    ]
+    first, second = (one.records.columns for one in found)  # type: ignore[attr-defined]
+    assert first["name"].entries is second["name"].entries
+    assert first["name"].to_list() == ["a", None]
+    assert (first["user"].to_list(), first["price"].to_list()) == ([None, 1], [2.0, None])
 
 
 @pytest.mark.parametrize("spaced", [(",", ":"), (", ", ": "), (" , ", " : ")])

@@ -32,6 +32,7 @@ from aioflow.io.conversion import (
     namedtuple_from,
     renaming_maker,
     struct_like,
+    without_none,
 )
 from aioflow.io.files.file_reader import Bad, Decoded
 from aioflow.io.files.line_files import Files, split_lines
@@ -345,9 +346,11 @@ class FlatPause:
 def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
     """Returns the type of each field of `type` by name.
 
-    Returns None unless all are int, float or str, and `struct` uses the same names in JSON.
+    The type of a field that may be None is that of its other values. Returns None unless all are
+    int, float or str, and `struct` uses the same names in JSON.
     """
-    hints, config = hints_of(type), struct.__struct_config__
+    hints = {name: without_none(hint) for name, hint in hints_of(type).items()}
+    config = struct.__struct_config__
     if (
         config.array_like
         or config.tag is not None
