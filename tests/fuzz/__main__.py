@@ -33,6 +33,7 @@ NAMES = (
     "json",
     "csv",
     "pgoutput",
+    "binlog",
 )
 BUILD = Path("build") / "fuzz"
 KEPT_BYTES_MAX = 24_000

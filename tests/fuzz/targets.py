@@ -12,6 +12,7 @@ the errors it may raise.
     rest        an HTTP connection to the monitoring endpoint of a job
     json, csv   blocks of files, as rows and as columns: both must give the same records
     pgoutput    a message of PostgreSQL's replication, and the text of an array
+    binlog      events of the binary log of MySQL: tables, rows, statements
 
 Each function below is called with one input and keeps nothing that the next one could see.
 """
@@ -68,6 +69,7 @@ from aioflow.core.elements import (
     WatermarkStatus,
 )
 from aioflow.core.errors import (
+    MalformedInput,
     NotAuthenticated,
     RemoteProtocolError,
     RestoreError,
@@ -78,6 +80,7 @@ from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.batch import decode_batch, encode_batch, encode_event
 from aioflow.core.wire.columns import EntryTables, GrowingList
 from aioflow.core.wire.serializers import Codec
+from aioflow.io.capture import mysql_binlog as binlog
 from aioflow.io.capture.pgoutput import decode as decode_pgoutput
 from aioflow.io.capture.postgres_types import decoder_of
 from aioflow.io.files.csv_columns import CsvColumnDecoder
@@ -1026,6 +1029,93 @@ def read_pgoutput(content: bytes) -> None:
         assert decode_pgoutput(content) == message
 
 
+def binlog_events() -> list[bytes]:
+    """Events as MariaDB 10.11 wrote them, without checksums: a table of 18 types, its rows, and
+    statements.
+    """
+    texts = (
+        "0000000004010000002500000000000000200004000000000000006c6f672e303030303032",
+        "1a2c0b6b1301000000a30000005903000000001200000000000100016400017400120308f6050412"
+        "110a130d0ffcfcfefe10fe09130a02080403000650000202f701f8010301fe14feff030101840203"
+        "2d023f043a0269640362696705707269636501780166026174027473016401680179046e616d6504"
+        "6e6f74650464617461016502737404626974730163016d0a012d0505020178017906050201610162"
+        "080100",
+        "1a2c0b6b170100000072000000cf0300000000120000000000010012ffff030000fc01000000feff"
+        "ffffffffffff8000000332000000000000f83f0000204099b34c720904ce663881d9a6d00f7f8df6"
+        "f85ee07c02616204005b31205d0200007802030005026363f9fffffeffff02000000",
+        "1a2c0b6b1801000000ba000000b10500000000120000000000010012ffff03ffff030000fc010000"
+        "00feffffffffffffff8000000332000000000000f83f0000204099b34c720904ce663881d9a6d00f"
+        "7f8df6f85ee07c02616204005b31205d0200007802030005026363f9ffff0000fc01000000050000"
+        "00000000008000000332000000000000f83f0000204099b34c720904ce663881d9a6d00f7f8df6f8"
+        "5ee07c02616204005b31205d0200007802030005026363f9ffff",
+        "1a2c0b6b190100000026000000fa0600000000120000000000010012ffff03feffff02000000",
+        "1a2c0b6b02010000004c00000093070000000007000000000000000100001a000000000001010000"
+        "2054000000000603737464042d002d00080064005452554e43415445205441424c452074",
+        "1a2c0b6b02010000006d0000002e0800000400070000000000000001000023000000000001010000"
+        "2054000000000603737464042d002d000800811000000000000000640044524f50205441424c4520"
+        "607460202f2a2067656e65726174656420627920736572766572202a2f",
+    )
+    return [bytes.fromhex(text) for text in texts]
+
+
+def _framed(*events: bytes) -> bytes:
+    return b"".join([len(event).to_bytes(2, "big") + event for event in events])
+
+
+def binlog_logs() -> list[bytes]:
+    """Logs of a few events, each behind its length."""
+    _, table, insert, update, delete, *_ = events = binlog_events()
+    return [
+        *map(_framed, events),
+        *(_framed(table, rows) for rows in (insert, update, delete)),
+        _framed(*events),
+    ]
+
+
+def _events(content: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + 2 <= len(content):
+        end = at + 2 + int.from_bytes(content[at : at + 2], "big")
+        yield content[at + 2 : end]
+        at = end
+
+
+def mend_binlog(content: bytes, rng: Random) -> bytes:
+    """Writes the size of each event into its head."""
+    return _framed(
+        *(
+            event[:9] + len(event).to_bytes(4, "little") + event[13:]
+            for event in _events(content)
+            if len(event) >= 19
+        )
+    )
+
+
+def read_binlog(content: bytes) -> None:
+    """Reads the events of a log as the reader of changes does, with the last table for rows."""
+    shape: binlog.RowShape | None = None
+    for packet in _events(content):
+        event = binlog.head(b"\0" + packet, checksums=False)
+        if event.kind == binlog.FORMAT:
+            binlog.format_checksums(event)
+        elif event.kind == binlog.ROTATE:
+            binlog.rotation_of(event)
+        elif event.kind == binlog.QUERY:
+            database, text = binlog.query_of(event)
+            text = binlog.statement(text)
+            binlog.truncated_table(text, database)
+            binlog.removed_tables(text, database)
+        elif event.kind == binlog.TABLE_MAP:
+            binlog.table_name_of(event)
+            shape, table = None, binlog.table_map_of(event)
+            # The documented error for a column whose type is not known.
+            with suppress(ValueError):
+                shape = binlog.RowShape(table, {}, frozenset({"note"}))
+        elif event.kind in binlog.ROWS and shape is not None:
+            for row in binlog.rows_of(event, shape) or ():
+                assert len(row) == len(shape.names)
+
+
 def _target(name: str, run: Run, *rest: Any, **options: Any) -> Target:
     return Target(name, lambda: nullcontext(run), *rest, **options)
 
@@ -1076,5 +1166,6 @@ TARGETS = {
             pgoutput_messages,
             bytes_max=512,
         ),
+        _target("binlog", read_binlog, (MalformedInput,), binlog_logs, mend_binlog, bytes_max=1024),
     )
 }

@@ -14,15 +14,19 @@ from aioflow.core.errors import MalformedInput
 from aioflow.io.capture.mysql_binlog import (
     FORMAT,
     Event,
+    RowShape,
+    TableMap,
     head,
     query_of,
     removed_tables,
+    rotation_of,
+    rows_of,
     statement,
     table_map_of,
     table_name_of,
     truncated_table,
 )
-from aioflow.io.capture.mysql_values import decode_json
+from aioflow.io.capture.mysql_values import BinlogColumn, decode_json
 
 
 def binary(value: Any) -> tuple[int, bytes]:
@@ -128,6 +132,20 @@ def test_events_that_are_cut_off_are_malformed() -> None:
                 read(cut)
             except MalformedInput:
                 pass
+    # Numbers of columns for which there is no memory, and a row that is no byte long.
+    huge, none = bytes(8) + names + b"\xfe" + b"\xff" * 8, bytes(8) + names + b"\0\0"
+    with pytest.raises(MalformedInput):
+        table_map_of(event._replace(body=huge))
+    for described_now, count in ((described, b"\xfe" + b"\xff" * 8), (none, b"\0")):
+        shape = RowShape(table_map_of(event._replace(body=described_now)), {}, frozenset())
+        with pytest.raises(MalformedInput):
+            rows_of(Event(23, 0, 0, 0, bytes(8) + count + b"row"), shape)
+    with pytest.raises(MalformedInput):
+        rotation_of(Event(4, 0, 0, 0, bytes(8) + b"\xff"))
+    for type_, length in ((18, 7), (246, 0x0302)):
+        column = BinlogColumn("c", type_, length, False, 0, ())
+        with pytest.raises(ValueError, match="'c' cannot be read"):
+            RowShape(TableMap([column], []), {}, frozenset())
     packet = b"\0" + struct.pack("<IBIIIH", 1, FORMAT, 1, 25, 29, 0) + b"bodyab"
     assert head(packet, True).body == b"bo"
     for wrong in (packet[:10], packet[:-1], packet + b"x"):

@@ -137,7 +137,10 @@ def format_checksums(event: Event) -> bool:
 
 def rotation_of(event: Event) -> tuple[str, int]:
     """Returns the file that follows, and the place in it."""
-    return event.body[8:].decode(), int.from_bytes(event.body[:8], "little")
+    try:
+        return event.body[8:].decode(), int.from_bytes(event.body[:8], "little")
+    except ValueError as cause:
+        raise _malformed("the name of a file") from cause
 
 
 def query_of(event: Event) -> tuple[str, str]:
@@ -190,6 +193,8 @@ def _table_map(body: bytes) -> TableMap:
     for _ in range(2):  # The names.
         at += 2 + body[at]
     count, at = lenenc(body, at)
+    if count > len(body) - at:
+        raise IndexError(count)
     types, at = list(body[at : at + count]), at + count
     size, at = lenenc(body, at)
     described, at = body[at : at + size], at + size
@@ -351,10 +356,10 @@ def _rows(event: Event, shape: RowShape) -> list[tuple[Any, ...]] | None:
     if event.kind >= 30:
         at += int.from_bytes(body[8:10], "little")
     count, at = lenenc(body, at)
+    if count != len(shape.names) or not count:
+        raise ValueError(count)
     size = (count + 7) // 8
     every = (1 << count) - 1
-    if count != len(shape.names):
-        raise ValueError(count)
     for _ in range(2 if ROWS[event.kind] == "update" else 1):
         if int.from_bytes(body[at : at + size], "little") & every != every:
             return None

@@ -129,6 +129,8 @@ def _date(body: bytes, at: int) -> tuple[Any, int]:
 
 def _fraction(digits: int) -> tuple[int, int]:
     """Returns the number of bytes of a fraction, and the microseconds of its unit."""
+    if digits > 6:
+        raise ValueError(f"its fraction has {digits} digits, expected at most 6")
     size = (digits + 1) // 2
     return size, 10 ** (6 - 2 * size)
 
@@ -196,6 +198,8 @@ _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
 
 def _decimal(digits: int, scale: int) -> Read:
+    if scale > digits:
+        raise ValueError(f"{scale} of its {digits} digits are a fraction")
     groups = []
     whole = digits - scale
     for part, is_left in ((whole, True), (scale, False)):
