@@ -24,6 +24,9 @@ _REDIS, _NATS, _KAFKA = (
     f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka")
 )
 
+_RABBITMQ = "tests/integration/test_rabbitmq.py::"
+_CONTRACT = "tests/contracts/test_source.py::"
+
 _QUEUE = "tests/io/test_read_ahead.py::"
 
 _GLOBAL, _LAKES = "tests/operators/test_global_commit.py::", "tests/io/test_lakes.py::"
@@ -782,6 +785,20 @@ SINK_MUTANTS: list[Mutant] = [
         "config.start):\n",
         "        if False:\n",
         (f"{_NATS}test_stream_that_was_created_again_and_is_longer_now_is_refused",),
+    ),
+    Mutant(
+        "a source does not wait for its server",
+        "aioflow/io/brokers/redis_streams.py",
+        "await reached(self._splits, self, is_away, explained=partial(refusal, self))",
+        "await self._splits()",
+        (f"{_CONTRACT}test_a_source_waits_for_a_server_that_starts_later_than_the_job[redis]",),
+    ),
+    Mutant(
+        "a sink of RabbitMQ does not ask whether a queue is being recovered",
+        "aioflow/io/brokers/rabbitmq_client.py",
+        "            if not config.exchange:  # The key",
+        "            if False:  # The key",
+        (f"{_RABBITMQ}test_a_queue_that_the_server_still_recovers_is_waited_for[False]",),
     ),
     Mutant(
         "a cancellation that nats-py loses is lost",

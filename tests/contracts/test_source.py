@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import csv as csv_module
 import gzip
+import signal
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, closing
@@ -36,6 +37,7 @@ from aioflow.io.tables.mysql_tables import mysql
 from aioflow.io.tables.sqlite_tables import sqlite
 from aioflow.operators.source import BaseSource, Source, Split
 from tests.io.driver import (
+    PATIENCE_S,
     Context,
     SinkContext,
     next_batch,
@@ -403,6 +405,34 @@ async def test_a_reader_closes_before_it_was_opened_and_in_the_middle(
     await reader.open(await source.discover())
     await next_batch(reader, 2)
     await reader.close()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "name", ["mysql", "mysql changes", "nats", "postgres changes", "rabbitmq", "redis"]
+)
+async def test_a_source_waits_for_a_server_that_starts_later_than_the_job(
+    servers: dict[str, Any],
+    name: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A server may take longer than the job waits, on a slow machine.
+    monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", 3 * PATIENCE_S)
+    server = servers[name]
+    source, expected = await asyncio.to_thread(SERVERS[name][1], tmp_path, server)
+    if isinstance(server, PostgresServer):
+        await asyncio.to_thread(server.crash)
+    else:  # RabbitMQ loses a stream of the last second when it is killed.
+        await asyncio.to_thread(server.stop, signal.SIGTERM)
+    async with system_context() as ctx, asyncio.timeout(3 * PATIENCE_S):
+        found = asyncio.create_task(source.discover())
+        while "trying again for" not in caplog.text:
+            assert not found.done(), found.result()
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.start)
+        assert await read_all(source, ctx, await found) == expected
 
 
 @pytest.mark.parametrize("name", ["many files", "ranges of a file", "many generators"])

@@ -337,7 +337,7 @@ async def test_the_slot_moves_when_a_checkpoint_is_complete_also_while_nothing_c
     await server.run(schema, "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE other (id INT)")
     source = postgres_changes(dsn, "t", slot=schema, snapshot=False)
     async with opened(source, ctx) as reader:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not await server.run(
                 schema,
                 f"SELECT 1 FROM pg_replication_slots WHERE active AND slot_name = '{schema}'",
@@ -346,6 +346,8 @@ async def test_the_slot_moves_when_a_checkpoint_is_complete_also_while_nothing_c
             began = await _confirmed(server, schema)
             await server.run(schema, "INSERT INTO t VALUES (1)")
             await take(reader, 1)
+            while reader.position("0")[2]:  # The end of the transaction is still to come.
+                await asyncio.sleep(0.01)
             reader.checkpoint(1)
             await asyncio.sleep(0.2)
             assert await _confirmed(server, schema) == began

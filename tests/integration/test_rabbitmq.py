@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from aioflow.io.brokers.rabbitmq_queues import rabbitmq
 from aioflow.io.brokers.writers import PIECE_MESSAGES
 from tests.integration.log_flows import Count, Number, counted, mistakes, run
 from tests.io.driver import (
+    PATIENCE_S,
     SinkContext,
     next_batch,
     read_all,
@@ -248,6 +249,45 @@ async def test_a_server_that_refuses_is_an_error_that_says_what_to_do(
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_queue_that_the_server_still_recovers_is_waited_for(
+    server: RabbitmqServer,
+    url: str,
+    name: str,
+    ctx: SinkContext,
+    stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server knows such a queue as durable, and not yet as one that runs."""
+    monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", PATIENCE_S)
+    await rabbitmq_declared(url, name, stream=stream)
+    source = rabbitmq(url, name, stream=stream, backoff="50ms")
+    running: Any = source.writer(ctx)
+    await running.open()
+
+    async def while_it_recovers(what: Coroutine[Any, Any, Any]) -> Any:
+        server.evaluate(
+            f'Name = rabbit_misc:r(<<"/">>, queue, <<"{name}">>),'
+            "[Queue] = mnesia:dirty_read(rabbit_queue, Name), ets:delete(rabbit_queue, Name),"
+            "spawn(fun() -> timer:sleep(700), ets:insert(rabbit_queue, Queue) end)."
+        )
+        caplog.clear()
+        result = await what
+        assert "home node" in caplog.text
+        return result
+
+    splits = await while_it_recovers(source.discover())
+    await while_it_recovers(write_all(source, ctx, [1]))
+    running.write_batch([2], None)
+    await while_it_recovers(running.flush())
+    await running.close()
+    reader: Any = source.reader(ctx)
+    await reader.open(splits)
+    assert await while_it_recovers(take(reader, 2)) == [1, 2]
+    await reader.close()
+
+
 async def test_a_queue_that_is_deleted_while_it_is_read_is_an_error_by_name(
     url: str, name: str, ctx: SinkContext
 ) -> None:
@@ -319,9 +359,11 @@ async def test_the_example_of_the_page_counts_repeated_messages_once(
 
 
 async def test_nothing_is_lost_when_server_and_job_die(
-    server: RabbitmqServer, tmp_path: Path, ctx: SinkContext
+    server: RabbitmqServer, tmp_path: Path, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream counts exactly once. The messages of a queue come again, and their ids say so."""
+    # The jobs may start while the server still recovers.
+    monkeypatch.setattr("aioflow.io.backoff.START_PATIENCE_S", PATIENCE_S)
     total, url = 1_500, server.url
     await rabbitmq_declared(url, "numbers")
     await rabbitmq_declared(url, "stream", stream=True)

@@ -32,6 +32,7 @@ class PostgresServer:
         self.directory = directory
         self.log = directory / "log"
         self._data = directory / "data"
+        self._settings: dict[str, str] = {}
         self._as_user: dict[str, object] = {}
         if os.geteuid() == 0:
             shutil.chown(directory, "nobody", "nogroup")
@@ -47,7 +48,10 @@ class PostgresServer:
         self._run("initdb", "-D", str(self._data), *options)
 
     def start(self, **settings: str) -> None:
-        """Returns once the server answers. `settings` are those of postgresql.conf."""
+        """Returns once the server answers. `settings` are those of postgresql.conf, by default
+        those of the last start.
+        """
+        self._settings = settings = settings or self._settings
         settings = {
             "listen_addresses": "",
             "unix_socket_directories": str(self.directory),

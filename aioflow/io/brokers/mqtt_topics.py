@@ -17,7 +17,7 @@ from aioflow.advice.hints import explained
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
-from aioflow.io.backoff import Backoff
+from aioflow.io.backoff import Backoff, reached
 from aioflow.io.brokers.mqtt_client import (
     Connection,
     MqttConfig,
@@ -171,9 +171,12 @@ class MqttTopics(MqttConfig, BaseSource[T], BaseSink[Any]):
     async def discover(self, host: Host) -> list[Split]:  # type: ignore[override]
         """Returns one split. Makes the session, so that no later message is missed."""
         self.check_source()
+        await reached(partial(self._subscribe, host), self, is_away, host.rng)
+        return [Split("mqtt")]
+
+    async def _subscribe(self, host: Host) -> None:
         async with connected(self, host, self.client_id) as connection:
             await connection.subscribe()
-        return [Split("mqtt")]
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _MqttReader(ctx, self)

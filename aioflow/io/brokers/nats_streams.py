@@ -145,11 +145,7 @@ class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
 
     async def discover(self) -> list[Split]:
         """Returns one split, whose position is the start."""
-        client = await connect(self)
-        try:
-            info = await stream_of(client, self)
-        finally:
-            await client.close()
+        info = await reached(self._information, self, is_away)
         last = int(info.state.last_seq)
         begin = (
             self.start
@@ -157,6 +153,14 @@ class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
             else {"earliest": 0, "latest": last}[self.start]
         )
         return [Split(info.config.name, begin, [None if self.until is None else last, _made(info)])]
+
+    async def _information(self) -> Any:
+        """Returns what the server knows about the stream."""
+        client = await connect(self)
+        try:
+            return await stream_of(client, self)
+        finally:
+            await client.close()
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _NatsReader(ctx, self)

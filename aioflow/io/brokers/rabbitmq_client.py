@@ -351,6 +351,8 @@ class RabbitmqWriter(ConfirmedWriter[_Publication]):
 
         if isinstance(error, PublishError):
             key = next(one.routing_key for one, answer in failed if answer is error)
+            if not config.exchange:  # The key names a queue, which the server may still recover.
+                await existing(self._connection, key)
             where = f"the exchange {config.exchange!r}" if config.exchange else "a queue name"
             raise GraphError(
                 f"sink {config!r}: no queue takes a message with the routing key {key!r} of "

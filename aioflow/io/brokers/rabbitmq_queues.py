@@ -23,7 +23,7 @@ from aioflow.io.arguments import (
     checked_seconds,
     checked_whole,
 )
-from aioflow.io.backoff import Backoff
+from aioflow.io.backoff import Backoff, reached
 from aioflow.io.brokers.rabbitmq_client import (
     KEY_BYTES,
     RabbitmqConfig,
@@ -198,13 +198,11 @@ class RabbitmqQueues(RabbitmqConfig, BaseSource[T], BaseSink[Any]):
         """Returns one split for each queue, after a check that it exists and is of its kind."""
         if not self.queues:
             raise GraphError(f"{self!r} has no queue, expected the queue to read")
-        try:
-            async with connected(self) as connection:
-                return [await self._split(connection, queue) for queue in self.queues]
-        except Exception as error:
-            if (explanation := refusal(self, error)) is not None:
-                raise explanation from None
-            raise
+        return await reached(self._splits, self, is_away, explained=partial(refusal, self))
+
+    async def _splits(self) -> list[Split]:
+        async with connected(self) as connection:
+            return [await self._split(connection, queue) for queue in self.queues]
 
     async def _split(self, connection: Any, queue: str) -> Split:
         await existing(connection, queue)

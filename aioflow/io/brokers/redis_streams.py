@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
 from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
-from aioflow.io.backoff import Backoff
+from aioflow.io.backoff import Backoff, reached
 from aioflow.io.brokers.readers import GroupReader, Message
 from aioflow.io.brokers.redis_client import (
     RedisConfig,
@@ -171,13 +171,12 @@ class RedisStreams(RedisConfig, BaseSource[T], BaseSink[Any]):
         Its position is the id after which to begin. Its payload is the id of the last entry to
         read, or None.
         """
+        return await reached(self._splits, self, is_away, explained=partial(refusal, self))
+
+    async def _splits(self) -> list[Split]:
         client = open_client(self)
         try:
             return [await self._split(client, stream) for stream in self.streams]
-        except Exception as error:
-            if (explanation := refusal(self, error)) is not None:
-                raise explanation from None
-            raise
         finally:
             await client.aclose()
 

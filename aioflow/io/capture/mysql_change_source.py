@@ -18,11 +18,13 @@ values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.arguments import T
+from aioflow.io.backoff import reached
 from aioflow.io.capture.mysql_catalog import (
     FILE_SHIFT,
     MysqlChangesConfig,
@@ -34,7 +36,12 @@ from aioflow.io.capture.mysql_catalog import (
     refusal,
 )
 from aioflow.io.changes import Change
-from aioflow.io.tables.mysql_client import BinlogStream, MysqlConnection, check_mysql_dsn
+from aioflow.io.tables.mysql_client import (
+    BinlogStream,
+    MysqlConnection,
+    check_mysql_dsn,
+    is_away,
+)
 from aioflow.operators.source import BaseSource, Split
 
 if TYPE_CHECKING:
@@ -117,24 +124,23 @@ class MysqlChanges(MysqlChangesConfig, BaseSource[Change[T]]):
         """Returns one split, after it was checked that the changes can be read. Its payload is the
         place in the log at which to end, or None.
         """
+        end = await reached(self._end, self, is_away, explained=partial(refusal, self))
+        return [Split("0", None, end)]
+
+    async def _end(self) -> int | None:
         connection = await MysqlConnection.open(self.dsn, self)
         try:
             await check_server(connection, self)
             tables = await load_tables(connection, self)
             await check_tables(connection, self, tables)
             file, place = await log_end(connection, self)
-            end = None if self.until is None else place
             # The server tells only then whether the user may read the log.
             offset = place & ((1 << FILE_SHIFT) - 1)
             stream = await BinlogStream.open(connection, file, offset, self.server_id, waits=False)
             await stream.take()
-        except Exception as error:
-            if (explanation := refusal(self, error)) is not None:
-                raise explanation from None
-            raise
         finally:
             connection.abort()
-        return [Split("0", None, end)]
+        return None if self.until is None else place
 
     def reader(self, ctx: SourceContext) -> SourceReader[Change[T]]:
         from aioflow.io.capture.mysql_change_reader import MysqlChangeReader

@@ -38,7 +38,6 @@ from aioflow.io.capture.pgoutput import (
 )
 from aioflow.io.capture.postgres_catalog import (
     Table,
-    error_code,
     free_slot,
     kept_slot,
     load_tables,
@@ -55,7 +54,7 @@ from aioflow.io.capture.postgres_types import (
     known_type,
 )
 from aioflow.io.changes import Change
-from aioflow.io.tables.postgres_tables import disconnect, open_connection
+from aioflow.io.tables.postgres_tables import disconnect, is_away, open_connection
 from aioflow.io.tables.table_sinks import quoted
 
 if TYPE_CHECKING:
@@ -79,9 +78,6 @@ UNTIL_EVERY_S = 0.2
 
 SLOW_SLOT_S = 5.0
 """Time after which a warning says what the creation of a slot waits for."""
-
-AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "08000", "08001", "08003", "08006"})
-"""Errors of a server that stops, starts, or has too many connections."""
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +203,7 @@ class PostgresChangeReader(ChangeReader):
     # What the task calls.
 
     def is_away(self, error: Exception) -> bool:
-        return isinstance(error, (OSError, TimeoutError)) or error_code(error) in AWAY
+        return is_away(error)
 
     def explained(self, error: Exception) -> BaseException | None:
         return refusal(self.config, error)

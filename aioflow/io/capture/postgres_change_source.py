@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T, checked_text
+from aioflow.io.backoff import reached
 from aioflow.io.capture.postgres_catalog import (
     PostgresChangesConfig,
     check_server,
@@ -27,7 +28,12 @@ from aioflow.io.capture.postgres_catalog import (
     replicate,
 )
 from aioflow.io.changes import Change
-from aioflow.io.tables.postgres_tables import check_postgres_dsn, disconnect, open_connection
+from aioflow.io.tables.postgres_tables import (
+    check_postgres_dsn,
+    disconnect,
+    is_away,
+    open_connection,
+)
 from aioflow.io.tables.table_sinks import quoted
 from aioflow.operators.source import BaseSource, Split
 
@@ -114,6 +120,9 @@ class PostgresChanges(PostgresChangesConfig, BaseSource[Change[T]]):
         """Returns one split, after it was checked that the changes can be read. Its payload is the
         place in the log at which to end, or None.
         """
+        return [Split("0", None, await reached(self._end, self, is_away))]
+
+    async def _end(self) -> int | None:
         connection = await open_connection(self.dsn, self)
         try:
             await check_server(connection, self)
@@ -125,7 +134,7 @@ class PostgresChanges(PostgresChangesConfig, BaseSource[Change[T]]):
             await free_slot(replication, self)
         finally:
             replication.close()
-        return [Split("0", None, end)]
+        return end
 
     def reader(self, ctx: SourceContext) -> SourceReader[Change[T]]:
         from aioflow.io.capture.postgres_change_reader import PostgresChangeReader

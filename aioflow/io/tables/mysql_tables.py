@@ -93,6 +93,9 @@ class MysqlTable(ServerTable[T]):
     async def connect(self) -> MysqlConnection:
         return await MysqlConnection.open(self.dsn, self)
 
+    def is_away(self, error: Exception) -> bool:
+        return is_away(error)
+
     async def disconnect(self, connection: MysqlConnection) -> None:
         await connection.close()
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PostgresTable", "postgres"]
 
+AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "08000", "08001", "08003", "08006"})
+"""Codes of a server that stops, starts, has too many connections, or has lost the connection."""
+
 CONNECT_TIMEOUT_S = 8.0
 """Maximum time for connecting: a wrong address must not look like a job that runs."""
 
@@ -94,6 +97,9 @@ class PostgresTable(ServerTable[T]):
 
     async def connect(self) -> Any:
         return await connect(self)
+
+    def is_away(self, error: Exception) -> bool:
+        return is_away(error)
 
     async def disconnect(self, connection: Any) -> None:
         await disconnect(connection)
@@ -200,10 +206,9 @@ def is_away(error: Exception) -> bool:
     """Returns whether the server cannot be reached or is not ready, so a retry may succeed."""
     import asyncpg
 
-    return isinstance(
-        error,
-        (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),
-    )
+    if isinstance(error, asyncpg.PostgresError):
+        return error.sqlstate in AWAY
+    return isinstance(error, (OSError, TimeoutError))
 
 
 def _place(dsn: str) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T, checked_columns
+from aioflow.io.backoff import reached
 from aioflow.io.brokers.readers import BufferedReader
 from aioflow.io.conversion import value_maker
 from aioflow.io.tables.table_sinks import (
@@ -111,6 +113,10 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
         """Returns a connection to the database."""
 
     @abstractmethod
+    def is_away(self, error: Exception) -> bool:
+        """Returns whether the server cannot be reached or is not ready, so a retry may succeed."""
+
+    @abstractmethod
     async def disconnect(self, connection: Any) -> None:
         """Closes `connection`."""
 
@@ -130,13 +136,18 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
         """Returns one split. Its payload is the name of the key, and the largest key that exists
         now.
         """
-        if self.key is not None and not isinstance(self.key, str):
+        key = self.key
+        if key is not None and not isinstance(key, str):
             raise GraphError(
-                f"{self!r} stands as a source, and key= is {self.key!r}, expected one unique column"
+                f"{self!r} stands as a source, and key= is {key!r}, expected one unique column"
             )
+        return [Split("0", None, await reached(partial(self._range, key), self, self.is_away))]
+
+    async def _range(self, key: str | None) -> tuple[str, Any]:
+        """Returns the name of the key, by default the primary one, and the largest key."""
         connection = await self.connect()
         try:
-            key = self.key or await self._only_primary_key(connection)
+            key = key or await self._only_primary_key(connection)
             name = quoted(key, "the key")
             (null,) = await self.fetch(
                 connection,
@@ -159,7 +170,7 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
                 f"key {key!r} of {self!r} is NULL in {null['number']} rows, expected a unique "
                 "column that is never NULL"
             )
-        return [Split("0", None, (key, last[0][KEY] if last else None))]
+        return key, last[0][KEY] if last else None
 
     async def _only_primary_key(self, connection: Any) -> str:
         names = await self.primary_key(connection)
