@@ -3,11 +3,13 @@ output against the page of guarantees: exact, or at least once.
 
     python -m benchmarks.pairs SOURCE SINK [--records 500000] [--kills 10] [--restarts 3]
 
-SOURCE is one of rabbitmq, rabbitmq-stream, mqtt, nats, redis. SINK is one of jsonl, postgres,
-delta, rabbitmq, redis, nats. The program starts the servers. A flow with state counts the numbers
-by key on two workers, while they are written to the source. Kills (with -9) and restarts of the
-source's server are spread evenly over the output. mosquitto is ended by SIGTERM, because it keeps
-no sessions otherwise, and all other servers by SIGKILL. A sink that is at least once may write some
+SOURCE is one of kafka, postgres-changes, mysql-changes, s3, nats, redis, mqtt, rabbitmq,
+rabbitmq-stream. SINK is one of kafka, postgres, mysql, s3, iceberg, delta, jsonl, nats, redis,
+rabbitmq. The program starts the servers. A flow with state counts the numbers by key on two
+workers, while they are written to the source. Kills (with -9) and restarts of the source's server
+are spread evenly over the output. mosquitto is ended by SIGTERM, because it keeps no sessions
+otherwise, the server of S3 refuses connections for 1.5 s, because it keeps objects in memory, and
+all other servers are ended by SIGKILL. A sink that is at least once may write some
 rows twice. A source that is at least once may give some numbers twice. Then no number may be
 missing, and the counts of each key may have no gap.
 """
@@ -26,14 +28,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import aioflow as af
 from tests.integration.processes import open_workers
 from tests.io.driver import SinkContext, read_all, system_context
+from tests.io.kafka.brokers import kafka_brokers, produced
+from tests.io.lake_tables import Lake, lake
+from tests.io.mysql_server import LOGGED, mysql_server
 from tests.io.postgres_server import postgres_server
 from tests.io.servers import (
+    BUCKET,
     Server,
     mosquitto_server,
     nats_server,
@@ -41,6 +47,8 @@ from tests.io.servers import (
     rabbitmq_declared,
     rabbitmq_server,
     redis_server,
+    s3_environment,
+    s3_server,
 )
 
 KEYS = 100
@@ -77,8 +85,9 @@ class End:
     """Reads, or writes."""
     written: Any = None
     """Writes the numbers into a source."""
-    server: Server | None = None
-    stop_by: int = signal.SIGKILL
+    put: Callable[[range], None] | None = None
+    """Does the same for some numbers at once, all of them or none."""
+    restart: Callable[[], None] | None = None
     exact: bool = True
     given: Any = None
     """Reads what an exact source holds at the end. The writer is at least once: it may have written
@@ -93,16 +102,61 @@ async def source_of(kind: str, stack: ExitStack) -> End:
         server: Any = stack.enter_context(rabbitmq_server())
         stream = kind.endswith("stream")
         await rabbitmq_declared(server.url, "numbers", stream=stream)
-        read = af.io.rabbitmq(server.url, "numbers", stream=stream)
+        read: Any = af.io.rabbitmq(server.url, "numbers", stream=stream)
         given: Any = af.io.rabbitmq(server.url, "numbers", stream=True, until="latest")
-        write = af.io.rabbitmq(server.url, "numbers")
-        return End(read, write, server, exact=stream, given=given if stream else None)
+        write: Any = af.io.rabbitmq(server.url, "numbers")
+        restart = _restarts(server)
+        return End(read, write, restart=restart, exact=stream, given=given if stream else None)
     if kind == "mqtt":
         server = stack.enter_context(mosquitto_server())
         url = f"mqtt://127.0.0.1:{server.port}"
         read = af.io.mqtt(url, "numbers", client_id="pairs")
         write = af.io.mqtt(url, "numbers")
-        return End(read, write, server, stop_by=signal.SIGTERM, exact=False)
+        return End(read, write, restart=_restarts(server, signal.SIGTERM), exact=False)
+    if kind == "postgres-changes":
+        settings = {"wal_level": "logical"}
+        server = stack.enter_context(postgres_server(**settings))
+        dsn = server.create("numbers")
+        server.query("numbers", "CREATE TABLE numbers (n BIGINT PRIMARY KEY)")
+
+        def insert_all(piece: range) -> None:
+            values = f"generate_series({piece.start}, {piece.stop - 1})"
+            server.query("numbers", f"INSERT INTO numbers SELECT {values} ON CONFLICT DO NOTHING")
+
+        def recover() -> None:
+            server.crash()
+            server.start()
+
+        read = af.io.postgres_changes(dsn, "numbers", slot="pairs")
+        return End(read, put=insert_all, restart=recover)
+    if kind == "mysql-changes":
+        server = stack.enter_context(mysql_server(*LOGGED))
+        dsn = server.create("numbers")
+        server.query("numbers", "CREATE TABLE numbers (n BIGINT PRIMARY KEY)")
+
+        def insert_ignored(piece: range) -> None:
+            values = f"seq_{piece.start}_to_{piece.stop - 1}"
+            server.query("numbers", f"INSERT IGNORE INTO numbers SELECT seq FROM {values}")
+
+        read = af.io.mysql_changes(dsn, "numbers")
+        return End(read, put=insert_ignored, restart=_restarts(server))
+    if kind == "s3":
+        url = f"{_s3(stack)}/in"
+
+        def put_object(piece: range) -> None:
+            import obstore
+
+            text = "".join(f'{{"n": {n}}}\n' for n in piece)
+            obstore.put(obstore.store.from_url(url), f"{piece.start:09}.jsonl", text.encode())
+
+        read = af.io.jsonl(url, discover_every="500ms")
+        return End(read, put=put_object, restart=_s3_away)
+    if kind == "kafka":
+        brokers = await asyncio.to_thread(stack.enter_context, kafka_brokers())
+        await produced(brokers, "numbers", [])
+        read = af.io.kafka(brokers.bootstrap, "numbers")
+        given = af.io.kafka(brokers.bootstrap, "numbers", until="latest")
+        return End(read, read, restart=_restarts(brokers.servers[0]), given=given)
     if kind == "nats":
         server = stack.enter_context(nats_server())
         await published(server, "numbers")
@@ -116,17 +170,62 @@ async def source_of(kind: str, stack: ExitStack) -> End:
         given = af.io.redis(url, "numbers", field="v", until="latest")
     else:
         raise SystemExit(f"there is no source {kind!r}")
-    return End(read, read, server, given=given)
+    return End(read, read, restart=_restarts(server), given=given)
+
+
+def _restarts(server: Server, number: int = signal.SIGKILL) -> Callable[[], None]:
+    def restart() -> None:
+        server.stop(number)
+        server.start()
+
+    return restart
+
+
+_S3: list[Server] = []
+"""The one server of S3 that both ends share: its address is in the environment."""
+
+
+def _s3(stack: ExitStack) -> str:
+    """Returns the URL of a bucket."""
+    if not _S3:
+        _S3.append(stack.enter_context(s3_server()))
+        os.environ.update(s3_environment(_S3[0].port))
+    return f"s3://{BUCKET}"
+
+
+def _s3_away() -> None:
+    _S3[0].send(signal.SIGUSR1)
+    sleep(3)
+    _S3[0].wait()
 
 
 async def sink_of(kind: str, stack: ExitStack, folder: Path) -> End:
     """Starts the server of a sink, and makes what has to be there."""
+    server: Any
     if kind == "jsonl":
         return _files(folder / "out")
-    if kind == "delta":
-        return _delta(folder / "table")
+    if kind in ("delta", "iceberg"):
+        return _lake(lake(kind, folder))
+    if kind == "s3":
+        return _objects(f"{_s3(stack)}/out")
+    if kind == "mysql":
+        server = stack.enter_context(mysql_server())
+        dsn = server.create("pairs")
+        server.query("pairs", "CREATE TABLE `rows` (n BIGINT, k BIGINT, c BIGINT)")
+
+        async def mysql_rows(ctx: SinkContext) -> list[Row]:
+            found = await asyncio.to_thread(server.query, "pairs", "SELECT n, k, c FROM `rows`")
+            return [Row(*map(int, line.split())) for line in found]
+
+        return End(af.io.mysql(dsn, "rows"), rows=mysql_rows)
+    if kind == "kafka":
+        brokers = await asyncio.to_thread(stack.enter_context, kafka_brokers())
+        await produced(brokers, "rows", [])
+        sink = af.io.kafka(brokers.bootstrap, "rows", transactions=True)
+        committed = af.io.kafka(brokers.bootstrap, "rows", until="latest")
+        return End(sink, rows=lambda ctx: _read(committed, ctx))
     if kind == "postgres":
-        server: Any = stack.enter_context(postgres_server())
+        server = stack.enter_context(postgres_server())
         dsn = server.create("pairs")
         server.query("pairs", "CREATE TABLE rows (n BIGINT, k BIGINT, c BIGINT)")
 
@@ -178,26 +277,53 @@ def _files(folder: Path) -> End:
     return End(sink, rows=rows)
 
 
-def _delta(path: Path) -> End:
-    import pyarrow as pa
-    from deltalake import DeltaTable
+def _objects(url: str) -> End:
+    import obstore
 
-    schema = pa.schema([(name, pa.int64()) for name in Row._fields])
-    DeltaTable.create(str(path), schema)
+    seen: dict[str, list[Row]] = {}
+
+    def load() -> list[Row]:
+        store = obstore.store.from_url(url)
+        for meta in obstore.list(store).collect():
+            name = meta["path"]
+            if name.startswith("part-") and name not in seen:
+                lines = bytes(obstore.get(store, name).bytes()).splitlines()
+                seen[name] = [Row(**json.loads(line)) for line in lines]
+        return [row for part in seen.values() for row in part]
 
     async def rows(ctx: SinkContext) -> list[Row]:
-        def load() -> list[Row]:
-            table = DeltaTable(str(path)).to_pyarrow_table()
-            columns = [table.column(name).to_pylist() for name in Row._fields]
-            return [Row(*cells) for cells in zip(*columns, strict=True)]
+        while True:
+            try:
+                return await asyncio.to_thread(load)
+            except OSError:  # The server is away.
+                await asyncio.sleep(0.2)
 
-        return await asyncio.to_thread(load)
+    return End(af.io.jsonl(url, roll=af.io.RollPolicy(age_ms=500)), rows=rows)
 
-    return End(af.io.delta(str(path)), rows=rows)
+
+def _lake(table: Lake) -> End:
+    import pyarrow as pa
+
+    table.create(pa.schema([(name, pa.int64()) for name in Row._fields]))
+
+    async def rows(ctx: SinkContext) -> list[Row]:
+        return [Row(**row) for row in await asyncio.to_thread(table.rows)]
+
+    return End(table.connector(), rows=rows)
 
 
 async def fill(end: End, records: int, ctx: SinkContext) -> None:
     """Writes the numbers. The writer tries again while the server is away."""
+    if end.put is not None:
+        for first in range(0, records, PIECE):
+            piece = range(first, min(first + PIECE, records))
+            while True:
+                try:
+                    await asyncio.to_thread(end.put, piece)
+                    break
+                except (AssertionError, OSError, TimeoutError):  # The server is away.
+                    await asyncio.sleep(0.2)
+        return
     writer = end.written.writer(ctx)
     await writer.open()
     for first in range(0, records, PIECE):
@@ -250,9 +376,8 @@ async def run_pair(
         source = await source_of(source_kind, stack)
         sink = await sink_of(sink_kind, stack, folder)
         assert sink.rows is not None
-        assert source.server is not None
         flow = af.Flow("pairs", parallelism=2)
-        numbers = flow.source(source.connector, uid="numbers").rebalance()
+        numbers = flow.source(source.connector, uid="numbers").rebalance().map(_number)
         counts = numbers.key_by(_key).process(Count, uid="count")
         counts.map(Row._asdict).sink(sink.connector, uid="rows")
         async with system_context() as machine:
@@ -293,13 +418,18 @@ async def run_pair(
 
 async def _strike(event: str, job: Any, source: End, chance: random.Random) -> None:
     if event == "restart":
-        assert source.server is not None
-        await asyncio.to_thread(source.server.stop, source.stop_by)
-        await asyncio.to_thread(source.server.start)
+        assert source.restart is not None
+        await asyncio.to_thread(source.restart)
         return
     while not (workers := open_workers(job)):  # noqa: ASYNC110  # There is no event of it.
         await asyncio.sleep(0.05)
     os.kill(chance.choice(workers).pid, signal.SIGKILL)
+
+
+def _number(value: Any) -> dict[str, int]:
+    """Returns the row of a change, and any other value as it is."""
+    row: Any = value.after if isinstance(value, af.Change) else value
+    return dict(row)
 
 
 def _key(value: dict[str, int]) -> int:
