@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ import aioflow as af
 from aioflow.checkpoint.objects import MemoryObjects
 from aioflow.cluster.autoscaler import Load
 from aioflow.core.aio import cancel_and_wait
+from aioflow.task.chain import SLICE_NS
 from aioflow.task.environment import TaskOptions
 from aioflow.testing.simulation import Faults, SimulatedHost, Simulation, inject, simulate
 from aioflow.testing.simulation.host import ProcessMain
@@ -122,8 +124,19 @@ class World:
             "unaligned": unaligned,
             "retain": draw("retain", 1, 1, 2),
             "restart": af.exponential_delay("5ms", "1s", reset_after="500ms", fatal=BUGS),
-            "tasks": TaskOptions(batch_records_max=draw("batch", 1, 3, 2048)),
+            "tasks": TaskOptions(
+                batch_records_max=draw("batch", 1, 3, 2048), slice_ns=self.slice_ns
+            ),
         }
+
+    @property
+    def slice_ns(self) -> int:
+        """Time after which a task gives the loop a turn. 1: after each action, as on a busy
+        machine.
+        """
+        # Leaves the other draws of a seed as they are.
+        rng = Random(f"{self.run.program.seed} slices of {self.place}")
+        return rng.choice((1, SLICE_NS))
 
     @property
     def objects(self) -> str:

@@ -41,6 +41,7 @@ from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
 from aioflow.mailbox import timers
 from aioflow.state.snapshot import StateFile
 from aioflow.task import partitioners
+from aioflow.task.chain import SLICE_NS
 from aioflow.task.environment import TaskOptions
 from aioflow.testing.simulation import Faults, SimulatedHost, Simulation, inject, simulate
 from aioflow.testing.simulation.host import ProcessMain
@@ -179,6 +180,8 @@ class Settings:
     unaligned: bool | str
     retain: int
     batch: int
+    slice_ns: int
+    """Time after which a task gives the loop a turn. 1: after each action, as on a busy machine."""
     inline: int
     pace_s: dict[str, float]
     burst: int
@@ -216,6 +219,7 @@ class Settings:
         elsewhere, cluster = place != "one", place == "cluster"
         kinds = tuple(kind for kind in (*KINDS, *OF_PLACE[place]) if rng.random() < 0.5)
         rescaled = not long and chooser.randrange(RESCALED_EVERY) == 0
+        slice_ns = chooser.choice((1, SLICE_NS, SLICE_NS, SLICE_NS))
         standby = not elsewhere and rng.random() < 0.05
         duration_s = rng.uniform(0.15, 0.35) * (3 if standby or elsewhere else 1)
         duration_s = LONG_S if long else duration_s * (2 if cluster else 1)
@@ -258,6 +262,7 @@ class Settings:
             unaligned=unaligned,
             retain=rng.choice((1, 1, 2)),
             batch=rng.choice((4, 1024)),
+            slice_ns=slice_ns,
             inline=inline,
             # Each source is through with its splits after about the time in which faults strike.
             pace_s={
@@ -374,7 +379,7 @@ class World:
             "unaligned": settings.unaligned,
             "retain": settings.retain,
             "restart": af.exponential_delay("5ms", "1s", reset_after="500ms", fatal=BUGS),
-            "tasks": TaskOptions(batch_records_max=settings.batch),
+            "tasks": TaskOptions(batch_records_max=settings.batch, slice_ns=settings.slice_ns),
         }
         if settings.place == "workers":
             options |= {
