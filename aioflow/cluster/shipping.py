@@ -32,6 +32,7 @@ from aioflow.core.wire.kinds import kind_of
 from aioflow.core.wire.types import DEFAULT_TYPES, Registration, TypeRegistry
 from aioflow.graph.job_graph import JobGraph, JobVertex
 from aioflow.graph.stream_graph import Partitioning, StreamNode
+from aioflow.inspection.redaction import hidden_in, hide
 from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
@@ -122,12 +123,14 @@ def ship_job(graph: JobGraph, options: TaskOptions) -> bytes:
             f"to {JOB_BYTES_MAX}; {name} alone takes "
             f"{size}: let a source function or a resource read its data there instead"
         )
-    return pickle.dumps((tuple(modules), content))
+    return pickle.dumps((tuple(modules), hidden_in(content), content))
 
 
 def load_job(content: bytes) -> ShippedJob:
     """Decodes the output of `ship_job`. Runs code of the submitter."""
-    modules, job = pickle.loads(content)
+    modules, hidden, job = pickle.loads(content)
+    for value in hidden:
+        hide(value)
     for module in modules:
         # It defines functions that were sent by value, and perhaps the classes of their results.
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CHARACTERS_MAX", "HIDDEN", "hide", "is_secret_name", "redacted"]
+__all__ = ["CHARACTERS_MAX", "HIDDEN", "hidden_in", "hide", "is_secret_name", "redacted"]
 
 HIDDEN = "***"
 
@@ -86,8 +86,11 @@ _PRIVATE_KEY = r"(?s)(-----BEGIN [A-Z0-9 ]*+-----).*?(-----END|\Z)"
 _URL = r"://((?:(?!://)[^\s\"<>])++)"
 
 
-_HIDDEN_VALUES: set[str] = set()
-"""Values that are hidden wherever they stand, such as a token in the path of a URL."""
+_hidden_values: tuple[str, ...] = ()
+"""Values that are hidden wherever they stand, such as a token in the path of a URL.
+
+A long value comes before a short one, which may be its beginning.
+"""
 
 _HIDDEN_CHARACTERS_MIN = 6
 """Shortest value that is hidden wherever it stands. Shorter ones are parts of other words."""
@@ -95,8 +98,15 @@ _HIDDEN_CHARACTERS_MIN = 6
 
 def hide(value: str) -> None:
     """Hides a value in all texts that leave this process from now on."""
+    global _hidden_values
     if len(value) >= _HIDDEN_CHARACTERS_MIN:
-        _HIDDEN_VALUES.add(value)
+        # A new tuple, because other threads may be reading the former one.
+        _hidden_values = tuple(sorted({*_hidden_values, value}, key=len, reverse=True))
+
+
+def hidden_in(content: bytes) -> tuple[str, ...]:
+    """Returns the hidden values that `content` has. Its receiver has to hide them as well."""
+    return tuple(one for one in _hidden_values if one.encode("utf-8", "surrogatepass") in content)
 
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
@@ -104,7 +114,7 @@ def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
 
     Names and places stay readable.
     """
-    for value in _HIDDEN_VALUES:
+    for value in _hidden_values:
         text = text.replace(value, HIDDEN)
     missing = len(text) - characters_max
     if missing > 0:

@@ -238,7 +238,7 @@ class _Options:
         raise SqlError(message, self.places[named[1]] if named else place)
 
     def without_secrets(self, message: str) -> str:
-        for name, value in self.secrets.items():
+        for name, value in sorted(self.secrets.items(), key=lambda one: -len(one[1])):
             message = message.replace(value, name)
         return message
 

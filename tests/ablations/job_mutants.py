@@ -1001,6 +1001,15 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a worker shows the values that the program hides",
+        "aioflow/cluster/shipping.py",
+        "        hide(value)\n",
+        "        pass\n",
+        (
+            "tests/cluster/test_shipping.py::test_hidden_values_of_a_job_are_hidden_where_it_arrives",
+        ),
+    ),
+    Mutant(
         "annotations of the program arrive as text",
         "aioflow/cluster/shipping.py",
         "        if own := annotations_of(cls):\n",

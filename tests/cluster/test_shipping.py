@@ -24,6 +24,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import JobGraph, build_job_graph
+from aioflow.inspection import redaction
 from aioflow.operators.source import Split
 from aioflow.task.environment import TaskOptions
 
@@ -68,6 +69,21 @@ def test_a_job_refers_to_nothing_that_only_building_a_flow_needs() -> None:
 
     assert b"aioflow.operators.stateless" in content
     assert not [name for name in (b"aioflow.api", b"aioflow.operators.join") if name in content]
+
+
+def test_hidden_values_of_a_job_are_hidden_where_it_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker knows no variables of a script, and its errors may show a URL with their values."""
+    monkeypatch.setattr(redaction, "_hidden_values", ("canary-77aa", "of another job"))
+    flow = af.Flow("hidden")
+    flow.source(["row"]).map(lambda row: "http://host/canary-77aa").sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+    monkeypatch.setattr(redaction, "_hidden_values", ())
+    load_job(content)
+
+    told = redaction.redacted("http://host/canary-77aa refused the row of another job")
+    assert told == "http://host/*** refused the row of another job"
 
 
 def test_local_operator_travels_as_a_name_only() -> None:
@@ -589,8 +605,8 @@ def test_a_module_that_is_missing_on_arrival_is_told_and_the_job_loads(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     inner = ship_job(sample(), TaskOptions())
-    modules, job = pickle.loads(inner)
-    loaded = load_job(pickle.dumps((("not_there_at_all", *modules), job)))
+    modules, hidden, job = pickle.loads(inner)
+    loaded = load_job(pickle.dumps((("not_there_at_all", *modules), hidden, job)))
 
     assert loaded.graph.name == "sample"
     assert "not_there_at_all" in caplog.text

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from aioflow.inspection import redaction
 from aioflow.inspection.redaction import HIDDEN, redacted
 
 
@@ -116,3 +117,12 @@ def test_redaction_takes_time_in_proportion_to_the_text(shape: str) -> None:
         return min(times)
 
     assert least_s(65_000) < 80 * least_s(4_000)
+
+
+def test_a_hidden_value_that_begins_with_another_one_is_hidden_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redaction, "_hidden_values", ())
+    for value in ("canary", "canary-77aa", "short"):
+        redaction.hide(value)
+    assert redacted("canary-77aa, canary, short") == "***, ***, short"
