@@ -388,7 +388,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "defaults are taken to be what annotations say",
         "aioflow/io/conversion.py",
-        "hint if name not in defaults or type(defaults[name]) is hint else None",
+        "hint if name not in defaults or _is_certain(defaults[name], hint) else None",
         "hint",
         (
             "tests/io/test_record_columns.py::"

@@ -791,14 +791,14 @@ SINK_MUTANTS: list[Mutant] = [
         "aioflow/io/brokers/redis_streams.py",
         "await reached(self._splits, self, is_away, explained=partial(refusal, self))",
         "await self._splits()",
-        (f"{_CONTRACT}test_a_source_waits_for_a_server_that_starts_later_than_the_job[redis]",),
+        (f"{_CONTRACT}test_a_source_waits_for_a_server_that_starts_later_than_the_job",),
     ),
     Mutant(
         "a sink of RabbitMQ does not ask whether a queue is being recovered",
         "aioflow/io/brokers/rabbitmq_client.py",
         "            if not config.exchange:  # The key",
         "            if False:  # The key",
-        (f"{_RABBITMQ}test_a_queue_that_the_server_still_recovers_is_waited_for[False]",),
+        (f"{_RABBITMQ}test_a_queue_that_the_server_still_recovers_is_waited_for",),
     ),
     Mutant(
         "a cancellation that nats-py loses is lost",
