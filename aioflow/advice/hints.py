@@ -199,7 +199,10 @@ def as_select(given: Sequence[Any]) -> str:
 
 
 def sink_hint(given: Any) -> str:
-    """Returns what to write if `given` is not a sink and the intent can be guessed."""
+    """Returns the argument, as text, that `sink` should get instead of `given`.
+
+    The text is empty if `given` is a sink, or if there is no good guess.
+    """
     if hasattr(given, "writer"):
         return ""
     return place_hint(given)

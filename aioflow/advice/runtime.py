@@ -212,10 +212,11 @@ Sides = Collection[tuple[int, "OutputTag[Any]"]]
 
 
 def tell_unread_sides(names: Sequence[str], read: Sides, sent: Sides) -> None:
-    """Logs side outputs without a reader, and readers of empty ones, when a task has finished.
+    """Warns if a finished task may have sent records to the wrong side output.
 
-    `names` are those of the operators of the chain. `read` are the side outputs with a reader, and
-    `sent` those with records.
+    That is likely if an operator sent records to a side output without a reader, and none to
+    another one that has a reader. `names` are the names of the operators of the chain, `read` the
+    side outputs with a reader, and `sent` the side outputs with records.
     """
     for index in dict.fromkeys(index for index, _ in read):
         empty = [tag.name for node, tag in read if node == index and (node, tag) not in sent]

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import sink_hint
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.functions import (
-    has_operator_state,
-)
+from aioflow.core.functions import has_operator_state
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import (
     Chaining,

@@ -422,7 +422,10 @@ def _rescale(arguments: argparse.Namespace) -> int:
 
 
 def _directory(given: str | None) -> str | None:
-    """Returns the URL of the directory that the user gave, or None. Raises UsageError."""
+    """Returns the URL of the directory for a savepoint, or None if the user gave none.
+
+    Raises UsageError if it is not a directory or URL of a store.
+    """
     try:
         return None if given is None else store_url(given, "the directory")
     except ValueError as error:

@@ -248,9 +248,10 @@ def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
 
 
 def time_part(name: str, a: Number, every_ms: int = 1) -> Column | None:
-    """Returns a part of times, which are int milliseconds since 1970 UTC.
+    """Returns one part of each time of a column, such as "hour" or "date".
 
-    `every_ms` is the unit of "truncate".
+    The times are int milliseconds since 1970 in UTC. "truncate" rounds them down to a multiple of
+    `every_ms`. Returns None if the parts must be computed as rows.
     """
     if a.kind != "i":
         return None

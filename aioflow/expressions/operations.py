@@ -1,8 +1,8 @@
-"""Two expressions that are no nodes of `nodes`: an added operation, and a key of several parts.
+"""Two further expressions beside those of `nodes`: an added operation, and a key of several parts.
 
-An `Operation` is a pure function that says how it is computed on rows, and, if it can be, on
-arrays. Rows call the function once for each value, columns once for each distinct text, so a slow
-one costs little on columns. A `Composite` stands in `key_by` alone, never in another expression.
+An `Operation` is a pure function for rows, with a second form for arrays if there is one. Rows call
+the function once for each value, columns once for each distinct text, so a slow function costs
+little on columns. A `Composite` stands in `key_by` alone, never in another expression.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any
 
 from aioflow.expressions.nodes import Expr, Literal, T
 
-__all__ = [
-    "Apply",
-    "Composite",
-    "Operation",
-]
+__all__ = ["Apply", "Composite", "Operation"]
 
 _PRIMARY = 8  # As all calls.
 

@@ -317,7 +317,7 @@ def _is_of_flow(vertex: JobVertex) -> bool:
 
 
 def check_workers(name: str, workers: object) -> None:
-    """Raises GraphError if `workers` is no number of processes."""
+    """Raises GraphError if `workers` is not a whole number of at least 1."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise GraphError(f"job {name!r} cannot have workers={workers!r}: expected 1 or more")
 

@@ -105,7 +105,7 @@ class _Look(msgspec.Struct, frozen=True):
     at: Frame
     """The innermost frame."""
     imports: bool = False
-    """Whether the engine imported a library, which is not to blame on an operator."""
+    """Whether the engine was importing a library. No operator is blamed for that."""
 
 
 class LoopWatch:
@@ -176,7 +176,7 @@ class LoopWatch:
 
         `operator` is the one that the task holds responsible; None leaves that to the samples.
         Returns None if the thread had no processor for most of the time. Also returns None if it
-        had one, but neither computed nor was seen in user code, or if the engine imported a
+        had one, but neither computed nor was seen in user code, or if the engine was importing a
         library.
         """
         since = self._times().minus(self._began)

@@ -56,7 +56,10 @@ class ControlWatch:
         self._error: BaseException | None = None
 
     async def run(self, awaitable: Awaitable[T]) -> T:
-        """Awaits `awaitable` and returns its result; raises its error, or that of control mail."""
+        """Awaits `awaitable` and returns its result. Control mail runs meanwhile.
+
+        Raises the error of `awaitable`, or that of a control mail, which ends the waiting.
+        """
         owner = asyncio.current_task()
         assert owner is not None
         self._owner = owner

@@ -460,8 +460,8 @@ async def _listening(
 
 
 def _refused(error: OSError, address: str) -> OSError:
-    """Returns the error of an address that the server cannot listen at, naming the option to
-    change.
+    """Returns an error which says that the server cannot listen at `address`, why, and which option
+    to change.
     """
     code = error.errno or 0
     reason = (

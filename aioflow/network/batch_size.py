@@ -76,7 +76,7 @@ _COLLECTIONS: Final = (tuple, list, set, frozenset, deque)
 _PERMANENT: Final = (Enum, type, FunctionType, BuiltinFunctionType, ModuleType)
 """Types of objects that the program keeps anyway. Only the reference to them counts.
 
-An Enum member refers to its class, and so do UUIDs, to one of `uuid.SafeUUID`.
+An Enum member refers to its class, and a UUID refers to a member of the Enum `uuid.SafeUUID`.
 """
 
 

@@ -63,16 +63,16 @@ TEXTS = {"lines", "socket", "websocket"}
 """Connectors of texts. A text is the only STRING column, or a JSON object of the columns."""
 
 CHANGES = {"mysql_changes", "postgres_changes"}
-"""Connectors of the changes of a table. Its rows change, by the PRIMARY KEY."""
+"""Connectors of a table whose rows change. Its PRIMARY KEY identifies a row."""
 
 TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres", *CHANGES}
 """Connectors whose times are objects of `datetime`. Other connectors have texts or milliseconds."""
 
 DATABASES = {"mysql", "postgres", "sqlite"}
-"""Connectors of tables that may have more columns, which keep their defaults."""
+"""Connectors of tables that may have more columns than declared. Those keep their defaults."""
 
 NO_TABLES = {"drop_postgres_slot", "push"}
-"""Functions of `aioflow.io` that take texts, and give no rows of a table."""
+"""Functions of `aioflow.io` that take texts, but neither read nor write a table."""
 
 SCHEMAS = ("avro", "json_schema", "protobuf")
 """Formats of `aioflow.io.formats`."""

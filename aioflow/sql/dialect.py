@@ -143,7 +143,7 @@ class StreamingSql(Dialect):
                     found.append(given[number])
                     number += 1
             if opened is not None:
-                self._refuse("the statement set has no end: write END; behind its INSERTs", opened)
+                self._refuse("the statement set has no end: write END; after its INSERTs", opened)
             return found
 
         def _warn_unsupported(self) -> None:

@@ -118,7 +118,10 @@ def script(
 
 
 def _prune(graph: StreamGraph, before: Sequence[int], read: Sequence[int]) -> None:
-    """Removes what views that no statement reads have added to a graph with the nodes `before`."""
+    """Removes the new nodes of `graph` that no statement reads, as those of an unread view.
+
+    `before` are the nodes that it already had, and `read` the nodes whose inputs are needed.
+    """
     for number in {*graph.nodes} - {*before, *graph.upstream_of(read)}:
         del graph.nodes[number]
     graph.edges[:] = [one for one in graph.edges if one.target in graph.nodes]
@@ -418,7 +421,7 @@ class Script(Planner):
 def name_states(graph: StreamGraph, first: int, prefix: str = "") -> None:
     """Gives a uid to each operator with state that a query has added.
 
-    `first` is the first number of a node of the query. A uid is made of `prefix`, the kind of the
+    `first` is the number of the query's first node. A uid is made of `prefix`, the kind of the
     operator, its keys, its computation, and the operators with state before it. Conditions, columns
     of SELECT and other queries do not change the uid.
     """

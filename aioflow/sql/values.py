@@ -25,7 +25,7 @@ from aioflow.expressions.values import epoch_ms
 __all__ = ["DAY_MS", "apply", "java_pattern", "json_path", "like_pattern", "parse_time"]
 
 EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
-"""The arithmetic of DECIMAL: sums and products of 38 digits are exact in it."""
+"""The arithmetic of DECIMAL. Sums and products of numbers with 38 digits are exact."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000

@@ -2,21 +2,21 @@
 
 Three places hold such data: the channels of the inputs, the subpartitions of the outputs, and the
 stages of the chain. A fourth is restored data that is not processed yet. The data of one place
-forms a `ChannelStateLog`. It is encoded at once, since a batch may change once it is passed on. The
-log starts with the event time in front of the data.
+forms a `ChannelStateLog`. It is encoded at once, because a batch may change after it was passed on.
+The log starts with the event time in front of the data.
 
     file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
             1 kind | 2 input | 2 stage | 4 length | content
 
-Only what carries records or time is kept. Barriers are not: they belong to one checkpoint. The end
-of data is sent again.
+Only elements with records or event time are kept. Barriers are not, because they belong to one
+checkpoint. The end of data is sent again.
 
 A restore makes one sequence of batches for the stages of each subtask. Each former subtask gives
 one line with all its data in flight. Data nearest to the end of its chain comes first. Data of its
 channels goes through a valve, as without the restore, so each record keeps its watermark. If the
 parallelism has changed, lines of several former subtasks are merged in the order of these
-watermarks. So the timers of a key fire between the same records as without the restore. A record is
-late exactly if it would have been late.
+watermarks. So the timers of a key fire between the same records as without the restore, and the
+same records are late.
 
 Invariant: no record is processed at a higher watermark than without the restore. It is lower only
 where a former subtask, which may continue here, was behind.

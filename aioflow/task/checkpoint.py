@@ -185,7 +185,7 @@ class StateStore(Protocol):
         """Returns the output for state: below the flow's root, or below the URL of a savepoint."""
 
     def input(self) -> StateInput:
-        """Returns the input for state at the locations in its handles."""
+        """Returns a reader of state files, which finds each file by the location in its handle."""
 
 
 class _View(msgspec.Struct):

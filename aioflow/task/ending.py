@@ -161,7 +161,7 @@ class TaskEnd:
         until they are processed.
 
         A checkpoint may begin until the last mail has run. The task lingers until that checkpoint
-        needs no more mail: while `written` waits, barriers and aborts are not heard.
+        needs no more mail: while `written` waits, barriers and aborts are not processed.
         """
         self._life.phase = TaskPhase.LINGERING
         self._checkpoints.end_of_data(drained=drain)

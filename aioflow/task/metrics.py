@@ -8,12 +8,13 @@ full async operator counts as busy, as in Flink.
 
 Latency markers measure how long records take from a source to each operator. A source sends one at
 each interval (`latency_tracking=`). A marker keeps its place among the records of its channel and
-bypasses functions. Each task notes its age for all operators of its chain. The task passes it on to
-one channel of each edge, in turn: else markers would multiply with each exchange. The time that a
-record spends inside a window or an async call is not part of it.
+bypasses functions. Each task notes the age of the marker for all operators of its chain. The task
+passes the marker on to one channel of each edge, in turn. Otherwise markers would multiply with
+each exchange. The time that a record spends inside a window or an async call is not part of the
+age.
 
-Ages are differences of the wall clocks of two processes, and so only as right as those. After
-Flink's LatencyMarker and LatencyStats.
+Ages are differences between the wall clocks of two processes, so they are only as exact as those
+clocks. After Flink's LatencyMarker and LatencyStats.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ NAN = float("nan")
 
 
 class TaskInputCounts(Protocol):
-    """The counters of an input."""
+    """The number of records that an input has received, and its event time."""
 
     records_in: int
 

@@ -502,7 +502,10 @@ class TaskOutput:
                         )
 
     def hurry(self, barrier: CheckpointBarrier, capture: ChannelStateCapture) -> None:
-        """Lets `barrier` overtake where it still waits."""
+        """Lets `barrier` overtake the records in every subpartition in which it still waits.
+
+        These records are added to `capture`.
+        """
         for writer in self._all:
             if writer.may_be_overtaken:
                 for index, subpartition in enumerate(writer.partition.subpartitions):

@@ -47,13 +47,7 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = [
-    "NatsCommitter",
-    "NatsStream",
-    "NatsWriter",
-    "Prepared",
-    "nats",
-]
+__all__ = ["NatsCommitter", "NatsStream", "NatsWriter", "Prepared", "nats"]
 
 PAGE_MESSAGES = 500
 """Number of messages of one request."""
@@ -414,8 +408,8 @@ class NatsWriter(BaseWriter[Any]):
         if self._ctx.checkpointing:
             window_s = info.config.duplicate_window or 0.0
             logger.info(
-                "%r: stream %r knows what is published again for %.0f s: exactly once as long as "
-                "a restart takes less", config,
+                "%r: stream %r recognises repeated messages for %.0f s: exactly once if a restart "
+                "takes less", config,
                 info.config.name, window_s,
             )  # fmt: skip
 

@@ -29,7 +29,6 @@ __all__ = [
     "Table",
     "check_server",
     "drop_postgres_slot",
-    "error_code",
     "free_slot",
     "kept_slot",
     "load_tables",
@@ -312,7 +311,7 @@ async def kept_slot(
         )
 
 
-def error_code(error: BaseException) -> str | None:
+def _error_code(error: BaseException) -> str | None:
     """Returns the SQLSTATE of an error of the server; None for any other error."""
     import asyncpg
 
@@ -321,7 +320,7 @@ def error_code(error: BaseException) -> str | None:
 
 def refusal(config: PostgresChangesConfig, error: BaseException) -> BaseException | None:
     """Returns an error that says what to do about `error` of the server, or None."""
-    code = error_code(error)
+    code = _error_code(error)
     if "WAL sender" in str(error) or (code == "42501" and "replication" in str(error).lower()):
         return GraphError(
             f"{config!r}: the user may not replicate ({error}): ALTER ROLE name REPLICATION (on "

@@ -297,8 +297,10 @@ class PartWriter(BaseWriter[Any]):
             self._rolled = []
 
     async def _write(self, request: Coroutine[Any, Any, None]) -> None:
-        """Waits for a write. If the caller is cancelled, the write goes on, because its thread
-        cannot be stopped. `close` waits for it, so that it makes no file after the deletion.
+        """Waits for a write of the part.
+
+        If the caller is cancelled, the write goes on, because its thread cannot be stopped. `close`
+        waits for that write before it deletes the part. Otherwise the write could make it again.
         """
         self._writing = asyncio.get_running_loop().create_task(request, name="write part")
         await asyncio.shield(self._writing)

@@ -514,9 +514,9 @@ class IntervalJoinOperator(Operator):
     def _clean(self, time: int, key: Any, index: int) -> None:
         """Drops the elements up to `time` on side `index`, which can find no partner any more.
 
-        The elements are dropped only when they are half of all elements of the key, and the next
-        timer of the key is that of the middle one. So the cost for each element does not depend on
-        the number of elements. New elements cannot join with expired ones before that.
+        The elements are dropped only when they are half of all elements of the key. So the next
+        timer of the key is due when its middle element expires, and the cost for each element does
+        not depend on the number of elements. Until then new elements cannot join with expired ones.
         """
         buffer, kept_for = self._buffers[index], self._kept_for[index]
         table = buffer.of_replaced(None, key)

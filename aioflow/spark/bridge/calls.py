@@ -224,8 +224,8 @@ class CallThreads:
     def _one(self, call: Call, inbox: queue.SimpleQueue[Call | None]) -> Call | None:
         """Runs `call` and returns the next call for this thread.
 
-        Returns None if the thread has to wait for the next call, or for None as the end, at
-        `inbox`.
+        Returns None if no call waits. The thread then takes the next one from `inbox`, where None
+        means that the thread ends.
         """
         with self._lock:
             begins = not call.started
