@@ -262,6 +262,27 @@ async def test_polling_tries_again_when_the_server_is_ill_and_fails_when_it_says
             await next_batch(reader)
 
 
+async def test_polling_tries_again_when_the_connection_of_the_first_request_is_lost(
+    ctx: Context,
+) -> None:
+    asked = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked < 4:  # aiohttp itself repeats a request once.
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response(1)
+
+    async with (
+        http_server(web.get("/", answer)) as url,
+        opened(http(url, every="1h", backoff="1ms"), ctx) as reader,
+    ):
+        assert await next_batch(reader) == [1]
+        assert asked == 4
+
+
 async def test_an_answer_that_is_no_json_is_malformed(ctx: Context) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="<html>")

@@ -240,7 +240,7 @@ class _HttpReader(BufferedReader):
         backoff = Backoff(self.ctx.host.rng, config.backoff)
         async with client_session(config.headers, config.timeout_s) as session:
             while True:
-                asked_s = loop.time()
+                asked_s, status = loop.time(), 0
                 try:
                     async with session.get(config.url) as response:
                         body = await response.content.read(BODY_BYTES_MAX + 1)
