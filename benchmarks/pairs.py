@@ -7,9 +7,9 @@ SOURCE is one of kafka, postgres-changes, mysql-changes, s3, nats, redis, mqtt, 
 rabbitmq-stream. SINK is one of kafka, postgres, mysql, s3, iceberg, delta, jsonl, nats, redis,
 rabbitmq. The program starts the servers. A flow with state counts the numbers by key on two
 workers, while they are written to the source. Kills (with -9) and restarts of the source's server
-are spread evenly over the output. mosquitto is ended by SIGTERM, because it keeps no sessions
-otherwise, the server of S3 refuses connections for 1.5 s, because it keeps objects in memory, and
-all other servers are ended by SIGKILL. A sink that is at least once may write some
+are spread evenly over the output. Most servers are ended by SIGKILL. mosquitto is ended by SIGTERM,
+because it keeps no sessions otherwise. The server of S3 keeps objects in memory, so it refuses
+connections for 1.5 s instead. A sink that is at least once may write some
 rows twice. A source that is at least once may give some numbers twice. Then no number may be
 missing, and the counts of each key may have no gap.
 """

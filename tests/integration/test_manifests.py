@@ -1,6 +1,6 @@
 """The commands of `deploy/kubernetes/cluster.yaml` as processes, each at an address of its own.
 
-Kubernetes' part is played by this test: it replaces paths and addresses, and asks the probes.
+The test takes the part of Kubernetes: it replaces paths and addresses, and asks the probes.
 """
 
 from __future__ import annotations
