@@ -259,6 +259,20 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "one element far ahead keeps all others of its key in an interval join",
+        "aioflow/operators/join/joins.py",
+        "            if 2 * position <= len(times):  # The present timer",
+        "            if False:  # The present timer",
+        ("tests/operators/test_joins.py::test_elements_far_ahead_keep_no_others",),
+    ),
+    Mutant(
+        "a timer of an interval join that drops nothing lets later elements into a snapshot",
+        "aioflow/operators/join/joins.py",
+        "        held = buffer.peek().get(key)\n",
+        "        held = buffer.of_replaced(None, key).get(key)\n",
+        ("tests/operators/test_joins.py::test_a_snapshot_has_no_element_that_came_after_it",),
+    ),
+    Mutant(
         "windows of the clock that wait at the end fire in one turn",
         "aioflow/operators/window/operator.py",
         "yield from self.rest_amid_timers() if event else (None,)\n",

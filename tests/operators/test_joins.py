@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, TimeWindow
@@ -15,6 +15,7 @@ from aioflow.operators import results
 from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
 from aioflow.operators.join.window_join import WindowJoinOperator
 from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows, session, tumbling
+from aioflow.state.snapshot import InlineState
 
 from .context import Context, drive_inputs, opened, values_of
 from .reference import Sided, co_groups, interval_pairs
@@ -163,6 +164,45 @@ async def test_elements_are_kept_as_long_as_a_partner_may_come_and_no_longer() -
     assert [list(table) for table in held] == [["k"], []]
     drive_inputs(operator, batches([], 13, 1))
     assert [list(table) for table in held] == [[], []]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9), st.booleans()), max_size=80),
+    st.lists(st.integers(900, 999), max_size=3),
+)
+@example([(time, 0, True) for time in range(1, 31)], [999])
+@example([(time, 0, True) for time in range(1, 31)], [999, 999])
+async def test_elements_far_ahead_keep_no_others(
+    steps: list[tuple[int, int, bool]], ahead: list[int]
+) -> None:
+    """At most half of what is kept of a key finds no partner any more, in any order of times."""
+    operator = await opened(IntervalJoinOperator(lambda left, right, ctx: [], -2, 3))
+    table = operator.ctx.keyed_state.table("interval-join-left")
+    drive_inputs(operator, batches([Sided(0, "k", "ahead", time, 0) for time in ahead], 0, 9))
+    watermark = 0
+    for step, jitter, moves in steps:
+        records = [Sided(0, "k", "L", watermark + step + jitter, watermark)]
+        watermark += step * moves
+        drive_inputs(operator, batches(records, watermark, 1))
+        times = table.peek().get("k", ([],))[0]
+        assert 2 * sum(time + 3 <= watermark for time in times) <= len(times)
+    drive_inputs(operator, batches([], MAX_WATERMARK, 1))
+    assert table.namespaces() == []
+
+
+async def test_a_snapshot_has_no_element_that_came_after_it() -> None:
+    """A timer of the key fires and drops nothing, while the snapshot is being written."""
+    operator = await opened(IntervalJoinOperator(lambda left, right, ctx: [], -2, 3))
+    records = [Sided(0, "k", time, time, 0) for time in (10, 20, 30)]
+    drive_inputs(operator, batches(records, 0, 1))
+    state = operator.ctx.keyed_state
+    snapshot = state.begin_snapshot(1)
+    drive_inputs(operator, batches([], 13, 1))
+    drive_inputs(operator, batches([Sided(0, "k", 40, 40, 13)], 13, 1))
+    handle = await snapshot.write(InlineState())
+    restored = Context().keyed_state
+    await restored.restore_from([handle], InlineState())
+    assert restored.table("interval-join-left").peek() == {"k": ([10, 20, 30], [10, 20, 30])}
 
 
 async def test_the_function_of_an_interval_join_sees_both_times_and_side_outputs() -> None:

@@ -478,6 +478,9 @@ class IntervalJoinOperator(Operator):
         state.current_key = NO_KEY
 
     def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
+        """Adds an element to those of its key. A timer is due at the latest when half of them
+        find no partner any more.
+        """
         table = self._buffers[index].of_key(None, key)
         held: tuple[list[int], list[Any]] | None = table.get(key)
         if held is None:
@@ -490,6 +493,8 @@ class IntervalJoinOperator(Operator):
             values.append(value)
         else:
             position = bisect_right(times, time)
+            if 2 * position <= len(times):  # The present timer may be that of a later element.
+                self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
             times.insert(position, time)
             values.insert(position, value)
         table[key] = held
@@ -519,19 +524,18 @@ class IntervalJoinOperator(Operator):
         not depend on the number of elements. Until then new elements cannot join with expired ones.
         """
         buffer, kept_for = self._buffers[index], self._kept_for[index]
-        table = buffer.of_replaced(None, key)
-        held = table.get(key)
+        held = buffer.peek().get(key)
         if held is None:
             return
         times, values = held
         gone = bisect_right(times, time - kept_for)
         if gone == len(times):
-            del table[key]
+            del buffer.of_replaced(None, key)[key]
             buffer.removed(None, key)
             return
         if 2 * gone >= len(times):
             times, values = times[gone:], values[gone:]
-            table[key] = (times, values)
+            buffer.of_replaced(None, key)[key] = (times, values)
         self._timers.register_event_time_timer(key, index, times[len(times) // 2] + kept_for)
 
 
