@@ -35,7 +35,7 @@ def _split(value: Row) -> tuple[Row, int]:
 
 
 def _text(row: Row) -> str:
-    """Returns a text that equal rows of one stream share."""
+    """Returns a text that equal rows of one stream share. Their fields are in the same order."""
     return repr([*row.values()])
 
 
@@ -352,7 +352,13 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
     def _changed(self, side: int, value: Row, key: tuple[Any, ...]) -> Iterable[Row]:
         row, change = _split(value)
         other = 1 - side
-        alone = {**row, **self.nulls[other], CHANGE: change}
+
+        def pair(own: Row, found: Row, change: int) -> Row:
+            """Returns the fields of the left row, then those of the right one, as `_text` needs."""
+            left, right = (own, found) if side == 0 else (found, own)
+            return {**left, **right, CHANGE: change}
+
+        alone = pair(row, self.nulls[other], change)
         if None in key:
             return [alone] if self.keeps[side] else []
         own, others = self.sides[side], self.sides[other]
@@ -372,15 +378,12 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
             own.put(text, (row, count + change, partners))
         else:
             own.remove(text)
-        made = [
-            {**row, **found, CHANGE: change} for _, (found, times, _) in met for _ in range(times)
-        ]
+        made = [pair(row, found, change) for _, (found, times, _) in met for _ in range(times)]
         if self.keeps[side] and not partners:
             made.append(alone)
         for name, (found, times, before) in met if self.keeps[other] else ():
             after = before + change
             others.put(name, (found, times, after))
             if not before or not after:
-                lonely = {**self.nulls[side], **found, CHANGE: -change}
-                made += [lonely.copy() for _ in range(times)]
+                made += [pair(self.nulls[side], found, -change) for _ in range(times)]
         return sorted(made, key=lambda one: -one[CHANGE])

@@ -67,6 +67,13 @@ SQL_MUTANTS: list[Mutant] = [
         (_SCRIPT + "test_a_variable_in_the_path_of_a_url_is_hidden_when_the_job_fails",),
     ),
     Mutant(
+        "the fields of a pair stand in the order in which its rows came",
+        "aioflow/sql/keyed.py",
+        "            left, right = (own, found) if side == 0 else (found, own)\n",
+        "            left, right = own, found\n",
+        (_UPDATES + "test_a_pair_is_deleted_from_the_next_join_whichever_side_came_first",),
+    ),
+    Mutant(
         "NULL meets NULL in a join",
         "aioflow/sql/joins.py",
         "            relation = relation.filtered(~key.expression.is_null())\n",

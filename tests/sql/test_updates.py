@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -312,6 +313,35 @@ def test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced() -> None:
     )
     (changes,) = run_simulated(flow, collect=[pairs]).outputs
     assert [one.after for one in changes] == [{"id": 1, "n": 1}]
+
+
+def test_a_pair_is_deleted_from_the_next_join_whichever_side_came_first() -> None:
+    async def rows() -> AsyncIterator[dict[str, Any]]:
+        for side in ("a", "b", "a", "b", "a"):
+            yield {"side": side, "id": 1}
+            await asyncio.sleep(1)
+
+    flow = af.Flow("chain")
+    stream = flow.source(rows)
+    changes = flow.sql(
+        """SELECT x.id, n, m, c.id AS other
+           FROM (SELECT id, count(*) AS n FROM a GROUP BY id) x
+           JOIN (SELECT id, count(*) AS m FROM b GROUP BY id) y ON x.id = y.id
+           LEFT JOIN c ON x.id = c.id""",
+        updates="changes",
+        schemas={one: {"id": "BIGINT"} for one in "abc"},
+        ttl="1h",
+        a=stream.filter(af.col.side == "a"),
+        b=stream.filter(af.col.side == "b"),
+        c=stream.filter(af.col.side == "c"),
+    )
+    (found,) = run_simulated(flow, collect=[changes]).outputs
+    left: Counter[str] = Counter()
+    for one in found:
+        left[repr(one.after)] += one.after is not None
+        left[repr(one.before)] -= one.before is not None
+    assert +left == {"{'id': 1, 'n': 3, 'm': 2, 'other': None}": 1}
+    assert not -left
 
 
 # Sinks.
