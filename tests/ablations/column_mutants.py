@@ -785,6 +785,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         ("tests/io/test_flat_json.py::test_texts_of_blocks_with_null_share_their_entries",),
     ),
     Mutant(
+        "fields that a type forbids are skipped where lines are read from their bytes",
+        "aioflow/io/files/json_files.py",
+        "        or config.forbid_unknown_fields\n",
+        "",
+        ("tests/io/test_flat_json.py::test_a_field_that_a_type_forbids_is_a_malformed_line",),
+    ),
+    Mutant(
         "fields that may be None keep lines from being read from their bytes",
         "aioflow/io/files/json_files.py",
         "    hints = {name: without_none(hint) for name, hint in hints_of(type).items()}\n",

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -153,6 +154,15 @@ def test_texts_of_blocks_with_null_share_their_entries() -> None:
     assert first["name"].entries is second["name"].entries
     assert first["name"].to_list() == ["a", None]
     assert (first["user"].to_list(), first["price"].to_list()) == ([None, 1], [2.0, None])
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    user: int
+
+
+def test_a_field_that_a_type_forbids_is_a_malformed_line() -> None:
+    found = JsonColumnDecoder(Strict).decode(b'{"user":1,"other":2}\n' * 9, True)
+    assert not found.records and len(found.bad) == 9
 
 
 @pytest.mark.parametrize("spaced", [(",", ":"), (", ", ": "), (" , ", " : ")])

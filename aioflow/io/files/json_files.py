@@ -347,13 +347,14 @@ def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
     """Returns the type of each field of `type` by name.
 
     The type of a field that may be None is that of its other values. Returns None unless all are
-    int, float or str, and `struct` uses the same names in JSON.
+    int, float or str, and `struct` uses the same names in JSON, and skips other names.
     """
     hints = {name: without_none(hint) for name, hint in hints_of(type).items()}
     config = struct.__struct_config__
     if (
         config.array_like
         or config.tag is not None
+        or config.forbid_unknown_fields
         or tuple(hints) != struct.__struct_encode_fields__
     ):
         return None
