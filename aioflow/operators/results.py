@@ -211,8 +211,8 @@ class ResumableOutput:
     """The unsent results of one operator, and the remaining work for the last batch."""
 
     __slots__ = (
-        "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values",
-        "_watermarks", "_work", "pieces", "watermark",
+        "_affordable", "_final", "_limit", "_perf_ns", "_taken", "_timed", "_timestamps", "_tried",
+        "_values", "_watermarks", "_work", "pieces", "watermark",
     )  # fmt: skip
 
     def __init__(self, perf_ns: Callable[[], int]) -> None:
@@ -223,6 +223,7 @@ class ResumableOutput:
         self._timed = True  # Whether all timestamps are ints.
         self._watermarks: list[int] = []
         self._limit = RESULTS_FIRST
+        self._taken = 0
         self._tried = 0
         self._work: Iterator[None] | None = None
         self._final = MIN_WATERMARK
@@ -234,6 +235,11 @@ class ResumableOutput:
     @property
     def pending(self) -> bool:
         return self._work is not None
+
+    @property
+    def count(self) -> int:
+        """Number of results so far."""
+        return self._taken + len(self._values)
 
     @property
     def room(self) -> int:
@@ -366,6 +372,7 @@ class ResumableOutput:
         self._tried = 0
         if not values:
             return empty_batch(self.watermark)
+        self._taken += len(values)
         # Results of elements without event time have no event time either.
         timed: Any = timestamps if self._timed else None
         self._values, self._timestamps, self._watermarks, self._timed = [], [], [], True

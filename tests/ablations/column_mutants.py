@@ -497,6 +497,30 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_JOINS}::test_a_checkpoint_amid_a_firing_changes_nothing",),
     ),
     Mutant(
+        "a checkpoint amid the pairs of rows forgets the keys that have not fired",
+        _WINDOW_JOIN,
+        "            self._timers.register_event_time_timer(key, namespace, time)\n",
+        "            pass\n",
+        (f"{_JOINS}::test_a_checkpoint_amid_a_firing_changes_nothing",),
+    ),
+    Mutant(
+        "pairs of rows that a checkpoint divides twice are counted from the first one",
+        _WINDOW_JOIN,
+        "_Hot(key, window, self._out.count - skipped, ",
+        "_Hot(key, window, self._out.count, ",
+        (f"{_JOINS}::test_a_checkpoint_amid_a_firing_changes_nothing",),
+    ),
+    Mutant(
+        "an interval join emits the pairs of an element again that a checkpoint had divided",
+        "aioflow/operators/join/joins.py",
+        "for i in partners[before:] if before else partners:",
+        "for i in partners:",
+        (
+            "tests/operators/test_joins.py::"
+            "test_a_checkpoint_amid_the_pairs_of_an_interval_join_changes_nothing",
+        ),
+    ),
+    Mutant(
         "blocks of keys of a join come in the order of their codes",
         _SIDES,
         "for number in sorted(found[0]):",

@@ -336,8 +336,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a function that is left in the midst goes on with another key",
         "aioflow/operators/window/operator.py",
-        "            yield\n            state.set_current_key(key)\n",
-        "            yield\n",
+        "self._rest_amid_results()\n            state.set_current_key(key)\n",
+        "self._rest_amid_results()\n",
         (
             "tests/operators/test_turns.py::"
             "test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",

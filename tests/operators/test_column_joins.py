@@ -30,6 +30,7 @@ from aioflow.state.backend import INTERNAL_PREFIX
 from tests.columns.batches import batch_of_rows
 
 from .context import Context, drive_inputs, opened
+from .parts import PARALLELISMS, in_part, in_parts
 from .reference import Sided
 from .test_joins import batches, two_streams
 
@@ -420,41 +421,9 @@ async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.Mon
         await opened(WindowJoinOperator(TumblingWindows(10), Pair), Context(first.ctx))
 
 
-def of_subtask(item: tuple[int, RecordBatch], groups: Any) -> tuple[int, RecordBatch]:
-    """Returns the batch, or its watermark if its only record belongs to another subtask."""
-    side, batch = item
-    is_own = all(key_group(key, 128) in groups for key in batch.keys or [])
-    return item if is_own else (side, RecordBatch([], None, None, None, batch.watermark))
-
-
-async def in_part(
-    assigner: Any, items: list[tuple[int, RecordBatch]], pieces: int, context: Context
-) -> tuple[list[Any], list[tuple[int, RecordBatch]]]:
-    """Takes all batches, and a checkpoint at the first rest after `pieces` pieces of the last one.
-
-    Returns what came out, and the rest of the last batch.
-    """
-    operator, left = await opened(WindowJoinOperator(assigner, Pair), context), list[Any]()
-    rows = [row[:2] for row in drive_inputs(operator, items[:-1], 2)]
-    if items:
-        out = operator.process_input(*items[-1])
-        rows += zip(out.values, out.timestamps or (), strict=True)
-        while operator.has_pending and not left:
-            pieces -= 1
-            if pieces < 0 and (rest := operator.unprocessed()) is not None:
-                left.append((rest.input_index, rest.batch))
-            else:
-                out = operator.resume(1)
-                rows += zip(out.values, out.timestamps or (), strict=True)
-    written = operator.snapshot_state(1)
-    if written is not None:
-        await written
-    return rows, left
-
-
-async def cut_amid_firings(draw: random.Random) -> None:
+async def cut_amid_firings(draw: random.Random, kinds: list[bool]) -> None:
     """Runs a join in parts, each cut at any piece of what it emits, and compares the pairs."""
-    parallelisms = draw.choice([(1, 1, 1, 1), (1, 3, 2, 1), (2, 1, 4, 3)])
+    parallelisms = draw.choice(PARALLELISMS)
     # The rest of a batch of several records cannot be given to other subtasks, where the watermark
     # is that of the slowest.
     count = 3 if max(parallelisms) == 1 else 1
@@ -470,23 +439,13 @@ async def cut_amid_firings(draw: random.Random) -> None:
     plain = await opened(WindowJoinOperator(assigner, Pair))
     of_each = [drive_inputs(plain, [item], 2) for item in in_kinds(whole, [False])]
     firing = [number + 1 for number, found in enumerate(of_each) if found]
-    whole, done = in_kinds(whole, draw.choice([[True], [True, True, True, False]])), 0
-    rows, rests, former = list[Any](), list[Any](), list[Context]()
-    for number, parallelism in enumerate(parallelisms):
-        is_last = number == len(parallelisms) - 1
-        stops = [at for at in firing if at >= done] or [len(whole)]
-        stop = len(whole) if is_last else draw.choice([done, *stops])
-        items, done = [*rests, *whole[done:stop]], stop
-        rests, contexts = [], []
-        for index in range(parallelism):
-            groups = range_for_subtask(index, parallelism, 128)
-            pieces = 1_000_000 if is_last else draw.choice([0, 1, 3, 8, 12, 16, 20, 30, 50])
-            contexts.append(Context(*former, groups=groups))
-            mine = [of_subtask(item, groups) for item in items]
-            found, left = await in_part(assigner, mine, pieces, contexts[-1])
-            rows, rests = rows + found, rests + left
-        rests.sort(key=lambda item: not len(item[1].values))
-        former = contexts
+    rows, former = await in_parts(
+        draw,
+        lambda: WindowJoinOperator(assigner, Pair),
+        in_kinds(whole, kinds),
+        firing,
+        parallelisms,
+    )
 
     expected = chain.from_iterable(of_each)
     assert sorted(map(repr, rows)) == sorted(repr(row[:2]) for row in expected)
@@ -494,16 +453,20 @@ async def cut_amid_firings(draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize(
+    "kinds", [[[True], [True, True, True, False]], [[False]]], ids=["columns", "rows"]
+)
 async def test_a_checkpoint_amid_a_firing_changes_nothing(
-    first: int, monkeypatch: pytest.MonkeyPatch
+    kinds: list[list[bool]], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(window_join, "KEYS_LISTED", 1)
+    monkeypatch.setattr(window_join, "PAIRS_LISTED", 0)
     for seed in range(first, first + 50):
         draw = random.Random(seed)
         monkeypatch.setattr(hash_join, "BLOCK_RECORDS", draw.choice([1, 5, 50]))
         monkeypatch.setattr(window_join, "PAIRS_MAX", draw.choice([1, 3, 7]))
         try:
-            await cut_amid_firings(draw)
+            await cut_amid_firings(draw, draw.choice(kinds))
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
@@ -520,7 +483,8 @@ async def test_key_that_fired_before_a_restore_pairs_no_later_records(
     end = RecordBatch([], None, None, None, 20)
     context = Context()
     items = [(0, batch), (1, batch), (0, end)]
-    emitted, rest = await in_part(TumblingWindows(10), items, 7, context)
+    join = WindowJoinOperator(TumblingWindows(10), Pair)
+    emitted, rest = await in_part(join, items, 7, context)
     assert [pair.left["id"] for pair, _ in emitted] == [1]
 
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair), Context(context))

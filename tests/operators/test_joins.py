@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, TimeWindow
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    RecordBatch,
+    TimeWindow,
+    empty_batch,
+)
 from aioflow.core.errors import GraphError, StateError
-from aioflow.core.functions import OutputTag
+from aioflow.core.functions import OutputTag, Pair
 from aioflow.operators import results
-from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.join.joins import FIRED, PARTLY_JOINED, CoGroupOperator, IntervalJoinOperator
 from aioflow.operators.join.window_join import WindowJoinOperator
 from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows, session, tumbling
 from aioflow.state.snapshot import InlineState
 
 from .context import Context, drive_inputs, opened, values_of
+from .parts import PARALLELISMS, in_parts
 from .reference import Sided, co_groups, interval_pairs
 
 START = MIN_WATERMARK
@@ -143,6 +152,73 @@ async def test_an_interval_join_gives_the_pairs_of_the_textbook_for_every_cut(
     for table in ("interval-join-left", "interval-join-right"):
         assert operator.ctx.keyed_state.table(table).namespaces() == []
     assert operator.ctx.timers["interval-join-timers"].event_time_timers() == []
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+async def test_a_checkpoint_amid_the_pairs_of_an_interval_join_changes_nothing(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS_FIRST", 1)
+    for seed in range(first, first + 50):
+        draw = random.Random(seed)
+        parallelisms = draw.choice(PARALLELISMS)
+        steps = [
+            (draw.randint(0, 1), draw.choice("aab"), draw.randint(-12, 12))
+            for _ in range(draw.choice([10, 30, 60]))
+        ]
+        lower, length, rows_of_pair = draw.randint(-20, 8), draw.randint(0, 40), draw.randint(0, 2)
+        records = two_streams(steps, draw.choice([5, 40]), 0)
+        # The rest of several records cannot be given to other subtasks, see `test_column_joins`.
+        size = 3 if max(parallelisms) == 1 else 1
+        whole = batches(records, MAX_WATERMARK, size)
+
+        def pair(left: int, right: int, ctx: Any, count: int = rows_of_pair) -> Any:
+            return [(left, right)] * count
+
+        make = partial(IntervalJoinOperator, pair, lower, lower + length)
+        rows, former = await in_parts(draw, make, whole, range(1, len(whole) + 1), parallelisms)
+
+        expected, _ = interval_pairs(records, lower, lower + length)
+        found = [((left, right), time) for left, right, time in expected] * rows_of_pair
+        assert sorted(rows) == sorted(found), f"seed {seed}"
+        for context in former:
+            for table in ("interval-join-left", "interval-join-right", PARTLY_JOINED):
+                assert not context.keyed_state.table(table).namespaces(), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: WindowJoinOperator(TumblingWindows(10), Pair),
+        lambda: IntervalJoinOperator(lambda left, right, ctx: [Pair(left, right)], 0, 9),
+    ],
+    ids=["window", "interval"],
+)
+async def test_pairs_behind_a_checkpoint_come_once_in_the_job_that_goes_on(make: Any) -> None:
+    """A checkpoint after each piece of a hot key leaves neither entries nor timers behind."""
+    operator, count = await opened(make()), 30
+    keys = ["hot"] * count + ["cold"]
+    rows, checkpoints = list[Any](), 0
+    for side in (0, 1):
+        times = [side] * len(keys)
+        batch = RecordBatch(list(range(len(keys))), times, keys, [START] * len(keys), START)
+        for item in (batch, empty_batch(20 if side else START)):
+            out = operator.process_input(side, item)
+            rows += out.values
+            while operator.has_pending:
+                if operator.unprocessed() is not None:
+                    operator.snapshot_state(checkpoints)
+                    checkpoints += 1
+                rows += operator.resume(7).values
+
+    hot = [Pair(left, right) for left in range(count) for right in range(count)]
+    assert checkpoints > count
+    assert sorted(rows) == sorted([*hot, Pair(count, count)])
+    state = operator.ctx.keyed_state
+    assert not any(state.table(name).namespaces() for name in (FIRED, PARTLY_JOINED))
+    assert not state.table("window-contents").namespaces()
+    for timers in operator.ctx.timers.values():
+        assert not timers.event_time_timers()
 
 
 async def test_both_bounds_of_an_interval_are_included() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib.util import find_spec
-from itertools import repeat
+from itertools import count, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from aioflow.state.timers import InternalTimerService
 
 __all__ = [
+    "PARTLY_JOINED",
     "PROGRESS",
     "CoGroupOperator",
     "IntervalJoinContext",
@@ -73,11 +74,11 @@ Each subtask writes (first key group, last key group, until, number of records r
 """
 
 FIRED = f"{INTERNAL_PREFIX}join-fired"
-"""Name of the table (start of window, end) -> key -> True, which lists the keys that a window of
-columns had fired when a checkpoint interrupted it.
+"""Name of the table (start of window, end) -> key -> True, which lists the keys that a window had
+fired when a checkpoint interrupted it.
 
 A key of which only some pairs were emitted has their number instead, and the numbers of its records
-on the left and on the right.
+on the left and on the right. Fired keys of rows are not listed: they are no longer in the window.
 """
 
 ROWS_MAX = 1_024
@@ -85,6 +86,11 @@ ROWS_MAX = 1_024
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
+
+PARTLY_JOINED = f"{INTERNAL_PREFIX}interval-join-partly"
+"""Name of the table key -> (input, number of emitted pairs) of the element that a checkpoint
+interrupted. It is the next element of that key.
+"""
 
 
 class CoGroupOperator(WindowOperator):
@@ -98,7 +104,7 @@ class CoGroupOperator(WindowOperator):
 
     _chunks: StateTable
     _fired: StateTable | None = None
-    """The table `FIRED`, made when a checkpoint first interrupts a window of columns."""
+    """The table `FIRED`, while it has entries: a checkpoint has interrupted a window."""
     _progress: ListState[Any]
     _side = 0
     """The input of the batch that is being processed."""
@@ -170,6 +176,8 @@ class CoGroupOperator(WindowOperator):
             for window in self._fired.namespaces():
                 if last_instant(window[1]) <= watermark:
                     self._fired.drop(window)
+            if not self._fired.namespaces():
+                self._fired = None
 
     def _fire_columns(self, watermark: int, reached: int) -> Iterator[None]:
         """Fires the windows of columns up to `watermark`, if the join has some.
@@ -332,6 +340,17 @@ class IntervalJoinOperator(Operator):
     _state: KeyedStateBackend
     _timers: InternalTimerService
     _join_ctx: IntervalJoinContext
+    _batch: RecordBatch | None = None
+    """The batch that is being processed, which is of input `_side`."""
+    _side = 0
+    _position = 0
+    """Number of its processed records."""
+    _joined: int | None = None
+    """Number of pairs of the next record that were emitted, None between two records."""
+    _is_listed = False
+    """Whether a checkpoint has listed that record."""
+    _partly: StateTable | None = None
+    """The table `PARTLY_JOINED`, while it has entries."""
 
     def __init__(self, function: Any, lower_ms: int, upper_ms: int) -> None:
         if lower_ms > upper_ms:
@@ -364,9 +383,17 @@ class IntervalJoinOperator(Operator):
         self._timers = ctx.timer_service(TIMERS, self._clean, self._clean)
         self._join_ctx = IntervalJoinContext(ctx, self._state, self._timers)
         self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
+        if PARTLY_JOINED in self._state.names():
+            self._partly = self._state.table(PARTLY_JOINED)
         await self._function.open(ctx)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        if self._joined is not None and self._batch is not None:
+            assert self._batch.keys is not None  # Checked in process_input.
+            key = self._batch.keys[self._position]
+            self._partly = self._state.table(PARTLY_JOINED)
+            self._partly.of_key(None, key)[key] = (self._side, self._joined)
+            self._is_listed = True
         return self._function.snapshot_state(self.ctx)
 
     async def close(self) -> None:
@@ -387,6 +414,7 @@ class IntervalJoinOperator(Operator):
             self._out.passed(batch.watermark)
             return empty_batch(self._out.watermark)
         self._join_ctx.collect_sides()
+        self._batch, self._side, self._position = batch, index, 0
         try:
             return self._out.start(self._run(index, batch), batch.watermark)
         finally:
@@ -395,6 +423,15 @@ class IntervalJoinOperator(Operator):
     @property
     def has_pending(self) -> bool:
         return self._out.pending
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns the records from the one on whose pairs are emitted now, none while elements are
+        dropped. The state has the number of its emitted pairs.
+        """
+        if self._batch is None:
+            return None
+        watermark = self._timers.current_watermark
+        return Unprocessed.rest_of(self._batch, self._position, watermark, self._side)
 
     def resume(self, max_records: int) -> RecordBatch:
         self._join_ctx.collect_sides()
@@ -410,7 +447,8 @@ class IntervalJoinOperator(Operator):
         if batch.values:
             assert batch.keys is not None  # Both are checked in process_input.
             assert batch.timestamps is not None
-            for value, key, time, mark in zip(  # noqa: B905
+            for position, value, key, time, mark in zip(
+                count(),
                 batch.values,
                 batch.keys,
                 batch.timestamps,
@@ -418,7 +456,8 @@ class IntervalJoinOperator(Operator):
             ):
                 if mark > current:
                     current = timers.current_watermark = mark
-                if time <= current:
+                before = 0 if self._partly is None else self._joined_before(index, key)
+                if time <= current and not before:
                     self._late_dropped.inc(1)
                     continue
                 held = others.peek().get(key)
@@ -426,9 +465,28 @@ class IntervalJoinOperator(Operator):
                     times = held[0]
                     first, end = bisect_left(times, time + lower), bisect_right(times, time + upper)
                     if first < end:
-                        yield from self._join(index, key, value, time, held, range(first, end))
+                        self._position, partners = position, range(first, end)
+                        yield from self._join(index, key, value, time, held, partners, before)
                 self._keep(index, key, value, time)
+        self._position = len(batch.values)
         yield from self._drop_until(max(current, batch.watermark))
+        self._batch = None
+
+    def _joined_before(self, index: int, key: Any) -> int:
+        """Returns the number of pairs that the next element of `key` has emitted, and forgets
+        it.
+        """
+        assert self._partly is not None
+        side: int
+        joined: int
+        side, joined = self._partly.peek(None).get(key, (index, 0))
+        if side != index or not joined:
+            return 0
+        del self._partly.of_replaced(None, key)[key]
+        self._partly.removed(None, key)
+        if not self._partly.namespaces():
+            self._partly = None
+        return joined
 
     def _join(
         self,
@@ -438,14 +496,18 @@ class IntervalJoinOperator(Operator):
         time: int,
         held: tuple[list[int], list[Any]],
         partners: range,
+        before: int,
     ) -> Iterator[None]:
-        """Joins an element of input `index` with its `partners`, elements of `held`."""
+        """Joins an element of input `index` with its `partners`, elements of `held`.
+
+        The pairs with the first `before` of them were emitted before a restore.
+        """
         ctx, out, state, call = self._join_ctx, self._out, self._state, self._function.call
         watermark = self._timers.current_watermark
         times, values = held
         ctx.watermark = watermark
         state.current_key = key
-        for i in partners:
+        for i in partners[before:] if before else partners:
             other, other_time = values[i], times[i]
             if index == 0:
                 left, right = value, other
@@ -473,7 +535,12 @@ class IntervalJoinOperator(Operator):
             out.tried()
             if out.full:
                 state.current_key = NO_KEY
+                self._joined = i + 1 - partners.start
                 yield
+                self._joined = None
+                if self._is_listed:
+                    self._is_listed = False
+                    self._joined_before(index, key)
                 state.current_key = key
         state.current_key = NO_KEY
 

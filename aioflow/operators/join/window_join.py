@@ -14,7 +14,8 @@ batch may have keys that columns do not support. So every window is held in one 
 
 A checkpoint may interrupt the firing of a window of columns. Then `_until` is still the end before,
 and the state lists the keys whose pairs were emitted (`joins.FIRED`). After the restore the window
-fires the others, as columns or as rows.
+fires the others, as columns or as rows. Among the pairs of one key of rows, a checkpoint lists the
+number of emitted pairs, and registers the timers again that were taken and have not fired.
 
 So neither the order of results nor lateness depends on which batches arrived as columns. After a
 restore the highest `_until` of the former subtasks applies. Columns of key groups with a lower one
@@ -25,8 +26,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.column_batch import ColumnBatch, first_not_below, highest
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, last_instant
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from aioflow.columns.hash_join import JoinSides, Pairing, Row
     from aioflow.core.keygroups import KeyGroupRange
     from aioflow.operators.window.assigners import Evictor
+    from aioflow.operators.window.runs import Unfired
     from aioflow.operators.window.triggers import Trigger
 
 __all__ = ["WindowJoinOperator", "why_rows"]
@@ -73,6 +75,18 @@ FAR = 100
 
 Such a row is named in the log.
 """
+
+
+class _Hot(NamedTuple):
+    """A key of rows whose pairs leave in pieces."""
+
+    key: Any
+    window: tuple[int, ...]
+    before: int
+    """Number of results of the operator before the first pair."""
+    height: int
+    width: int
+    """Numbers of records on the left and on the right."""
 
 
 class WindowJoinOperator(CoGroupOperator):
@@ -108,8 +122,19 @@ class WindowJoinOperator(CoGroupOperator):
         """The pairs of the block of keys that it fires now."""
         self._made = 0
         """Number of these pairs that were emitted."""
+        self._rests_amid_pairs = (
+            assigner.is_event_time
+            and (trigger is None or trigger == assigner.default_trigger())
+            and evictor is None
+            and not lateness_ms
+        )
+        """Whether a window of rows fires once, by a timer that may fire again after a restore."""
+        self._hot: _Hot | None = None
+        """The key of rows whose pairs were made one by one last."""
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        if self.at_rest and self.unfired is not None and self._hot is not None:
+            self._list_hot(self._hot, self.unfired)
         # Done here, where no work is pending, because `settle_state` may be called while a window
         # fires.
         written = super().snapshot_state(checkpoint_id)
@@ -144,23 +169,57 @@ class WindowJoinOperator(CoGroupOperator):
             table.of(window, keys).update(zip(keys, parts.values(), strict=True))
         self._given.clear()
 
+    def _list_hot(self, hot: _Hot, unfired: Unfired) -> None:
+        """Lists the pairs that a key of rows has emitted. Registers timers that have not fired.
+
+        In the job that goes on they find no contents, and the list goes when event time passes.
+        """
+        if self._fired is None:
+            self._fired = self._state.table(FIRED)
+        made = self._out.count - hot.before
+        self._fired.of_key(hot.window, hot.key)[hot.key] = (made, hot.height, hot.width)
+        time, left = unfired
+        for key, namespace in left:
+            self._timers.register_event_time_timer(key, namespace, time)
+
+    def _rest_amid_results(self) -> Iterator[None]:
+        """Yields once, amid the pairs of a key. Until then a checkpoint can store the rest."""
+        hot, unfired, timers = self._hot, self.unfired, self._timers
+        if hot is None or unfired is None or not self._rests_amid_pairs:
+            yield
+            return
+        reached = timers.current_watermark
+        timers.current_watermark = max(self._reached, min(reached, unfired[0] - 1))
+        self.at_rest = True
+        yield
+        self.at_rest = False
+        timers.current_watermark = reached
+
     def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
+        self._hot = None
         if len(elements) == 1:
             return ()
         lefts = [value for index, value in elements if index == 0]
         rights = [value for index, value in elements if index == 1]
-        call = self._function.call
-        fired = None if self._fired is None else self._fired.peek(tuple(ctx.window)).get(key)
+        call, window, skipped = self._function.call, tuple(ctx.window), 0
+        fired = None if self._fired is None else self._fired.peek(window).get(key)
         if fired is True:
             return ()  # All its pairs were emitted before a restore. These records were late.
         if fired is not None:
             # Some of its pairs were emitted before a restore, when it had these records.
             skipped, height, width = fired
             lefts, rights = lefts[:height], rights[:width]
-            return islice((call(left, right) for left in lefts for right in rights), skipped, None)
-        if len(lefts) * len(rights) <= PAIRS_LISTED:
+        elif len(lefts) * len(rights) <= PAIRS_LISTED:
             return [call(left, right) for left in lefts for right in rights]
-        return (call(left, right) for left in lefts for right in rights)
+        self._hot = _Hot(key, window, self._out.count - skipped, len(lefts), len(rights))
+        if not skipped:
+            return (call(left, right) for left in lefts for right in rights)
+        row, column = divmod(skipped, len(rights))
+        begun, lefts = lefts[row : row + 1], lefts[row + 1 :]
+        return chain(
+            (call(left, right) for left in begun for right in rights[column:]),
+            (call(left, right) for left in lefts for right in rights),
+        )
 
     # Input.
 
@@ -179,7 +238,9 @@ class WindowJoinOperator(CoGroupOperator):
             if codes is not None:
                 self._batch, self._position, self._side = batch, 0, index
                 return self._out.start(self._run_columns(index, batch, codes), batch.watermark)
-        elif not len(values) and self._sides is not None and self._sides.starts:
+        elif not len(values) and (
+            self._fired is not None or (self._sides is not None and self._sides.starts)
+        ):
             self._batch, self._position, self._side = batch, 0, index
             return self._out.start(self._run(batch), batch.watermark)
         return super().process_input(index, batch)

@@ -58,7 +58,7 @@ from aioflow.operators.window.context import (
     SessionSettings,
     joined,
 )
-from aioflow.operators.window.runs import WindowRuns, as_lists, takes_runs
+from aioflow.operators.window.runs import Unfired, WindowRuns, as_lists, takes_runs
 from aioflow.operators.window.triggers import Trigger, fires_by_clock_alone, plain_trigger
 from aioflow.state.backend import require_keyed
 
@@ -99,6 +99,8 @@ class WindowOperator(Operator):
     """Whether a checkpoint can store the state and the rest of the batch at this moment."""
     _reached = MIN_WATERMARK
     """Event time before the timers that fire now."""
+    unfired: Unfired | None = None
+    """The timers that fire now, known while a window emits its results in pieces."""
     _trigger_ctx: BoundTriggerContext
     _window_ctx: BoundWindowContext
     _out: ResumableOutput
@@ -145,16 +147,11 @@ class WindowOperator(Operator):
         room for.
         """
         self._spelling = KeySpelling()
-        self._settings = (
-            SessionSettings(
-                lateness_ms=lateness_ms,
-                trigger=self._trigger,
-                evictor=evictor,
-                gap=assigner.gap,
+        self._settings: SessionSettings | None = None
+        if isinstance(assigner, SessionWindows):
+            self._settings = SessionSettings(
+                lateness_ms=lateness_ms, trigger=self._trigger, evictor=evictor, gap=assigner.gap
             )
-            if isinstance(assigner, SessionWindows)
-            else None
-        )
 
     def initialize_state(self) -> None:
         if self._settings is not None:
@@ -273,11 +270,8 @@ class WindowOperator(Operator):
         return self._out.pending or bool(self.rests)
 
     def resume(self, max_records: int) -> RecordBatch:
-        return (
-            self._out.resume(max_records)
-            if self._out.pending
-            else self._out.start(self._drain(), MIN_WATERMARK)
-        )
+        out = self._out
+        return out.resume(max_records) if out.pending else out.start(self._drain(), MIN_WATERMARK)
 
     def finish(self) -> RecordBatch:
         """Fires the processing-time timers that no clock will reach, in their order, each once.
@@ -357,7 +351,9 @@ class WindowOperator(Operator):
         for time, key, namespace in due:
             rest = self.fire_timer(time, key, namespace, event=event)
             if rest is not None:
+                self.unfired = (time, [(key, namespace)]) if event else None
                 yield from rest
+                self.unfired = None
             out.tried()
             if out.full:
                 state.clear_current_key()
@@ -710,7 +706,7 @@ class WindowOperator(Operator):
         state, done = self._state, False
         while not done:
             state.clear_current_key()
-            yield
+            yield from self._rest_amid_results()
             state.set_current_key(key)
             try:
                 self._bind(window, timestamp, watermark)
@@ -720,6 +716,10 @@ class WindowOperator(Operator):
                 raise
         self._trigger_ctx.key = key
         self._acted(result, key, window, namespace, over=over)
+
+    def _rest_amid_results(self) -> Iterator[None]:
+        """Yields once. No checkpoint can come: a function of the user makes the results."""
+        yield
 
     def _bind(self, window: Window, timestamp: int | None, watermark: int) -> None:
         ctx, reached = self._window_ctx, self._out.watermark

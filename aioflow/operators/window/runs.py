@@ -48,7 +48,12 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["WindowRuns", "Windows", "as_lists", "takes_runs"]
+__all__ = ["Unfired", "WindowRuns", "Windows", "as_lists", "takes_runs"]
+
+Unfired = tuple[int, Sequence[tuple[Any, tuple[int, ...]]]]
+"""The instant of timers that were taken, and (key, namespace) of each that has not fired to its
+end.
+"""
 
 RUN_MAX = 512
 """Maximum number of elements of a run, over all their windows.
@@ -79,6 +84,8 @@ class Windows(Protocol):
     """Remaining work of windows that have fired."""
     at_rest: bool
     """Whether a checkpoint can be taken at this moment."""
+    unfired: Unfired | None
+    """The timers that fire now."""
 
     def fire_window(
         self,
@@ -454,8 +461,9 @@ class WindowRuns:
                 window = TimeWindow(*namespace)
                 left -= len(keys)
                 if in_steps or window.max_timestamp == time:
+                    behind = found[len(found) - left :]
                     yield from self._fire_keys(
-                        keys, window, namespace, time, max(time - 1, reached), are_last=not left
+                        keys, window, namespace, time, max(time - 1, reached), behind
                     )
                     continue
                 for key in keys:  # A timer of a window as it was before a restore.
@@ -470,10 +478,11 @@ class WindowRuns:
         namespace: tuple[int, ...],
         time: int,
         watermark: int,
-        *,
-        are_last: bool,
+        behind: Sequence[tuple[Any, tuple[int, ...]]],
     ) -> Iterator[None]:
-        """Fires `window` for `keys`. `are_last`: all other timers that were popped have fired."""
+        """Fires `window` for `keys`. `behind` are the other timers that were popped and have not
+        fired.
+        """
         out, state, windows = self._out, self._state, self._windows
         last, step = window.max_timestamp, self._trigger.step
         over = time == last
@@ -499,7 +508,14 @@ class WindowRuns:
                     held, decision, key, window, namespace, last, watermark, over=over
                 )
                 if rest is not None:
+                    self._forget_keys(namespace, contents, gone, nexts, ended)
+                    left = [(one, namespace) for one in keys[at - 1 :]]
+                    windows.unfired = time, [*left, *behind]
                     yield from rest
+                    windows.unfired = None
+                    contents, gone, ended = self._contents.of(namespace, keys[at - 1 :]), [], []
+                    if step is not None:
+                        nexts = self._nexts.of(namespace, keys[at - 1 :])
                 elif drops:
                     del contents[key]
                     gone.append(key)
@@ -513,7 +529,7 @@ class WindowRuns:
                 self._forget_keys(namespace, contents, gone, nexts, ended)
                 state.clear_current_key()
                 if at == len(keys):
-                    yield from windows.rest_amid_timers() if are_last else (None,)
+                    yield from (None,) if behind else windows.rest_amid_timers()
                     return
                 yield
                 contents, gone, ended = self._contents.of(namespace, keys[at:]), [], []
