@@ -66,7 +66,9 @@ CHANGES = {"mysql_changes", "postgres_changes"}
 """Connectors of a table whose rows change. Its PRIMARY KEY identifies a row."""
 
 TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres", *CHANGES}
-"""Connectors whose times are objects of `datetime`. Other connectors have texts or milliseconds."""
+"""Connectors whose times are objects of `datetime`, and whose decimals are Decimals. Other
+connectors have texts or milliseconds, and any numbers.
+"""
 
 DATABASES = {"mysql", "postgres", "sqlite"}
 """Connectors of tables that may have more columns than declared. Those keep their defaults."""
@@ -405,9 +407,10 @@ class CreatedTable:
             for one in self.physical
             if one.field.type in (TIMESTAMP, DATE)
         } | {
-            one.field.key: v.apply(v.to_decimal, Column(one.field.key), False, one.field.type.scale)
+            one.field.key: self._decimal(one.field)
             for one in self.physical
-            if one.field.type == DECIMAL and one.field.type.scale is not None
+            if one.field.type == DECIMAL
+            and (one.field.type.scale is not None or self.connector not in TYPED)
         }
         fields = tuple(one.field for one in self.physical)
         made = Relation(stream=None, fields=fields, reads=reads)  # type: ignore[arg-type]
@@ -520,6 +523,10 @@ class CreatedTable:
         column: Expr[Any] = Column(one.key)
         made = column.dt.epoch_ms if self.connector in TYPED else v.apply(v.time_of, column)
         return made.dt.truncate("1d") if one.type == DATE else made
+
+    def _decimal(self, one: Field) -> Expr[Any]:
+        scale = () if one.type.scale is None else (one.type.scale,)
+        return v.apply(v.to_decimal, Column(one.key), False, *scale)
 
     def _computed(self, made: Relation, one: _Declared) -> Relation:
         node = one.node.args["default"]

@@ -55,9 +55,16 @@ SQL_MUTANTS: list[Mutant] = [
     Mutant(
         "a declared DECIMAL keeps the digits of its source",
         "aioflow/sql/ddl.py",
-        "            if one.field.type == DECIMAL and one.field.type.scale is not None\n",
-        "            if False\n",
+        "            if one.field.type == DECIMAL\n            and",
+        "            if False\n            and",
         (_SCRIPT + "test_a_declared_decimal_has_its_scale_when_it_is_read_and_written",),
+    ),
+    Mutant(
+        "a DECIMAL without a scale stays the float that SQLite has",
+        "aioflow/sql/ddl.py",
+        "(one.field.type.scale is not None or self.connector not in TYPED)",
+        "one.field.type.scale is not None",
+        (_SCRIPT + "test_a_decimal_of_sqlite_is_one_in_expressions",),
     ),
     Mutant(
         "a variable of a script is hidden only where its name says so",

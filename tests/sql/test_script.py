@@ -118,6 +118,20 @@ async def test_a_declared_decimal_has_its_scale_when_it_is_read_and_written(tmp_
     ]
 
 
+async def test_a_decimal_of_sqlite_is_one_in_expressions(tmp_path: Path) -> None:
+    """SQLite has floats, ints and texts only."""
+    execute(tmp_path / "t.db", "CREATE TABLE t (id INTEGER PRIMARY KEY, p)")
+    execute(tmp_path / "t.db", "INSERT INTO t VALUES (1, 1.1), (2, 3), (3, '0.10'), (4, NULL)")
+    await run(f"""
+        CREATE TABLE t (id BIGINT, p DECIMAL)
+          WITH ('connector' = 'sqlite', 'path' = '{tmp_path}/t.db', 'table' = 't');
+        CREATE TABLE out (p DECIMAL) WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/out');
+        INSERT INTO out SELECT p * 3 FROM t""")
+    assert sorted(lines(tmp_path / "out")) == [
+        '{"p":"0.30"}', '{"p":"3.3"}', '{"p":"9"}', '{"p":null}'
+    ]  # fmt: skip
+
+
 async def test_a_variable_in_the_path_of_a_url_is_hidden_when_the_job_fails(
     monkeypatch: pytest.MonkeyPatch, bids: Path
 ) -> None:
