@@ -174,7 +174,7 @@ def _log(*given: Expr[Any]) -> Expr[Any]:
 
 
 FUNCTIONS: dict[str, Builtin] = {
-    "ABS": Builtin("N", None, abs),
+    "ABS": _of("N", None, v.absolute),
     "FLOOR": _of("N", None, v.floor),
     "CEIL": _of("N", None, v.ceil),
     "ROUND": Builtin("N?I", None, _rounded),

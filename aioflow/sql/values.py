@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
 from aioflow.expressions.nodes import Expr, as_expression
@@ -116,6 +116,14 @@ def _elementwise(floats: Callable[[Any], Any], a: Any) -> Any:
     return NumberColumn(floats(a.values) if a.kind == "f" else a.values, a.valid)
 
 
+def _absolutes(a: Any) -> Any:
+    import numpy as np
+
+    from aioflow.core.column_batch import NumberColumn
+
+    return NumberColumn(np.abs(a.values), a.valid) if _finite(a) else None
+
+
 def _floors(x: Any) -> Any:
     import numpy as np
 
@@ -148,12 +156,18 @@ def remainder(a: Any, b: Any) -> Any:
 
 @_operation(gives_none=True, arrays=functools.partial(_divided, _quotients))
 def divide(a: Any, b: Any) -> Any:
-    """Returns the quotient: truncated towards zero for two ints, else exact."""
+    """Returns the quotient. That of two ints is truncated towards zero."""
     if b == 0:
         return None
     if type(a) is int and type(b) is int:
         return a // b if (a >= 0) == (b > 0) else -(-a // b)
     return a / b
+
+
+@_operation(arrays=_absolutes)
+def absolute(x: Any) -> Any:
+    """Returns the absolute value. `abs` would round a Decimal to 28 digits."""
+    return x.copy_abs() if type(x) is Decimal else abs(x)
 
 
 @_operation(arrays=functools.partial(_elementwise, _rounded))
@@ -218,6 +232,12 @@ def logarithm(base: float, x: float) -> float:
 
 @_operation()
 def truncate_digits(x: Any, digits: int = 0) -> Any:
+    """Rounds towards zero to `digits` decimals, or, if negative, to a power of ten."""
+    if type(x) is int:
+        rest = abs(x) % 10 ** max(-digits, 0)
+        return x - rest if x > 0 else x + rest
+    if type(x) is Decimal:
+        return x.quantize(Decimal(1).scaleb(-digits), ROUND_DOWN, EXACT)
     return _whole(math.trunc, x * 10**digits) / 10**digits if digits else _whole(math.trunc, x)
 
 
