@@ -473,9 +473,7 @@ class IntervalJoinOperator(Operator):
         self._batch = None
 
     def _joined_before(self, index: int, key: Any) -> int:
-        """Returns the number of pairs that the next element of `key` has emitted, and forgets
-        it.
-        """
+        """Removes and returns the number of pairs that the next element of `key` has emitted."""
         assert self._partly is not None
         side: int
         joined: int

@@ -172,7 +172,8 @@ class WindowJoinOperator(CoGroupOperator):
     def _list_hot(self, hot: _Hot, unfired: Unfired) -> None:
         """Lists the pairs that a key of rows has emitted. Registers timers that have not fired.
 
-        In the job that goes on they find no contents, and the list goes when event time passes.
+        If the job continues without a restore, these timers find no contents, and the list is
+        dropped when event time passes the window.
         """
         if self._fired is None:
             self._fired = self._state.table(FIRED)
