@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ __all__ = ["Shell", "run_sql", "table"]
 
 HISTORY = Path("~/.aioflow_sql_history")
 NAME = "sql"
+STATEMENT_SET = re.compile(r"(BEGIN|EXECUTE)\s+STATEMENT\s+SET\b", re.IGNORECASE)
+END_OF_SET = re.compile(r"(;|\bBEGIN)\s*END\s*;$", re.IGNORECASE)
 WIDTH_MAX = 60
 """Maximum width of a column of a table, in characters."""
 
@@ -101,9 +104,16 @@ def _statements(shell: Shell) -> Iterator[str]:
         text = "\n".join(lines).strip()
         if not text:
             lines = []
-        elif text.endswith(";") or text.lower() in ("help", "exit", "quit"):
+        elif _is_complete(text):
             lines = []
             yield text
+
+
+def _is_complete(text: str) -> bool:
+    """Returns whether a statement has its end. A statement set holds others, and ends with END."""
+    if STATEMENT_SET.match(text):
+        return END_OF_SET.search(text) is not None
+    return text.endswith(";") or text.lower() in ("help", "exit", "quit")
 
 
 def _line_editor(shell: Shell) -> Callable[[str], str]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import aioflow as af
+from aioflow.cli import sql
 from aioflow.cli.command import main
 from aioflow.cli.options import UsageError
 from aioflow.cli.sql import Shell
@@ -80,6 +82,34 @@ def test_the_shell_keeps_tables_and_shows_rows_as_a_table(
         "index | name", "------+-----", "0     | a", "1     | a", "2 rows",
         "numbers", "",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("begin statement set;", "end;"), ("EXECUTE STATEMENT SET BEGIN", "END;")]
+)
+def test_the_shell_takes_a_statement_set_as_one_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: str, end: str
+) -> None:
+    insert = "INSERT INTO {0} SELECT index FROM numbers;".format
+    create = "CREATE TABLE {0} (index BIGINT) WITH ('connector'='jsonl', 'path'='{1}/{0}');".format
+    lines = [NUMBERS, create("a", tmp_path), create("b", tmp_path)]
+    typed = iter([*lines, begin, insert("a"), insert("b"), end, "SHOW TABLES;"])
+
+    def ask(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(sql, "_line_editor", lambda shell: ask)
+    flows: list[af.Flow] = []
+
+    def run(flow: af.Flow) -> int:
+        flows.append(flow)
+        return 0
+
+    assert sql._shell(run) == 0
+    assert [sum(node.sink for node in flow.graph.nodes.values()) for flow in flows] == [2]
 
 
 def test_the_shell_names_the_place_in_the_statement(capsys: pytest.CaptureFixture[str]) -> None:
