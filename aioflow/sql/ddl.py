@@ -25,7 +25,7 @@ from aioflow import io
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.expressions.nodes import Column, Expr, Literal
 from aioflow.expressions.rows import compile_row
-from aioflow.inspection.redaction import hide
+from aioflow.inspection.redaction import hide, is_secret_name
 from aioflow.io.changes import Change, upserts_of
 from aioflow.io.formats.format import maker_of
 from aioflow.operators.sink import is_sink
@@ -91,6 +91,8 @@ _TEXT = re.compile(
 """The annotations of arguments that texts can be given for."""
 
 _SECRET = re.compile(r"\$\{(\w+)\}")
+_WORDS = re.compile(r"[A-Za-z]+([-._][A-Za-z]+)*")
+"""A value such as localhost or orders, which messages need."""
 _HINTS: dict[SqlType, Any] = {
     BOOLEAN: bool,
     INTEGER: int,
@@ -180,7 +182,8 @@ class _Options:
             raise SqlError(f"the environment has no variable {found[1]}", place)
         if value:
             self.secrets[found[0]] = value
-            hide(value)
+            if is_secret_name(found[1]) or not _WORDS.fullmatch(value):
+                hide(value)
         return value
 
     def take(self, name: str) -> str | None:

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 
 import aioflow as af
+from aioflow.inspection.redaction import redacted
 from aioflow.sql.ddl import connectors, options_of
 from aioflow.sql.script import script
 from tests.io.servers import free_port
@@ -152,6 +153,33 @@ async def test_a_variable_in_the_path_of_a_url_is_hidden_when_the_job_fails(
     await runner.cleanup()
     told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
     assert "hooks/***" in told and "canary" not in told
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_hidden"),
+    [
+        ("OUT", "quietplace", False),
+        ("OUT", "my-out.files", False),
+        ("OUT", "quiet7place", True),
+        ("OUT_TOKEN", "loudplace", True),
+    ],
+)
+async def test_a_plain_word_of_a_variable_stays_readable(
+    monkeypatch: pytest.MonkeyPatch,
+    bids: Path,
+    tmp_path: Path,
+    variable: str,
+    value: str,
+    is_hidden: bool,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    await run(f"""{TABLE}
+        CREATE TABLE out (item STRING)
+        WITH ('connector' = 'jsonl', 'path' = '{tmp_path}/${{{variable}}}');
+        INSERT INTO out SELECT item FROM bids""")
+    assert redacted(f"a message about {value}") == (
+        "a message about ***" if is_hidden else f"a message about {value}"
+    )
 
 
 @pytest.mark.parametrize(
