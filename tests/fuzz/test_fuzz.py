@@ -71,7 +71,7 @@ def of(*, raises: Exception | None = None, burns_s: float = 0.0, takes: int = 0)
             begin = time.thread_time()
             while time.thread_time() - begin < burns_s:
                 pass
-            bytearray(takes)
+            bytes(takes)  # Of zeros, which the system makes without a page of memory.
             if raises is not None:
                 raise raises
 

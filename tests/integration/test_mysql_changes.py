@@ -669,7 +669,7 @@ async def test_a_script_in_sql_reads_a_table_whose_rows_change(
             while await asyncio.to_thread(server.query, schema, query) != expected:
                 await asyncio.sleep(0.05)
 
-    async with flow.run(checkpoints="memory://sql-changes", every="100ms") as job:
+    async with flow.run(checkpoints="memory://mysql-changes", every="100ms") as job:
         await becomes(["cup|7.00", "tea|1.50"])
         change = (
             "UPDATE orders SET item = 'tea' WHERE id = 2; INSERT INTO orders VALUES (3, 'x', 1)"

@@ -692,7 +692,7 @@ async def test_a_script_in_sql_reads_tables_whose_rows_change(
                 await asyncio.sleep(0.05)
 
     totals, dear = "SELECT * FROM totals ORDER BY 1", "SELECT id, twice FROM dear ORDER BY 1"
-    async with flow.run(checkpoints="memory://sql-changes", every="100ms") as job:
+    async with flow.run(checkpoints="memory://postgres-changes", every="100ms") as job:
         await becomes(totals, ["food|2|10.50", "ware|1|7.00"])
         await becomes(dear, ["2|14.00", "3|18.00"])
         await server.run(
