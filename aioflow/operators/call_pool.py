@@ -289,7 +289,9 @@ class Deadlines:
         """Deadlines of the calls that run, in their order."""
         self._over: set[asyncio.Task[Any]] = set()
         """Tasks of the calls that have been cancelled and have not ended yet."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due = 0.0
+        """Time of the timer. Handles of uvloop do not know it if it is less than 1 ms away."""
 
     async def limit(self, call: Awaitable[Any]) -> tuple[bool, Any]:
         """Awaits `call` and returns whether it ended in time, with its result.
@@ -332,8 +334,12 @@ class Deadlines:
         deadline = _Deadline(task, self._loop.time() + self.timeout_s)
         self._open[deadline] = None
         if self._timer is None:
-            self._timer = self._loop.call_at(deadline.at, self._expire)
+            self._wait_for(deadline)
         return deadline
+
+    def _wait_for(self, deadline: _Deadline) -> None:
+        self._due = deadline.at
+        self._timer = self._loop.call_at(deadline.at, self._expire)
 
     def _end(self, deadline: _Deadline) -> None:
         self._open.pop(deadline, None)
@@ -341,14 +347,13 @@ class Deadlines:
 
     def _expire(self) -> None:
         """Cancels the calls whose time is over, and waits for the next one."""
-        assert self._timer is not None, "called by the timer"
         # A timer may fire early by the resolution of the clock.
-        now = max(self._timer.when(), self._loop.time())
+        now = max(self._due, self._loop.time())
         self._timer = None
         due: list[_Deadline] = []
         for deadline in self._open:
             if deadline.at > now:
-                self._timer = self._loop.call_at(deadline.at, self._expire)
+                self._wait_for(deadline)
                 break
             due.append(deadline)
         for deadline in due:
