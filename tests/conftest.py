@@ -20,6 +20,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -141,6 +142,16 @@ class AsyncioErrors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
+
+
+@pytest.fixture(scope="session")
+def uvloop() -> Any:
+    """The module, after its first loop. libuv opens a pipe for signals then, and keeps it: no leak
+    of the test that is first.
+    """
+    module = pytest.importorskip("uvloop")
+    module.new_event_loop().close()
+    return module
 
 
 @pytest.fixture(scope="session")

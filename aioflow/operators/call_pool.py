@@ -291,7 +291,7 @@ class Deadlines:
         """Tasks of the calls that have been cancelled and have not ended yet."""
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
-        """Time of the timer. Handles of uvloop do not know it if it is less than 1 ms away."""
+        """Time of the timer. uvloop gives a timer that is due at once a handle without it."""
 
     async def limit(self, call: Awaitable[Any]) -> tuple[bool, Any]:
         """Awaits `call` and returns whether it ended in time, with its result.

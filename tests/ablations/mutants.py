@@ -1042,6 +1042,13 @@ MUTANTS: list[Mutant] = [
         ("tests/operators/test_async_wait.py::test_unordered_results_stay_within_their_epoch",),
     ),
     Mutant(
+        "the time of the timer of calls is that of its handle, which uvloop may not have",
+        "aioflow/operators/call_pool.py",
+        "        now = max(self._due, self._loop.time())\n",
+        "        now = max(self._timer.when(), self._loop.time())\n",
+        ("tests/operators/test_async_wait.py::test_calls_end_at_their_time_on_every_loop",),
+    ),
+    Mutant(
         "more calls than allowed are in flight",
         "aioflow/operators/call_pool.py",
         "if self._workers < self._size:",

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvloop
 
 
 class JumpSelector(selectors.DefaultSelector):
@@ -48,11 +47,3 @@ def run_virtual() -> Callable[[Callable[[VirtualLoop], Coroutine[Any, Any, None]
             runner.run(main(loop))
 
     return run
-
-
-@pytest.fixture(scope="session")
-def warm_uvloop() -> None:
-    """libuv opens a pipe for signals with the first loop of a process and keeps it: no leak of
-    the test that is first.
-    """
-    uvloop.new_event_loop().close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -339,9 +339,10 @@ class TestLifeCycle:
             TaskMailbox().bind_owner()
 
 
-@pytest.mark.usefixtures("warm_uvloop")
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_installed_asyncio_calls_the_hooks_that_the_mailbox_overrides(loop_factory: object) -> None:
+@pytest.mark.parametrize("has_uvloop", [False, True])
+def test_installed_asyncio_calls_the_hooks_that_the_mailbox_overrides(
+    has_uvloop: bool, uvloop: Any
+) -> None:
     """The mailbox stands on `_init`, `_put` and `_get`; an asyncio that stops calling them
     breaks it silently.
     """
@@ -373,7 +374,7 @@ def test_installed_asyncio_calls_the_hooks_that_the_mailbox_overrides(loop_facto
         mailbox.put(mail("m"))
         assert name(await parked) == "m"
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:  # type: ignore[arg-type]
+    with asyncio.Runner(loop_factory=(uvloop if has_uvloop else asyncio).new_event_loop) as runner:
         runner.run(main())
     assert calls == ["init", "put", "put", "get", "get"]
 

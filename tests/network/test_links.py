@@ -650,16 +650,6 @@ def test_the_producers_failure_reaches_a_consumer_whose_connection_was_down_mean
     on_sockets(main)
 
 
-@pytest.fixture(scope="module")
-def uvloop() -> Any:
-    """libuv opens one pipe a process when its first loop starts, and keeps it: before the test,
-    which looks for what it leaves open.
-    """
-    module = pytest.importorskip("uvloop")
-    module.new_event_loop().close()
-    return module
-
-
 def test_an_attempt_cut_short_at_its_deadline_leaves_no_dead_connection_in_its_link(
     uvloop: Any,
 ) -> None:

@@ -25,7 +25,7 @@ from aioflow.operators.async_io import (
     OrderedQueue,
     UnorderedQueue,
 )
-from aioflow.operators.call_pool import Retry
+from aioflow.operators.call_pool import Deadlines, Retry
 
 from .process_context import Context, opened, rows
 
@@ -809,3 +809,25 @@ async def test_a_plain_function_that_gives_a_coroutine_is_never_taken_for_its_re
     threaded.process_batch(batch([1]))
     with pytest.raises(TypeError, match="returned coroutine, which is never awaited"):
         await context.settle()
+
+
+@pytest.mark.parametrize("has_uvloop", [False, True])
+@pytest.mark.parametrize("timeout_ms", [0.0, 0.3, 0.5, 1.4, 20.3])
+def test_calls_end_at_their_time_on_every_loop(
+    timeout_ms: float, has_uvloop: bool, uvloop: Any
+) -> None:
+    """uvloop gives a timer that is due within half a millisecond a handle without its time."""
+
+    async def late() -> None:
+        deadlines = Deadlines(timeout_ms / 1_000)
+
+        async def call(number: int) -> tuple[bool, Any]:
+            await asyncio.sleep(number / 3_000)
+            return await deadlines.limit(asyncio.Event().wait())
+
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*map(call, range(20))) == [(False, None)] * 20
+        deadlines.close()
+
+    with asyncio.Runner(loop_factory=(uvloop if has_uvloop else asyncio).new_event_loop) as runner:
+        runner.run(late())
