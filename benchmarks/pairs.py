@@ -199,6 +199,17 @@ def _s3_away() -> None:
     _S3[0].wait()
 
 
+def _table(server: Any, sink: Any, separator: str | None) -> End:
+    """Makes the table `found`. The server's client separates the columns of its lines."""
+    server.query("pairs", "CREATE TABLE found (n BIGINT, k BIGINT, c BIGINT)")
+
+    async def rows(ctx: SinkContext) -> list[Row]:
+        found = await asyncio.to_thread(server.query, "pairs", "SELECT n, k, c FROM found")
+        return [Row(*map(int, line.split(separator))) for line in found]
+
+    return End(sink, rows=rows)
+
+
 async def sink_of(kind: str, stack: ExitStack, folder: Path) -> End:
     """Starts the server of a sink, and makes what has to be there."""
     server: Any
@@ -211,13 +222,7 @@ async def sink_of(kind: str, stack: ExitStack, folder: Path) -> End:
     if kind == "mysql":
         server = stack.enter_context(mysql_server())
         dsn = server.create("pairs")
-        server.query("pairs", "CREATE TABLE `rows` (n BIGINT, k BIGINT, c BIGINT)")
-
-        async def mysql_rows(ctx: SinkContext) -> list[Row]:
-            found = await asyncio.to_thread(server.query, "pairs", "SELECT n, k, c FROM `rows`")
-            return [Row(*map(int, line.split())) for line in found]
-
-        return End(af.io.mysql(dsn, "rows"), rows=mysql_rows)
+        return _table(server, af.io.mysql(dsn, "found"), None)
     if kind == "kafka":
         brokers = await asyncio.to_thread(stack.enter_context, kafka_brokers())
         await produced(brokers, "rows", [])
@@ -227,13 +232,7 @@ async def sink_of(kind: str, stack: ExitStack, folder: Path) -> End:
     if kind == "postgres":
         server = stack.enter_context(postgres_server())
         dsn = server.create("pairs")
-        server.query("pairs", "CREATE TABLE rows (n BIGINT, k BIGINT, c BIGINT)")
-
-        async def table_rows(ctx: SinkContext) -> list[Row]:
-            found = await asyncio.to_thread(server.query, "pairs", "SELECT n, k, c FROM rows")
-            return [Row(*map(int, line.split("|"))) for line in found]
-
-        return End(af.io.postgres(dsn, "rows"), rows=table_rows)
+        return _table(server, af.io.postgres(dsn, "found"), "|")
     if kind == "rabbitmq":
         server = stack.enter_context(rabbitmq_server())
         await rabbitmq_declared(server.url, "rows", stream=True)

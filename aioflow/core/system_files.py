@@ -53,10 +53,10 @@ class SystemFileSystem:
         await self._host.blocking(put_file, path, "wb", data, sync)
 
     async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        if sync:
+        if sync and hasattr(os, "O_DSYNC"):  # Windows and older BSDs lack it.
             await self._host.blocking(append_durably, path, data)
         else:
-            await self._host.blocking(put_file, path, "ab", data, False)
+            await self._host.blocking(put_file, path, "ab", data, sync)
 
     async def fsync(self, path: str) -> None:
         await self._host.blocking(fsync_path, path)
@@ -124,7 +124,7 @@ def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
 
 
 def append_durably(path: str, data: bytes) -> None:
-    """Appends `data` to a file, and returns when it is on disk."""
+    """Appends `data` to a file, and returns when it is on disk. Needs a system with O_DSYNC."""
     # With O_DSYNC the write is the sync. `open` and `fsync` make five more calls of the system, and
     # after each of them this thread waits for the GIL while the event loop is busy.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_DSYNC

@@ -86,7 +86,8 @@ BUILT: dict[str, Callable[..., Any]] = {
 """Classes of arguments: their own arguments are options with a dot, as in `roll.age_ms`."""
 
 _TEXT = re.compile(
-    r"str|int|float|bool|Duration|(Lake)?Mode|Deletes|On(Error|Cascade)|(Sequence|Mapping)\[.*str.*\]"
+    r"str|int|float|bool|Duration|(Lake)?Mode|Deletes|On(Error|Cascade)"
+    r"|(Sequence|Mapping)\[.*str.*\]"
 )
 """The annotations of arguments that texts can be given for."""
 

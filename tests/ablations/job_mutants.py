@@ -1006,7 +1006,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        hide(value)\n",
         "        pass\n",
         (
-            "tests/cluster/test_shipping.py::test_hidden_values_of_a_job_are_hidden_where_it_arrives",
+            "tests/cluster/test_shipping.py::"
+            "test_hidden_values_of_a_job_are_hidden_where_it_arrives",
         ),
     ),
     Mutant(

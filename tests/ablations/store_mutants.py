@@ -18,6 +18,16 @@ STORE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "appended bytes are not on disk where the system has no synchronous writes",
+        "aioflow/core/system_files.py",
+        '            await self._host.blocking(put_file, path, "ab", data, sync)\n',
+        '            await self._host.blocking(put_file, path, "ab", data, False)\n',
+        (
+            "tests/core/test_system_files.py::"
+            "test_appended_bytes_are_durable_on_a_system_without_synchronous_writes",
+        ),
+    ),
+    Mutant(
         "an object is not fsynced before it gets its name",
         "aioflow/core/system_files.py",
         'put_file(aside, "wb", data, True)',

@@ -14,6 +14,7 @@ import pytest
 
 from aioflow.core import system_files
 from aioflow.core.system_files import append_durably, create_file, make_directories, remove_files
+from aioflow.core.system_host import SystemHost
 
 
 @pytest.fixture
@@ -66,6 +67,18 @@ def test_appended_bytes_are_written_whole_and_are_durable_before_the_answer(
     monkeypatch.undo()
     assert (tmp_path / "file").read_bytes() == b"0123456789"
     assert synced == [True, True, True]
+
+
+async def test_appended_bytes_are_durable_on_a_system_without_synchronous_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str]
+) -> None:
+    monkeypatch.delattr(os, "O_DSYNC")
+    host = SystemHost()
+    await host.fs.append(f"{tmp_path}/file", b"0123", sync=True)
+    await host.fs.append(f"{tmp_path}/file", b"456")
+    await host.close()
+    assert calls == ["fsync file"]
+    assert (tmp_path / "file").read_bytes() == b"0123456"
 
 
 def test_directories_are_durable_before_the_answer(tmp_path: Path, calls: list[str]) -> None:

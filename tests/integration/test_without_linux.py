@@ -22,7 +22,7 @@ ONLY_LINUX = {
     os: [
         "pidfd_open", "memfd_create", "eventfd", "splice", "copy_file_range", "fdatasync",
         "posix_fadvise", "posix_fallocate", "sched_getaffinity", "sched_setaffinity",
-        "O_TMPFILE", "O_DIRECT", "pipe2", "getrandom", "process_cpu_count",
+        "O_TMPFILE", "O_DIRECT", "O_DSYNC", "pipe2", "getrandom", "process_cpu_count",
     ],
 }
 for module, names in ONLY_LINUX.items():
