@@ -95,6 +95,7 @@ ASKED_BY_NAME = {
     # Objects of Python, the system and other libraries.
     "checkpoint/state_files.py": ("aclose", "only async generators have it"),
     "cluster/struct_classes.py": ("factory", "a default of msgspec"),
+    "core/system_files.py": ("O_DSYNC", "Windows and older BSDs lack it"),
     "core/user_code.py": ("throw", "only coroutines have it"),
     "core/wire/columns.py": ("_fields", "of a NamedTuple"),
     "core/wire/kinds.py": (

@@ -53,7 +53,7 @@ class SystemFileSystem:
         await self._host.blocking(put_file, path, "wb", data, sync)
 
     async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        if sync and hasattr(os, "O_DSYNC"):  # Windows and older BSDs lack it.
+        if sync and hasattr(os, "O_DSYNC"):
             await self._host.blocking(append_durably, path, data)
         else:
             await self._host.blocking(put_file, path, "ab", data, sync)
