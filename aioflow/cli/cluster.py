@@ -24,9 +24,11 @@ from aioflow.cli.cluster_access import (
     FINISHED,
     LOCAL,
     PORT,
+    add_access_options,
     add_tls_options,
     addresses,
     asking,
+    find_started,
     jobmanagers_of,
     leader_retrieval_of,
     processes_of,
@@ -164,7 +166,9 @@ def add_commands(commands: Any) -> None:
             help="listen off loopback without TLS: others may read along",
         )
 
-    cluster = commands.add_parser("cluster", help="start, stop or show a cluster on this machine")
+    cluster = commands.add_parser(
+        "cluster", help="start or stop a cluster on this machine, or show one"
+    )
     actions = cluster.add_subparsers(dest="action", metavar="ACTION", required=True)
     start = actions.add_parser(
         "start", help="start a JobManager and TaskManagers in the background"
@@ -186,8 +190,9 @@ def add_commands(commands: Any) -> None:
     add_monitor_options(start)
     add_log_options(start)
     start.set_defaults(carry_out=partial(_in_directory, _start))
-    status = actions.add_parser("status", help="show its processes, slots and jobs")
-    status.set_defaults(carry_out=partial(_in_directory, _status))
+    status = actions.add_parser("status", help="show the processes, slots and jobs of a cluster")
+    status.set_defaults(carry_out=_status)
+    add_access_options(status)
     stop = actions.add_parser(
         "stop", help="end all its processes; jobs that run are taken up again at the next start"
     )
@@ -207,7 +212,7 @@ def add_commands(commands: Any) -> None:
             help=short,
         )
         add_configuration(command)
-    for action in (start, status, stop):
+    for action in (start, stop):
         action.add_argument(
             "--data",
             type=Path,
@@ -215,7 +220,7 @@ def add_commands(commands: Any) -> None:
             metavar="DIR",
             help=f"everything about it is there ({DATA})",
         )
-    for command in (jobmanager, taskmanager, start, status, stop):
+    for command in (jobmanager, taskmanager, start, stop):
         add_tls_options(command)
 
 
@@ -541,7 +546,7 @@ def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    _find(arguments)
+    find_started(arguments)
 
     async def show(client: ClusterClient) -> int:
         found = await client.taskmanagers()

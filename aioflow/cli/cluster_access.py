@@ -38,6 +38,7 @@ __all__ = [
     "FINISHED",
     "LOCAL",
     "PORT",
+    "add_access_options",
     "add_tls_options",
     "addresses",
     "asking",
@@ -72,6 +73,44 @@ def add_tls_options(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the authority that has signed the certificates of all (PEM)",
     )
+
+
+def add_access_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options that say which cluster a command is about, and how it is reached."""
+    add_tls_options(command)
+    command.add_argument(
+        "--at",
+        type=addresses,
+        metavar="HOST:PORT[,...]",
+        help=f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})",
+    )
+    whose = command.add_mutually_exclusive_group()
+    secret = DATA / "secret"
+    whose.add_argument(
+        "--secret-file",
+        type=Path,
+        default=secret,
+        metavar="FILE",
+        help=f"the shared secret ({secret})",
+    )
+    whose.add_argument(
+        "--data",
+        type=_secret_in,
+        dest="secret_file",
+        default=argparse.SUPPRESS,
+        metavar="DIR",
+        help="of the cluster, as for aioflow cluster start: its secret and its address are there "
+        f"({DATA})",
+    )
+
+
+def _secret_in(directory: str) -> Path:
+    """Returns the path of the secret in a cluster's directory.
+
+    The directory also contains the file with the cluster's address, so `find_started` can find both
+    from this path.
+    """
+    return Path(directory) / "secret"
 
 
 def tls_files(arguments: argparse.Namespace) -> TlsFiles | None:

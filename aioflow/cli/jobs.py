@@ -18,12 +18,9 @@ from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
 from aioflow.checkpoint.savepoint import delete_savepoint
 from aioflow.cli.cluster_access import (
-    DATA,
     FAILED,
     FINISHED,
-    PORT,
-    add_tls_options,
-    addresses,
+    add_access_options,
     asking,
     find_started,
     run_on_host,
@@ -144,39 +141,7 @@ def add_commands(commands: Any) -> None:
         help="only the task with this operator (all without a parallelism of their own)",
     )
     for command in (submit, listing, cancel, stop_job, checkpoint, savepoint, rescale):
-        add_tls_options(command)
-        where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
-        command.add_argument("--at", type=addresses, metavar="HOST:PORT[,...]", help=where)
-        whose = command.add_mutually_exclusive_group()
-        secret = DATA / "secret"
-        whose.add_argument(
-            "--secret-file",
-            type=Path,
-            default=secret,
-            metavar="FILE",
-            help=f"the shared secret ({secret})",
-        )
-        where = (
-            "of the cluster, as for aioflow cluster start: its secret and its address are there "
-            f"({DATA})"
-        )
-        whose.add_argument(
-            "--data",
-            type=_secret_in,
-            dest="secret_file",
-            default=argparse.SUPPRESS,
-            metavar="DIR",
-            help=where,
-        )
-
-
-def _secret_in(directory: str) -> Path:
-    """Returns the path of the secret in a cluster's directory.
-
-    The directory also contains the file with the cluster's address, so `find_started` can find both
-    from this path.
-    """
-    return Path(directory) / "secret"
+        add_access_options(command)
 
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:

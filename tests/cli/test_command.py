@@ -141,7 +141,11 @@ def test_the_whole_traceback_is_shown_on_demand(
         ),
         (
             ["cluster", "status", "--data", "nowhere"],
-            "aioflow cluster: no cluster was started with nowhere",
+            "aioflow cluster: there is no secret file nowhere/secret",
+        ),
+        (
+            ["cluster", "status", "--at", "127.0.0.1:1", "--secret-file", "nowhere"],
+            "aioflow cluster: there is no secret file nowhere",
         ),
         (
             ["submit", "program.py:doubled", "--restarts", "-1"],

@@ -76,6 +76,8 @@ def test_word_count_on_a_cluster_gives_what_one_process_gives_and_stop_leaves_no
     status = aioflow("cluster", "status", "--data", cluster.data).stdout
     assert status.count("2 slots, ") == 2
     assert "wordcount" in status
+    elsewhere = ("--at", cluster.address, "--secret-file", cluster.secret)
+    assert aioflow("cluster", "status", *elsewhere).stdout == status
     stopped = aioflow("cluster", "stop", "--data", cluster.data)
     assert (stopped.returncode, stopped.stdout) == (0, "cluster stopped\n"), stopped.stderr
     assert not any(map(is_alive, pids))
