@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import starmap
 from typing import Any
@@ -28,6 +29,7 @@ from aioflow.core.wire.types import STANDS_FOR
 __all__ = [
     "FORMATS",
     "allows_none",
+    "are_plain",
     "are_scalars",
     "as_object",
     "body_decoder",
@@ -45,6 +47,7 @@ __all__ = [
     "model_fields",
     "model_maker",
     "namedtuple_from",
+    "namedtuple_reader",
     "one_or_more",
     "one_or_more_places",
     "renaming_maker",
@@ -54,7 +57,7 @@ __all__ = [
     "without_none",
 ]
 
-_SCALARS = (int, float, str, bool, type(None))
+_SCALARS: tuple[type, ...] = (int, float, str, bool, type(None))
 
 
 def is_namedtuple(type_: Any) -> bool:
@@ -414,6 +417,36 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
     return make
 
 
+def namedtuple_reader(type_: Any) -> Callable[[bytes | str], Any]:
+    """Returns a function that reads a NamedTuple of JSON: of an object, or of an array.
+
+    A number in a field of Decimal keeps all its digits, if `are_plain` holds for the fields. It
+    would lose them if JSON became floats first.
+    """
+    # msgspec decodes a NamedTuple from an array, but JSON contains objects more often.
+    read, make = msgspec.json.Decoder().decode, namedtuple_from(type_)
+    struct, defaults = struct_like(type_), type_._field_defaults.values()
+    # The Struct would share a default that can change.
+    shares = not all(isinstance(one, _SCALARS) for one in defaults)
+    if struct is None or shares or not are_plain(hints_of(type_).values()):
+        return lambda data: make(read(data))
+    of_object = msgspec.json.Decoder(struct).decode
+    of_array = msgspec.json.Decoder(type_).decode
+
+    def of_json(data: bytes | str) -> Any:
+        # The Struct skips fields that the type does not have, even a number beyond all floats. So
+        # a line gives the same record as among other lines, which are read at once.
+        for decode in (of_object, of_array):
+            try:
+                found = decode(data)
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                continue
+            return found if decode is of_array else type_._make(msgspec.structs.astuple(found))
+        return make(read(data))  # Its errors name the fields.
+
+    return of_json
+
+
 def made_part(type: Any, value: Any) -> Any:
     """Returns a Pydantic model inside a value of another type: a hook of msgspec."""
     return model_maker(type.model_validate)(value) if is_model(type) else value
@@ -590,6 +623,22 @@ def are_scalars(hints: Iterable[Any]) -> bool:
     return all(member in _SCALARS for hint in hints for member in _members(hint))
 
 
+def are_plain(hints: Iterable[Any]) -> bool:
+    """Returns whether each annotation is that of a scalar, a Decimal, bytes, Any, a list or dict of
+    these, or a choice of these.
+
+    Their JSON gives equal values by way of a Struct and by way of a dict, up to digits of Decimals.
+    """
+
+    def is_plain(hint: Any) -> bool:
+        parts = typing.get_args(hint)
+        if typing.get_origin(hint) in (list, dict, typing.Union, types.UnionType):
+            return all(map(is_plain, parts))
+        return hint in (*_SCALARS, Decimal, bytes, Any)
+
+    return all(map(is_plain, hints))
+
+
 def allows_none(hint: Any) -> bool:
     """Returns whether None is a value of the annotation."""
     return type(None) in _members(hint)
@@ -633,9 +682,7 @@ def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
     if type is None:
         return msgspec.json.Decoder().decode
     if is_namedtuple(type):
-        # msgspec decodes a NamedTuple from an array, but messages contain objects more often.
-        read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
-        return lambda body: make(read(body))
+        return namedtuple_reader(type)
     if is_model(type):
         return model_maker(type.model_validate_json)
     if (rename := renaming_maker(type)) is not None:

@@ -19,7 +19,7 @@ import aioflow as af
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.serializers import Codec
 from aioflow.core.wire.types import TypeRegistry
-from aioflow.io.conversion import namedtuple_from
+from aioflow.io.conversion import body_decoder, namedtuple_from
 from aioflow.io.files.file_reader import Decoded
 from aioflow.io.files.json_files import JsonDecoder, namedtuple_lines
 
@@ -71,10 +71,11 @@ OBJECTS = st.lists(
 
 def one_by_one(kind: Any, lines: list[str]) -> list[str]:
     """Returns the record of each line, or the word for a refused line."""
+    parse = msgspec.json.Decoder(float_hook=Decimal if kind is Price else None).decode
     make, found = namedtuple_from(kind), []
     for line in lines:
         try:
-            found.append(repr(make(msgspec.json.decode(line))))
+            found.append(repr(make(parse(line))))
         except msgspec.MsgspecError:
             found.append("refused")
     return found
@@ -151,6 +152,14 @@ def test_stand_in_of_a_local_class_does_not_travel() -> None:
     decoder.stand_in()
     with pytest.raises(TypeNotSupported, match="Local cannot travel"):
         Codec().check(decoder.decode(b'{"user": 5}\n', True).records[0], owner="op")
+
+
+def test_a_decimal_keeps_the_digits_of_a_number() -> None:
+    """It would have 17 of them by way of a float."""
+    number = "12345678901234567890.123456789"
+    for line in (f'{{"user": {number}}}', f"[{number}]"):
+        assert JsonDecoder(Price).decode(line.encode(), True).records == [Price(Decimal(number))]
+        assert body_decoder("json", Price)(line.encode()) == Price(Decimal(number))
 
 
 @pytest.mark.parametrize(
