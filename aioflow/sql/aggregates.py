@@ -7,10 +7,9 @@ NULLs. SUM of nothing is NULL, so SUM also counts its values unless there is alw
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from sqlglot import exp
@@ -19,6 +18,7 @@ from aioflow.core.functions import AggregateFunction
 from aioflow.expressions.nodes import Binary, Case, Column, Expr, Literal, Unary
 from aioflow.expressions.rows import compile_row
 from aioflow.operators.aggregate import functions as af
+from aioflow.operators.aggregate.folding import LoopWriter
 from aioflow.sql import values as v
 from aioflow.sql.casts import Scalar
 from aioflow.sql.errors import SqlError
@@ -79,6 +79,47 @@ class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
     def __repr__(self) -> str:
         shown = "" if self.where is None else f", where={self.where!r}"
         return f"{type(self).__name__.lower()}_values({self.fn!r}{shown})"
+
+
+class DecimalSum(af.Sum):
+    """Computes the sum of DECIMALs. Python's `+` would round it to 28 digits."""
+
+    name = "decimal_sum"
+    has_column_form = False
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        add = writer.constant(v.EXACT.add)
+        writer.line(f"if (x := {writer.value(self.fn)}) is not None: {slot} = {add}({slot}, x)")
+
+    def write_merge(self, a: str, b: str) -> Any:
+        return None
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return v.EXACT.add(a, b)
+
+
+class DecimalMean(af.Mean):
+    """Computes the mean of DECIMALs. The accumulator is [sum, number of values]."""
+
+    name = "decimal_mean"
+    has_column_form = False
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        add = writer.constant(v.EXACT.add)
+        with writer.block(f"if (x := {writer.value(self.fn)}) is not None:"):
+            writer.line(f"part = {slot}")
+            writer.line(f"part[0] = {add}(part[0], x)")
+            writer.line("part[1] += 1")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        divide = writer.constant(v.quotient)
+        return f"({divide}({slot}[0], {slot}[1]) if {slot}[1] else None)"
+
+    def write_merge(self, a: str, b: str) -> Any:
+        return None
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return [v.EXACT.add(a[0], b[0]), a[1] + b[1]]
 
 
 class Moments(Distinct):
@@ -234,8 +275,9 @@ def _count_if(call: _Call) -> Aggregate:
 
 def _sum(call: _Call) -> Aggregate:
     if call.is_distinct:
-        return _finished(call, sum)
-    total: Any = af.sum(call.of.expression, where=call.where)
+        return _finished(call, partial(reduce, v.total))
+    add: Any = DecimalSum if call.of.type == DECIMAL else af.sum
+    total: Any = add(call.of.expression, where=call.where)
     if not call.may_be_empty:
         return of_part(total, call.type, False)
     count: Any = af.count(where=call.present)
@@ -246,12 +288,8 @@ def _sum(call: _Call) -> Aggregate:
 
 def _mean(call: _Call) -> Aggregate:
     if call.is_distinct:
-        return _finished(call, _mean_of)
-    return _direct(af.mean)(call)
-
-
-def _mean_of(values: list[Any]) -> Any:
-    return sum(values) / len(values)
+        return _finished(call, v.mean)
+    return _direct(DecimalMean if call.of.type == DECIMAL else af.mean)(call)
 
 
 def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
@@ -349,7 +387,7 @@ _AGGREGATES: dict[str, _Maker] = {
     "STDDEVPOP": (NUMERIC, FLOAT, _spread(sample=False, root=True)),
     "VARIANCE": (NUMERIC, FLOAT, _spread(sample=True, root=False)),
     "VARIANCEPOP": (NUMERIC, FLOAT, _spread(sample=False, root=False)),
-    "MEDIAN": (NUMERIC, FLOAT, lambda call: _finished(call, statistics.median)),
+    "MEDIAN": (NUMERIC, FLOAT, lambda call: _finished(call, v.median)),
     "ARRAYAGG": ((), None, _array),
     "GROUPCONCAT": ((STRING,), None, _joined),
 }

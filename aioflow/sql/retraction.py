@@ -17,6 +17,7 @@ from aioflow.core.functions import AggregateFunction
 from aioflow.expressions.nodes import Column
 from aioflow.expressions.rows import compile_predicate, compile_row
 from aioflow.operators.aggregate import functions as af
+from aioflow.sql import values as v
 
 __all__ = ["Retractable", "retractable"]
 
@@ -81,7 +82,9 @@ class _Total(_OfValues):
             else:
                 rest[0 if value != value else 1 if value > 0 else 2] += change
                 value = 0
-        total = _number(total) + (value if change > 0 else -value)
+        if change < 0:
+            value = value.copy_negate() if type(value) is Decimal else -value
+        total = v.total(_number(total), value)
         if isinstance(total, Fraction):
             total = total.as_integer_ratio()
         return (total, count + change, floats, *rest)
@@ -100,7 +103,7 @@ class _Total(_OfValues):
                 total = _float(total)
         elif isinstance(total, Fraction):  # All floats were deleted.
             total = int(total)
-        return total / count if isinstance(self.part, af.Mean) else total
+        return v.quotient(total, count) if isinstance(self.part, af.Mean) else total
 
 
 def _number(total: Any) -> Any:

@@ -26,6 +26,8 @@ __all__ = ["DAY_MS", "apply", "java_pattern", "json_path", "like_pattern", "pars
 
 EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
 """The arithmetic of DECIMAL. Sums and products of numbers with 38 digits are exact."""
+QUOTIENTS = Context(prec=38, rounding=ROUND_HALF_UP)
+"""The division of DECIMALs."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000
@@ -161,7 +163,26 @@ def divide(a: Any, b: Any) -> Any:
         return None
     if type(a) is int and type(b) is int:
         return a // b if (a >= 0) == (b > 0) else -(-a // b)
-    return a / b
+    return quotient(a, b)
+
+
+def quotient(a: Any, b: Any) -> Any:
+    return QUOTIENTS.divide(a, b) if Decimal in (type(a), type(b)) else a / b
+
+
+def total(a: Any, b: Any) -> Any:
+    """Returns the sum of both. Python would round that of Decimals to 28 digits."""
+    return EXACT.add(a, b) if type(b) is Decimal else a + b
+
+
+def mean(values: list[Any]) -> Any:
+    return quotient(functools.reduce(total, values), len(values))
+
+
+def median(values: list[Any]) -> Any:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else mean(ordered[half - 1 : half + 1])
 
 
 @_operation(arrays=_absolutes)
@@ -403,6 +424,17 @@ def to_decimal(value: Any, strict: bool, scale: int | None = None) -> Any:
         return found if scale is None else round_digits(found, scale)
 
     return _converts(convert, value, strict, "DECIMAL")
+
+
+@_operation()
+def decimal_of(value: Any, column: str, scale: int | None = None) -> Any:
+    """Returns the DECIMAL of a column that a connector reads."""
+    try:
+        return to_decimal(value, True, scale)
+    except ValueError:
+        raise ValueError(
+            f"the column {column} is {value!r:.60}, expected a number for its type DECIMAL"
+        ) from None
 
 
 @_operation(gives_none=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -149,6 +150,35 @@ def test_a_float_that_goes_takes_no_other_with_it(
     for number, change in [*((n, 1) for n in gone + numbers), *((n, -1) for n in gone)]:
         accumulator = form.changed(accumulator, {"f": number}, change, values)
     assert form.result(accumulator, values) == expected
+
+
+LARGE = "12345678901234567890123456789012345678"
+"""The most digits that DECIMAL(38) has. Python's arithmetic keeps 28 of them."""
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("SUM", f"{LARGE}.04"),
+        ("AVG", "4115226300411522630041152263004115226.0"),
+        ("MEDIAN", "0.03"),
+        ("MAX", LARGE),
+    ],
+)
+@pytest.mark.parametrize("distinct", ["", "DISTINCT "])
+def test_aggregates_of_decimals_keep_38_digits(call: str, distinct: str, expected: str) -> None:
+    made = compiled(f"{call}({distinct}CAST(s AS DECIMAL))")
+    rows: list[Any] = [{"s": one} for one in (LARGE, "0.01", "0.03", None)]
+    for first in range(4):
+        assert computed(made, rows[:first], rows[first:]) == Decimal(expected), first
+    forms = {name: retractable(part) for name, part in made.parts.items()}
+    for name, form in forms.items():
+        values, accumulator = Values(), form.initial
+        for text, change in [(LARGE, 1), ("0.01", 1), (f"-{LARGE}", 1), (LARGE, -1)]:
+            accumulator = form.changed(accumulator, {"s": text}, change, values)
+        accumulator = form.changed(accumulator, {"s": f"-{LARGE}"}, -1, values)
+        result = form.result(accumulator, values)
+        assert "count" in name or result in (Decimal("0.01"), [Decimal("0.01")]), (name, result)
 
 
 def test_first_and_last_value_are_by_arrival_and_skip_nulls() -> None:
