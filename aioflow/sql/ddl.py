@@ -24,10 +24,7 @@ from sqlglot import exp
 from aioflow import io
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.expressions.nodes import Column, Expr, Literal
-from aioflow.expressions.rows import compile_row
 from aioflow.inspection.redaction import hide, is_secret_name
-from aioflow.io.changes import Change, upserts_of
-from aioflow.io.formats.format import maker_of
 from aioflow.operators.sink import is_sink
 from aioflow.operators.source import is_source
 from aioflow.operators.watermarks import WatermarkStrategy
@@ -37,6 +34,7 @@ from aioflow.sql.casts import Scalar, cast, widened
 from aioflow.sql.dialect import CreateTable
 from aioflow.sql.errors import SqlError
 from aioflow.sql.relation import CHANGE, PASSES, Relation, duration_ms
+from aioflow.sql.rows import CheckedRow, as_row, json_text, row_of_event, rows_of_change
 from aioflow.sql.scope import Field
 from aioflow.sql.sources import UpdateStream, changelog
 from aioflow.sql.types import (
@@ -442,16 +440,17 @@ class CreatedTable:
         if names is not None:
             # Records of a class that only this process knows become dicts before they are sent.
             least = flow.graph.nodes[stream.upstreams[0].node_id].parallelism_max
-            stream = stream.select(
-                {one: Column(one) for one in names}, name=f"{name}: rows", parallelism=least
-            )
+            columns: dict[str, Expr[Any]] = {
+                one: Column(own) for one, own in self._attributes.items()
+            }
+            stream = stream.select(columns, name=f"{name}: rows", parallelism=least)
         return replace(made, stream=stream, times=times, is_plain=names is not None)
 
     def _changing(self, made: Relation, stream: Any) -> Relation:
         """Returns the latest rows of a table whose changes are the elements of `stream`."""
         names, key = tuple(one.field.key for one in self.physical), tuple(self.key)
         rows = stream.flat_map(
-            partial(_rows_of_change, self.name, names, key),
+            partial(rows_of_change, self.name, names, key),
             name=f"{self.name}: rows",
             parallelism=1,
         )
@@ -461,6 +460,8 @@ class CreatedTable:
     def _source(self) -> tuple[Any, list[str] | None]:
         """Returns the source, and the fields of its records if they are objects of a class."""
         names = [one.field.name for one in self.physical]
+        if self.connector in ("http", "webhook"):  # The table reads the JSON, by its types.
+            return self._made({"decode": "bytes"}), None
         if self.connector == "datagen":
             return self._made({"fn": {"index": Column("index")}}), None
         parameters = options_of(self.connector)
@@ -483,45 +484,59 @@ class CreatedTable:
         """Returns the class of the records, which checks their fields. None if there is none."""
         if self._option("format") in ("avro", "protobuf"):
             return None
-        names = [one.field.name for one in self.physical]
-        if any(not n.isidentifier() or keyword.iskeyword(n) or n.startswith("_") for n in names):
-            return None
-        fields = sorted((one.field for one in self.physical), key=lambda f: f.nullable)
         text = str if self.connector == "csv" else int | str
-        hints = []
-        for one in fields:
+        hints: list[Any] = []
+        defaults: dict[str, None] = {}
+        attributes = self._attributes
+        for one in sorted((one.field for one in self.physical), key=lambda f: f.nullable):
             hint = text if one.type in (TIMESTAMP, DATE) else _hint(one.type)
-            hints.append((one.name, hint | None if one.nullable else hint))
+            hints.append((attributes[one.name], hint | None if one.nullable else hint))
+            if one.nullable:
+                defaults[attributes[one.name]] = None
+        if {*attributes} != {*attributes.values()}:
+            fields = [(*one, *([None] if one[0] in defaults else [])) for one in hints]
+            renamed = {attribute: name for name, attribute in attributes.items()}
+            return msgspec.defstruct("Row", fields, rename=renamed)
         made: Any = typing.NamedTuple("Row", hints)  # type: ignore[misc]
-        made._field_defaults = {one.name: None for one in fields if one.nullable}
-        made.__new__.__defaults__ = (None,) * len(made._field_defaults)
+        made._field_defaults = defaults
+        made.__new__.__defaults__ = (None,) * len(defaults)
         return made
+
+    @property
+    def _attributes(self) -> dict[str, str]:
+        """The attribute of the records' class for each column: its name, if Python allows it."""
+        names = [one.field.name for one in self.physical]
+        return {
+            name: name
+            if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+            else f"field{number}"
+            for number, name in enumerate(names)
+        }
 
     def _decoder(self) -> Callable[[Any], dict[str, Any]] | None:
         """Returns the function that makes a row of an element, or None if elements are rows."""
-        names = [one.field.name for one in self.physical]
-        checked = CheckedRow(tuple(names), self._type(), {}, None)
+        checked = CheckedRow(self._attributes, self._type(), {}, None)
         if self.connector in TEXTS:
-            if len(names) == 1 and self.physical[0].field.type == STRING:
-                return partial(_as_row, names[0])
-            return partial(_row_of_text, checked)
+            if len(self.physical) == 1 and self.physical[0].field.type == STRING:
+                return partial(as_row, self.physical[0].field.name)
+            return checked
         if self.connector == "sse":
-            return partial(_row_of_event, checked)
+            return partial(row_of_event, checked)
         if self.connector == "http":
             return checked
         if self.connector == "webhook":  # The server has checked the row.
-            return partial(_row_of, tuple(names))
+            return dict
         return None
 
     def _posted(self, made: Relation) -> CheckedRow:
-        """Returns the function that makes a row of a posted body, with its times checked."""
-        names = tuple(one.field.name for one in self.physical)
-        physical = [one.field for one in self.physical if one.field.type in (TIMESTAMP, DATE)]
-        times = {f.name: made.column(f.name) for f in physical}
+        """Returns the function that makes a row of a posted body, with its values checked."""
+        read = (TIMESTAMP, DATE, DECIMAL)
+        physical = [one.field for one in self.physical if one.field.type in read]
+        values = {f.name: made.column(f.name) for f in physical}
         event_time = self._lateness()[0] if self.node.args.get("watermark") else None
         if event_time is not None:
-            times[event_time] = made.column(event_time)
-        return CheckedRow(names, self._type(), times, event_time)
+            values[event_time] = made.column(event_time)
+        return CheckedRow(self._attributes, self._type(), values, event_time)
 
     def _time(self, one: Field) -> Expr[Any]:
         column: Expr[Any] = Column(one.key)
@@ -530,7 +545,7 @@ class CreatedTable:
 
     def _decimal(self, one: Field) -> Expr[Any]:
         scale = () if one.type.scale is None else (one.type.scale,)
-        return v.apply(v.to_decimal, Column(one.key), False, *scale)
+        return v.apply(v.decimal_of, Column(one.key), one.name, *scale)
 
     def _computed(self, made: Relation, one: _Declared) -> Relation:
         node = one.node.args["default"]
@@ -591,8 +606,7 @@ class CreatedTable:
         """Adds the sink of the table to the flow, for the rows of all INSERTs."""
         given: dict[str, Any] = {"mode": "upsert", "key": self.key} if self.upserts else {}
         if self.connector in DATABASES:
-            names = {field.key for one in relations for field in one.fields}
-            given["columns"] = [f.name for f in self.fields if f.key in names]
+            given["columns"] = self._columns_of(relations)
         sink = self._made(given)
         if not is_sink(sink):
             message = f"{self.connector} is only a source; it takes no rows"
@@ -615,9 +629,25 @@ class CreatedTable:
         if self.connector in ("lines", "socket"):
             one = self.physical[0].field
             alone = len(self.physical) == 1 and one.type == STRING
-            text = itemgetter(one.key) if alone else _json
+            text = itemgetter(one.key) if alone else json_text
             stream = stream.map(text, name=f"{self.name}: texts")
         stream.sink(sink, name=self.name, uid=f"insert-{self.name}")
+
+    def _columns_of(self, relations: Sequence[Relation]) -> list[str]:
+        """Returns the columns that INSERTs give. A database fills the others with their defaults,
+        so each INSERT must give the same: NULL is no default.
+        """
+        keys = [{field.key for field in one.fields} for one in relations]
+        names = [f.name for f in self.fields if f.key in set().union(*keys)]
+        for given in keys:
+            if missing := [name for name in names if name not in given]:
+                raise SqlError(
+                    f"an INSERT into {self.name} leaves out {', '.join(missing)}, which another "
+                    "one gives: give the same columns in each, as in SELECT ..., NULL AS "
+                    f"{missing[0]}, or leave the column out of each for its default",
+                    self.place,
+                )
+        return names
 
     def _complete(self, relations: Sequence[Relation], one: Relation) -> Relation:
         """Returns the relation with NULL for the columns that only other INSERTs give."""
@@ -708,88 +738,3 @@ def _hint(kind: SqlType) -> Any:
         assert kind.element is not None
         return dict[str, _hint(kind.element) | None]  # type: ignore[misc]
     return dict[str, Any] if kind.name == "ROW" else _HINTS.get(kind, Any)
-
-
-def _json(row: dict[str, Any]) -> str:
-    return msgspec.json.encode(row).decode()
-
-
-def _as_row(name: str, value: Any) -> dict[str, Any]:
-    return {name: value}
-
-
-def _row_of(names: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """Returns a row of a JSON object, in which a missing field is NULL."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.80} is no JSON object, expected one with {', '.join(names)}")
-    return {name: value.get(name) for name in names}
-
-
-def _rows_of_change(
-    table: str, names: tuple[str, ...], key: tuple[str, ...], change: Change[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Returns the records of a change: rows with their columns, and deletions with their key."""
-    found = []
-    for one in upserts_of(change):
-        if {*one.key} != {*key}:
-            raise ValueError(
-                f"the rows of {one.table!r} have the key {', '.join(one.key)}, and PRIMARY KEY of "
-                f"{table} says {', '.join(key)}: declare the key of the database"
-            )
-        row = one.key if one.row is None else one.row
-        if one.row is not None and (missing := [name for name in names if name not in row]):
-            raise ValueError(
-                f"{one.table!r} has no column {', '.join(missing)}, which {table} declares: the "
-                f"columns are {', '.join(row)}"
-            )
-        found.append({name: row.get(name) for name in names} | {PASSES: one.row is not None})
-    return found
-
-
-class CheckedRow:
-    """Makes a row of a JSON object. Raises ValueError if the object is not of the types of the
-    table, or has no event time. The sender of a posted object then gets 400.
-
-    `times` are the expressions of its times by column. `event_time` is the column of WATERMARK.
-    """
-
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        type_: Any,
-        times: Mapping[str, Expr[Any]],
-        event_time: str | None,
-    ) -> None:
-        self._given = names, type_, times, event_time
-        self.names = names
-        self._make = None if type_ is None else maker_of(type_)
-        self._times = {name: compile_row(time) for name, time in times.items()}
-        self._event_time = event_time
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._given
-
-    def __call__(self, value: Any) -> dict[str, Any]:
-        row = _row_of(self.names, value)
-        if self._make is not None:
-            made = self._make(value)
-            row = {name: getattr(made, name) for name in self.names}
-        for name, time in self._times.items():
-            try:
-                found = time(row)
-            except (ValueError, TypeError, ArithmeticError) as error:
-                raise ValueError(f"the column {name} has no time: {error}") from error
-            if found is None and name == self._event_time:
-                raise ValueError(f"the column {name} is NULL, expected the event time of the row")
-        return row
-
-
-def _row_of_text(row: CheckedRow, text: str | bytes) -> dict[str, Any]:
-    return row(msgspec.json.decode(text))
-
-
-def _row_of_event(row: CheckedRow, event: Any) -> dict[str, Any]:
-    """Returns a row of a server-sent event: its fields, or those of the JSON in its data."""
-    if {*row.names} <= {*event._fields}:
-        return {name: getattr(event, name) for name in row.names}
-    return _row_of_text(row, event.data)

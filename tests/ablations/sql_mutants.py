@@ -53,6 +53,27 @@ SQL_MUTANTS: list[Mutant] = [
         (_UPDATES + "test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced",),
     ),
     Mutant(
+        "a text that is no DECIMAL is read as NULL",
+        "aioflow/sql/values.py",
+        "        return to_decimal(value, True, scale)\n",
+        "        return to_decimal(value, False, scale)\n",
+        (_SCRIPT + "test_a_text_that_is_no_declared_decimal_is_an_error",),
+    ),
+    Mutant(
+        "DECIMALs are added by Python, which rounds to 28 digits",
+        "aioflow/sql/values.py",
+        "    return EXACT.add(a, b) if type(b) is Decimal else a + b\n",
+        "    return a + b\n",
+        (_AGGREGATES + "test_aggregates_of_decimals_keep_38_digits",),
+    ),
+    Mutant(
+        "an INSERT writes NULL where another one gives a column of a database",
+        "aioflow/sql/ddl.py",
+        "            if missing := [name for name in names if name not in given]:\n",
+        "            if missing := []:\n",
+        (_SCRIPT + "test_inserts_into_a_table_of_a_database_give_the_same_columns",),
+    ),
+    Mutant(
         "a declared DECIMAL keeps the digits of its source",
         "aioflow/sql/ddl.py",
         "            if one.field.type == DECIMAL\n            and",

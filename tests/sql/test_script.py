@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 import traceback
+from decimal import Decimal
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +20,7 @@ from aiohttp import web
 import aioflow as af
 from aioflow.inspection.redaction import redacted
 from aioflow.sql.ddl import connectors, options_of
+from aioflow.sql.rows import rows_of_change
 from aioflow.sql.script import script
 from tests.io.servers import free_port
 from tests.sql.random_mistakes import SCRIPTS, mistakes
@@ -103,6 +105,52 @@ async def test_several_inserts_are_one_job_with_one_source(bids: Path, tmp_path:
     assert totals == [("cup", 7), ("tea", 8)]
     assert [one.name for one in flow.graph.nodes.values() if one.source] == ["bids"]
     assert not [one for one in flow.graph.nodes.values() if "unread" in one.name]
+
+
+DIGITS = "12345678901234567890.123456789"
+
+
+@pytest.mark.parametrize("connector", ["jsonl", "lines", "csv"])
+async def test_a_declared_decimal_keeps_all_digits_of_a_number(
+    connector: str, tmp_path: Path
+) -> None:
+    text = f"p,n\n{DIGITS},1\n" if connector == "csv" else f'{{"p": {DIGITS}, "n": 1}}\n'
+    (tmp_path / "in").write_text(text)
+    found = await af.Flow("digits").sql(f"""
+        CREATE TABLE t (p DECIMAL(38, 9), n BIGINT)
+          WITH ('connector' = '{connector}', 'path' = '{tmp_path}/in');
+        SELECT p, n FROM t""").collect()  # fmt: skip
+    assert found == [{"p": Decimal(DIGITS), "n": 1}]
+
+
+@pytest.mark.parametrize("wrong", ["abc", "", "Infinity"])
+async def test_a_text_that_is_no_declared_decimal_is_an_error(wrong: str, tmp_path: Path) -> None:
+    """It was NULL, and so missing in each sum."""
+    execute(tmp_path / "t.db", f"CREATE TABLE t AS SELECT '{wrong}' AS p")
+    with pytest.raises(ValueError, match=f"the column p is '{wrong}', expected a number"):
+        await run(f"""
+            CREATE TABLE t (p DECIMAL(9, 2))
+              WITH ('connector' = 'sqlite', 'path' = '{tmp_path}/t.db', 'table' = 't');
+            CREATE TABLE out (p DECIMAL) WITH ('connector' = 'blackhole');
+            INSERT INTO out SELECT p FROM t""")
+
+
+@pytest.mark.parametrize("connector", ["jsonl", "lines"])
+async def test_columns_have_names_that_python_does_not_allow(
+    connector: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text('{"@id": 1, "class": "a", "_at": 1000}\n{"@id": 2}\n')
+    table = f"""
+        CREATE TABLE t (`@id` BIGINT NOT NULL, class STRING, _at TIMESTAMP)
+          WITH ('connector' = '{connector}', 'path' = '{tmp_path}/in');
+        SELECT `@id`, class, _at FROM t"""
+    assert await af.Flow("names").sql(table).collect() == [
+        {"@id": 1, "class": "a", "_at": 1000},
+        {"@id": 2, "class": None, "_at": None},
+    ]
+    (tmp_path / "in").write_text('{"@id": "one"}\n')
+    with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.@id`"):
+        await af.Flow("names").sql(table).collect()
 
 
 async def test_a_declared_decimal_has_its_scale_when_it_is_read_and_written(tmp_path: Path) -> None:
@@ -216,6 +264,26 @@ def test_a_table_of_changes_has_a_key_and_no_event_time(
     table = f"""CREATE TABLE t ({columns}) WITH ('connector' = 'mysql_changes',
         'dsn' = 'mysql://u@127.0.0.1:9/db', 'tables' = '{tables}');"""
     assert message in refused(f"{table} SELECT 1 FROM t").message
+
+
+def test_a_truncated_table_is_an_error_with_its_way_out() -> None:
+    change: af.Change[dict[str, object]] = af.Change("truncate", "shop.t", {}, None, None, "7", 0)
+    with pytest.raises(af.StateError, match=r"empty the tables .* fresh=True .* DELETE FROM"):
+        rows_of_change("t", ("id",), ("id",), change)
+
+
+def test_inserts_into_a_table_of_a_database_give_the_same_columns(tmp_path: Path) -> None:
+    """NULL would take the place of the default."""
+    text = f"""
+        CREATE TABLE t (id BIGINT, kind STRING, n BIGINT)
+          WITH ('connector' = 'sqlite', 'path' = '{tmp_path}/t.db', 'table' = 't');
+        CREATE TABLE s (index BIGINT) WITH ('connector' = 'datagen');
+        INSERT INTO t (id, kind) SELECT index, 'a' FROM s;
+        INSERT INTO t ("""
+    af.Flow("same").sql_script(f"{text}kind, id) SELECT 'b', index FROM s")
+    error = refused(f"{text}id, n) SELECT index, 1 FROM s")
+    assert "an INSERT into t leaves out n, which another one gives" in error.message
+    assert "NULL AS n" in error.message
 
 
 async def test_columns_that_the_script_does_not_declare_have_their_defaults(
@@ -494,9 +562,13 @@ BODIES = [
     ({"ts": 1_000}, 400, "missing required field `id`"),
     ({"id": "c"}, 400, "the column ts is NULL"),
     ({"id": "c", "ts": "soon"}, 400, "'soon' is not a time"),
-    ({"id": "c", "ts": "2026-01-31 10:00:00", "seen": "then"}, 400, "the column seen has no time"),
+    (
+        {"id": "c", "ts": "2026-01-31 10:00:00", "seen": "then"},
+        400,
+        "the column seen: 'then' is not a time",
+    ),
     ({"id": "c", "ts": 1_000, "price": "dear"}, 400, "at `$.price`"),
-    ([{"id": "c", "ts": 1_000}], 400, "is no JSON object"),
+    ([{"id": "c", "ts": 1_000}], 400, "Expected `object`"),
 ]
 
 
@@ -528,7 +600,7 @@ async def test_a_webhook_table_refuses_a_body_that_would_fail_the_job() -> None:
         ('{"id": "a"}', "n"),
         ('{"id": "a", "n": null}', "null"),
         ('{"id": "a", "n": "7 cups"}', "int"),
-        ("[1]", "is no JSON object"),
+        ("[1]", "Expected `object`"),
     ],
 )
 async def test_a_text_that_is_no_row_of_its_table_is_named(
