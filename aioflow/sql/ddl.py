@@ -25,6 +25,7 @@ from aioflow import io
 from aioflow.core.errors import AioflowError, did_you_mean
 from aioflow.expressions.nodes import Column, Expr, Literal
 from aioflow.inspection.redaction import hide, is_secret_name
+from aioflow.io.formats.debezium_format import DebeziumJson
 from aioflow.operators.sink import is_sink
 from aioflow.operators.source import is_source
 from aioflow.operators.watermarks import WatermarkStrategy
@@ -73,6 +74,9 @@ DATABASES = {"mysql", "postgres", "sqlite"}
 
 NO_TABLES = {"drop_postgres_slot", "push"}
 """Functions of `aioflow.io` that take texts, but neither read nor write a table."""
+
+DEBEZIUM = "debezium_json"
+"""The format of the changes of rows, in messages of brokers and in texts."""
 
 SCHEMAS = ("avro", "json_schema", "protobuf")
 """Formats of `aioflow.io.formats`."""
@@ -174,6 +178,8 @@ class _Options:
             self.texts[name] = _SECRET.sub(
                 partial(self._secret, one.args["value"]), one.text("value")
             )
+        if "format" in self.texts:  # Flink writes debezium-json.
+            self.texts["format"] = self.texts["format"].replace("-", "_")
 
     def _secret(self, place: exp.Expr, found: re.Match[str]) -> str:
         value = os.environ.get(found[1])
@@ -298,20 +304,23 @@ class CreatedTable:
                 value,
             )
         self.connector = given
+        self.is_of_changes = given in CHANGES or self._option("format") == DEBEZIUM
+        """Whether its rows change, and PRIMARY KEY identifies a row."""
         self.columns = self._columns()
         self.key = self._key()
+        if self.is_of_changes:
+            self._check_changes(options)
         self._source()  # Its errors come at CREATE TABLE, not at a query.
         self._check_watermark()
-        if self.connector in CHANGES:
-            self._check_changes(options)
 
     def _check_changes(self, options: _Options) -> None:
         if not self.key:
             raise SqlError(
-                f"{self.connector} needs the key of its rows: PRIMARY KEY (...) NOT ENFORCED",
+                f"{self.connector if self.connector in CHANGES else DEBEZIUM} needs the key of its "
+                "rows: PRIMARY KEY (...) NOT ENFORCED",
                 self.node.this,
             )
-        if "," in options.texts["tables"]:
+        if "," in options.texts.get("tables", ""):
             raise SqlError("write CREATE TABLE for each of the tables", options.place("tables"))
         if self.node.args.get("watermark"):
             raise SqlError("rows that change have no event time", self.node.args["watermark"][0])
@@ -326,7 +335,7 @@ class CreatedTable:
                 raise SqlError(f"the column {name} stands twice", one.this)
             type_ = ANY if kind is None else type_of_declaration(kind)
             nullable = kind is None or bool(kind.args.get("nullable"))
-            nullable |= self.connector in CHANGES  # A deletion has only the key.
+            nullable |= self.is_of_changes  # A deletion has only the key.
             found.append(_Declared(Field(name, type_, nullable, name), one))
         physical = [one.field for one in found if one.is_physical]
         if self.connector == "datagen" and [(f.name, f.type) for f in physical] != [
@@ -378,6 +387,17 @@ class CreatedTable:
             more = [f"format.{one}" for one in own]
             given = options.arguments(own, "format.")
             made["format"] = options.call(function, given, options.place("format"))
+        if name == DEBEZIUM:
+            options.take("format")
+            if "format" in known:
+                made["format"] = self._debezium()
+            elif self.connector not in TEXTS:
+                messages = [one for one in connectors() if "format" in options_of(one)]
+                raise SqlError(
+                    f"{self.connector} has no messages of Debezium: take one of "
+                    f"{', '.join([*messages, *sorted(TEXTS)])}",
+                    options.place("format"),
+                )
         made |= options.arguments(known)
         options.refuse_rest(self.connector, [*known, *more])
         parameters = inspect.signature(getattr(io, self.connector)).parameters
@@ -428,6 +448,11 @@ class CreatedTable:
         flow, name = self._compiler.flow, self.name
         given = {"name": name, "uid": f"table-{name}"}
         decode = self._decoder()
+        if self.is_of_changes:
+            # Changes of a row come in order from one partition of Kafka, or from one reader.
+            readers = None if self.connector == "kafka" else 1
+            stream = flow.source(source, parallelism=readers, **given)
+            return self._changing(made, stream, decode)
         if decode is not None:
             stream = flow.source(source, **given).map(decode, name=f"{name}: rows")
             if strategy is not None:
@@ -435,8 +460,6 @@ class CreatedTable:
                 stream = stream.assign_timestamps_and_watermarks(strategy, **own)
             return replace(made, stream=stream, times=times)
         stream = flow.source(source, watermarks=strategy, **given)
-        if self.connector in CHANGES:
-            return self._changing(made, stream)
         if names is not None:
             # Records of a class that only this process knows become dicts before they are sent.
             least = flow.graph.nodes[stream.upstreams[0].node_id].parallelism_max
@@ -446,16 +469,20 @@ class CreatedTable:
             stream = stream.select(columns, name=f"{name}: rows", parallelism=least)
         return replace(made, stream=stream, times=times, is_plain=names is not None)
 
-    def _changing(self, made: Relation, stream: Any) -> Relation:
-        """Returns the latest rows of a table whose changes are the elements of `stream`."""
+    def _changing(self, made: Relation, stream: Any, decode: Any) -> Relation:
+        """Returns the latest rows of a table, of whose changes `decode` makes the elements."""
         names, key = tuple(one.field.key for one in self.physical), tuple(self.key)
+        source = self._compiler.flow.graph.nodes[stream.upstreams[0].node_id]
         rows = stream.flat_map(
-            partial(rows_of_change, self.name, names, key),
+            partial(rows_of_change, self.name, names, key, decode),
             name=f"{self.name}: rows",
-            parallelism=1,
+            parallelism=source.parallelism,
         )
         stream = rows.key_by(tuple(map(Column, key)))
         return replace(made, stream=stream, times={}, identity=key, passes=Column(PASSES))
+
+    def _debezium(self) -> DebeziumJson:
+        return DebeziumJson(tuple(self.key), CheckedRow(self._attributes, self._type(), {}, None))
 
     def _source(self) -> tuple[Any, list[str] | None]:
         """Returns the source, and the fields of its records if they are objects of a class."""
@@ -464,6 +491,8 @@ class CreatedTable:
             return self._made({"decode": "bytes"}), None
         if self.connector == "datagen":
             return self._made({"fn": {"index": Column("index")}}), None
+        if self.is_of_changes:
+            return self._made({}), None
         parameters = options_of(self.connector)
         signature = inspect.signature(getattr(io, self.connector)).parameters
         if "type" in signature and not {"table", "tables"} & {*signature}:
@@ -490,6 +519,8 @@ class CreatedTable:
         attributes = self._attributes
         for one in sorted((one.field for one in self.physical), key=lambda f: f.nullable):
             hint = text if one.type in (TIMESTAMP, DATE) else _hint(one.type)
+            if one.type in (TIMESTAMP, DATE) and self.is_of_changes:
+                hint = Any  # With a schema they are objects of `datetime`.
             hints.append((attributes[one.name], hint | None if one.nullable else hint))
             if one.nullable:
                 defaults[attributes[one.name]] = None
@@ -513,9 +544,13 @@ class CreatedTable:
             for number, name in enumerate(names)
         }
 
-    def _decoder(self) -> Callable[[Any], dict[str, Any]] | None:
-        """Returns the function that makes a row of an element, or None if elements are rows."""
+    def _decoder(self) -> Callable[[Any], Any] | None:
+        """Returns the function that makes a row of an element, or a change if rows change. Returns
+        None if the elements are these.
+        """
         checked = CheckedRow(self._attributes, self._type(), {}, None)
+        if self.is_of_changes:
+            return self._debezium().decode if self.connector in TEXTS else None
         if self.connector in TEXTS:
             if len(self.physical) == 1 and self.physical[0].field.type == STRING:
                 return partial(as_row, self.physical[0].field.name)
@@ -540,6 +575,8 @@ class CreatedTable:
 
     def _time(self, one: Field) -> Expr[Any]:
         column: Expr[Any] = Column(one.key)
+        if self.is_of_changes and self.connector not in TYPED:
+            return v.apply(v.debezium_time, column, one.name, one.type == DATE)
         made = column.dt.epoch_ms if self.connector in TYPED else v.apply(v.time_of, column)
         return made.dt.truncate("1d") if one.type == DATE else made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,9 +27,21 @@ def as_row(name: str, value: Any) -> dict[str, Any]:
 
 
 def rows_of_change(
-    table: str, names: tuple[str, ...], key: tuple[str, ...], change: Change[dict[str, Any]]
+    table: str,
+    names: tuple[str, ...],
+    key: tuple[str, ...],
+    decode: Callable[[Any], Change[dict[str, Any]] | None] | None,
+    element: Any,
 ) -> list[dict[str, Any]]:
-    """Returns the records of a change: rows with their columns, and deletions with their key."""
+    """Returns the records of a change: rows with their columns, and deletions with their key.
+
+    `decode` makes the change of an element, which is the change itself without it.
+    """
+    change: Change[dict[str, Any]] | None = element if decode is None else decode(element)
+    if change is None:
+        return []
+    if change.unchanged and not {*change.unchanged} & {*names}:
+        change = msgspec.structs.replace(change, unchanged=())
     if change.kind == "truncate":
         raise StateError(
             f"{change.table!r} was truncated, and a change of {table} names each row that goes: "

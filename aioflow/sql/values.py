@@ -493,6 +493,23 @@ def time_of(value: Any) -> int:
 
 
 @_operation()
+def debezium_time(value: Any, column: str, is_date: bool) -> int:
+    """Returns the milliseconds of a time of Debezium. Without a schema a date is a number of days,
+    and the unit of other numbers is not known.
+    """
+    if type(value) is not int:
+        ms: int = time_of(value)
+        return ms - ms % DAY_MS if is_date else ms
+    if is_date:
+        return int(value) * DAY_MS
+    raise ValueError(
+        f"the column {column} is {value}, which can be in ms, µs or ns: have Debezium write its "
+        f"schemas (value.converter.schemas.enable=true), or declare {column} BIGINT and compute a "
+        f"time, as in at_ms AS TO_TIMESTAMP_LTZ({column} / 1000, 3)"
+    )
+
+
+@_operation()
 def moment_of(ms: int) -> datetime:
     return _datetime(ms)
 

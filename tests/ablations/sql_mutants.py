@@ -53,6 +53,23 @@ SQL_MUTANTS: list[Mutant] = [
         (_UPDATES + "test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced",),
     ),
     Mutant(
+        "a value that Debezium could not read is taken for a text",
+        "aioflow/io/formats/debezium_format.py",
+        "            row = {name: value for name, value in row.items() if name not in unchanged}\n",
+        "            unchanged = ()\n",
+        (
+            "tests/io/test_debezium.py::"
+            "test_a_value_that_the_database_did_not_log_is_not_taken_for_a_text",
+        ),
+    ),
+    Mutant(
+        "the former key of a row that Debezium moves is not deleted",
+        "aioflow/io/formats/debezium_format.py",
+        '            key = self._key(after if before is None else before, "after", kind)\n',
+        '            key = self._key(after, "after", kind)\n',
+        ("tests/io/test_debezium.py::test_an_event_is_the_change_of_a_row",),
+    ),
+    Mutant(
         "a text that is no DECIMAL is read as NULL",
         "aioflow/sql/values.py",
         "        return to_decimal(value, True, scale)\n",
@@ -238,9 +255,9 @@ SQL_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a row of a script's table is of any type",
-        "aioflow/sql/ddl.py",
-        "        self._make = None if type_ is None else maker_of(type_)\n",
-        "        self._make = None\n",
+        "aioflow/sql/rows.py",
+        "        struct: Any = struct_like(type_)\n",
+        '        struct: Any = msgspec.defstruct("Row", [(a, Any, None) for a in attributes])\n',
         (
             "tests/sql/test_script.py::test_a_text_that_is_no_row_of_its_table_is_named",
             "tests/sql/test_script.py::test_a_webhook_table_refuses_a_body_that_would_fail_the_job",
@@ -248,7 +265,7 @@ SQL_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a posted row without event time is accepted",
-        "aioflow/sql/ddl.py",
+        "aioflow/sql/rows.py",
         "            if found is None and name == self._event_time:\n",
         "            if False:\n",
         ("tests/sql/test_script.py::test_a_webhook_table_refuses_a_body_that_would_fail_the_job",),

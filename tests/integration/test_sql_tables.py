@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pytest
 
 import aioflow as af
 from tests.integration.processes import eventually, open_workers
+from tests.io.kafka.brokers import Brokers, MockCluster, kafka_cluster, produced
 from tests.io.mysql_server import mysql_server
 from tests.io.postgres_server import postgres_server
+from tests.sql.random_queries import latest
 
 QUERY = "SELECT shop, day, count(*) AS n, sum(price) AS total, max(price) AS most"
 CONDITION = "WHERE price <> 13 GROUP BY shop, day HAVING sum(price) > 40"
@@ -94,3 +97,46 @@ async def test_kills_of_workers_leave_the_table_that_duckdb_computes(
                 result = await ending
         assert result.restarts >= 1
         assert rows() == by_duckdb()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Brokers | MockCluster]:
+    with kafka_cluster() as running:
+        yield running
+
+
+async def test_a_topic_of_debezium_is_a_table_of_its_latest_rows(
+    cluster: Brokers | MockCluster,
+) -> None:
+    """Events of a row are in one partition, in order; a deletion has a tombstone behind it."""
+    rows: dict[int, int] = {}
+    events: list[tuple[int, bytes | None]] = []
+    for n in range(400):
+        number, value = n * 7 % 40, n * 7919 % 101
+        before = {"id": number, "value": rows[number]} if number in rows else None
+        after = None if before is not None and value % 3 == 0 else {"id": number, "value": value}
+        op = "d" if after is None else "c" if before is None else "u"
+        body = msgspec.json.encode({"before": before, "after": after, "op": op, "ts_ms": n})
+        events.append((number % 2, body))
+        if after is None:
+            del rows[number]
+            events.append((number % 2, None))
+        else:
+            rows[number] = value
+    await produced(cluster, "debezium", events)
+    flow = af.Flow("topic", parallelism=3)
+    stream = flow.sql(
+        f"""CREATE TABLE t (id INT, value INT, PRIMARY KEY (id) NOT ENFORCED) WITH (
+              'connector' = 'kafka', 'bootstrap' = '{cluster.bootstrap}',
+              'topic' = 'debezium', 'until' = 'latest', 'format' = 'debezium_json');
+            SELECT id % 4 AS k, count(*) AS n, sum(value) AS total FROM t GROUP BY id % 4""",
+        updates=True,
+    )
+    async with asyncio.timeout(100):
+        found = latest(await stream.collect())
+    expected: dict[int, list[int]] = {}
+    for number, value in rows.items():
+        expected.setdefault(number % 4, []).append(value)
+    assert sorted(found, key=lambda row: row["k"]) == [
+        {"k": k, "n": len(values), "total": sum(values)} for k, values in sorted(expected.items())
+    ]

@@ -269,7 +269,7 @@ def test_a_table_of_changes_has_a_key_and_no_event_time(
 def test_a_truncated_table_is_an_error_with_its_way_out() -> None:
     change: af.Change[dict[str, object]] = af.Change("truncate", "shop.t", {}, None, None, "7", 0)
     with pytest.raises(af.StateError, match=r"empty the tables .* fresh=True .* DELETE FROM"):
-        rows_of_change("t", ("id",), ("id",), change)
+        rows_of_change("t", ("id",), ("id",), None, change)
 
 
 def test_inserts_into_a_table_of_a_database_give_the_same_columns(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Formats with schemas for the bodies of messages: Avro, Protobuf and JSON Schema.
+"""Formats for the bodies of messages: Avro, Protobuf and JSON Schema with their schemas, and
+Debezium's changes in JSON.
 
 Each function returns a `Format`, which every connector of a broker takes as `format=`. Importing
 this package loads no client library.
@@ -11,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aioflow.io.formats.avro_format import avro
+    from aioflow.io.formats.debezium_format import debezium_json
     from aioflow.io.formats.format import Format
     from aioflow.io.formats.json_format import json_schema
     from aioflow.io.formats.protobuf_format import protobuf
 
-__all__ = ["Format", "avro", "json_schema", "protobuf"]
+__all__ = ["Format", "avro", "debezium_json", "json_schema", "protobuf"]
 
 _MODULES = {
     "Format": "format",
     "avro": "avro_format",
+    "debezium_json": "debezium_format",
     "json_schema": "json_format",
     "protobuf": "protobuf_format",
 }
@@ -33,8 +36,8 @@ def __getattr__(name: str) -> Any:
 
         hint = did_you_mean(name, __all__, "af.io.formats.{}(...)")
         raise AttributeError(
-            f"aioflow.io.formats has no format {name!r}, expected avro, json_schema or "
-            f"protobuf{hint}"
+            f"aioflow.io.formats has no format {name!r}, expected avro, debezium_json, json_schema "
+            f"or protobuf{hint}"
         )
     return getattr(importlib.import_module(f"aioflow.io.formats.{module}"), name)
 
