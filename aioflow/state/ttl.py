@@ -14,7 +14,7 @@ for tables in memory. `SweepIndex` reads a larger table in passes, some rows eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from aioflow.core.states import StateDescriptor, StateTtl
 from aioflow.state.snapshot import ATOMS, copy_of_default
@@ -73,6 +73,8 @@ class ExpiryIndex:
         "_oldest_end",
         "_slices",
         "_width",
+        "quiet_from_ms",
+        "quiet_until_ms",
         "ttl_ms",
     )
 
@@ -85,6 +87,10 @@ class ExpiryIndex:
         self._latest: dict[tuple[Any, Any], None] = {}
         """The slice of the last write, from `_latest_begin` to before `_latest_end`."""
         self._latest_begin = self._latest_end = 0
+        self.quiet_from_ms = self.quiet_until_ms = 0
+        """From `quiet_from_ms` to before `quiet_until_ms`, a second write of a value is of no
+        interest: the value is in the slice of now, and no slice has ended.
+        """
 
     def note(self, namespace: Any, key: Any, written_ms: int) -> None:
         """Notes that a part of `key` was written at `written_ms`."""
@@ -112,6 +118,7 @@ class ExpiryIndex:
         self._latest = entries
         self._latest_begin = number * self._width
         self._latest_end = self._latest_begin + self._width
+        self._find_quiet()
 
     def take_ended(self, now_ms: int, limit: int) -> list[tuple[Any, Any]]:
         """Removes and returns up to `limit` (namespace, key) whose writes in one slice have all
@@ -129,6 +136,7 @@ class ExpiryIndex:
             self._find_oldest()
             if entries is self._latest:
                 self._latest_end = self._latest_begin
+                self._find_quiet()
         return taken
 
     def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
@@ -140,6 +148,12 @@ class ExpiryIndex:
         self._oldest_end = (
             (min(self._slices) + 1) * self._width - 1 + self.ttl_ms if self._slices else None
         )
+        self._find_quiet()
+
+    def _find_quiet(self) -> None:
+        self.quiet_from_ms, self.quiet_until_ms = self._latest_begin, self._latest_end
+        if self._oldest_end is not None:
+            self.quiet_until_ms = min(self._latest_end, self._oldest_end)
 
 
 class SweepIndex:
@@ -149,6 +163,10 @@ class SweepIndex:
     """
 
     __slots__ = ("_alive", "_chunks", "_due_ms", "_pass", "_width", "_writes")
+
+    quiet_from_ms: ClassVar[int] = 0
+    quiet_until_ms: ClassVar[int] = 0
+    """Every write counts."""
 
     def __init__(
         self,
@@ -299,11 +317,17 @@ class TimedView(View):
             dirty[key] = key in self._entries
         self._store[key] = stored
 
-    def _written(self, now_ms: int) -> None:
-        # The current key was written. Removes a few expired entries, of any key.
-        for namespace, key in self._index.written(
-            self._namespace, self._backend.current_key, now_ms
+    def _written(self, now_ms: int, before: Any = None) -> None:
+        # The current key was written. `before` is what was there, with its time. Removes a few
+        # expired entries, of any key.
+        index = self._index
+        if (
+            before is not None
+            and before is not MISSING
+            and index.quiet_from_ms <= before[0] <= now_ms < index.quiet_until_ms
         ):
+            return
+        for namespace, key in index.written(self._namespace, self._backend.current_key, now_ms):
             self._settle(namespace, key, now_ms)
 
 
@@ -330,9 +354,15 @@ class TimedValueView(TimedView, ValueView):
         key, now = self._backend.current_key, self._now_ms()
         if (dirty := self._dirty) is not None and key not in dirty:
             dirty[key] = key in self._entries
+        index = self._index
+        since = index.quiet_from_ms
+        # The former value is read from memory only: `SweepIndex` has no quiet time.
+        before = self._entries.get(key) if since <= now < index.quiet_until_ms else None
         self._store[key] = now, value
+        if before is not None and since <= before[0] <= now:
+            return
         # As `_written`, without a call of its own.
-        for namespace, ended in self._index.written(self._namespace, key, now):
+        for namespace, ended in index.written(self._namespace, key, now):
             self._settle(namespace, ended, now)
 
     def show(self, stored: Any) -> Any:
@@ -427,11 +457,13 @@ class TimedMapView(TimedView, MapView):
         if (dirty := self._dirty) is not None and current not in dirty:
             dirty[current] = current in self._entries
         stored = self._entries.get(current)
+        before = None
         if stored is None:
             self._store[current] = {key: (now, value)}
         else:
+            before = stored.get(key)
             stored[key] = (now, value)
-        self._written(now)
+        self._written(now, before)
 
     def contains(self, key: Any) -> bool:
         return self.get(key, MISSING) is not MISSING
@@ -493,7 +525,7 @@ class TimedReducingView(TimedView, ReducingView):
         stored = self._current()
         now = self._now_ms()
         self._put((now, value if stored is MISSING else self._fn(stored[1], value)))
-        self._written(now)
+        self._written(now, stored)
 
     def show(self, stored: Any) -> Any:
         left = self.visible(stored)
@@ -514,7 +546,7 @@ class TimedAggregatingView(TimedView, AggregatingView):
         accumulator = self._agg.create_accumulator() if stored is MISSING else stored[1]
         now = self._now_ms()
         self._put((now, self._agg.add(value, accumulator)))
-        self._written(now)
+        self._written(now, stored)
 
     def show(self, stored: Any) -> Any:
         left = self.visible(stored)

@@ -34,6 +34,20 @@ STATE_MUTANTS: list[Mutant] = [
         ("tests/contracts/test_state_ttl.py::test_writes_remove_expired_rows_that_are_on_disk",),
     ),
     Mutant(
+        "what has expired waits for the write of another value",
+        "aioflow/state/ttl.py",
+        "            self.quiet_until_ms = min(self._latest_end, self._oldest_end)\n",
+        "            self.quiet_until_ms = self._latest_end\n",
+        ("tests/state/test_ttl_work.py::test_writes_of_one_key_remove_all_that_has_expired",),
+    ),
+    Mutant(
+        "a value that is written again is found only where it was written first",
+        "aioflow/state/ttl.py",
+        "        if before is not None and since <= before[0] <= now:\n",
+        "        if before is not None and before[0] <= now:\n",
+        ("tests/state/test_ttl_work.py::test_writes_of_one_key_remove_all_that_has_expired",),
+    ),
+    Mutant(
         "a read refreshes elements of a list that have expired",
         "aioflow/state/ttl.py",
         "[element if element[0] <= ended else (now_ms, element[1]) for element in stored]",

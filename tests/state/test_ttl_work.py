@@ -1,11 +1,23 @@
-"""The cost of a time to live for a key with much content, as the number of comparisons of times."""
+"""The cost of a time to live for a key with much content, as the number of comparisons of times,
+and how soon the writes of other keys remove what has expired.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.states import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from aioflow.core.states import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
 from aioflow.state.heap import HeapKeyedStateBackend
 from tests.operators.compared import Compared
 
@@ -62,3 +74,54 @@ def test_whether_a_map_is_empty_costs_the_same_however_large_it_is() -> None:
     bench.now = TTL_MS
     assert bench.state.is_empty()
     assert bench.held == 0
+
+
+WRITES = {
+    "value": (ValueStateDescriptor("s", ttl="1s"), lambda state, i: state.update(i)),
+    "list": (ListStateDescriptor("s", ttl="1s"), lambda state, i: state.add(i)),
+    "map": (MapStateDescriptor("s", ttl="1s"), lambda state, i: state.put(i % 2, i)),
+    "reducing": (ReducingStateDescriptor("s", max, ttl="1s"), lambda state, i: state.add(i)),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from("abcdefghijkl"),
+            st.sampled_from((0, 1, 30, 124, 125, 126, 999, 1_000, 1_125)),
+            st.integers(0, 5),
+        ),
+        max_size=60,
+    )
+)
+def test_writes_of_one_key_remove_all_that_has_expired(
+    kind: str, steps: list[tuple[str, int, int]]
+) -> None:
+    descriptor, write = WRITES[kind]
+    now = 0
+    backend = HeapKeyedStateBackend(
+        max_parallelism=4, key_group_range=KeyGroupRange(0, 3), now_ms=lambda: now
+    )
+    state: Any = backend.get_state(descriptor)
+    written: dict[str, int] = {}
+    for i, (key, wait, removes) in enumerate(steps):
+        now += wait
+        backend.set_current_key(key)
+        if removes == 0:
+            state.clear()
+            written.pop(key, None)
+        else:
+            write(state, i)
+            written[key] = now
+        held = dict(state.table.peek())
+        assert (
+            {key for key, last in written.items() if now - last < TTL_MS}
+            <= held.keys()
+            <= written.keys()
+        )
+    now += TTL_MS + TTL_MS // 8
+    backend.set_current_key("other")
+    for i in range(len(steps) + 1):
+        write(state, i)
+    assert set(state.table.peek()) == {"other"}
