@@ -22,8 +22,8 @@ have grown. Only a timer that the last snapshot may contain is reported when it 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Any, Protocol
 
@@ -61,6 +61,11 @@ Timer = tuple[Any, Any]
 
 DUE_SAMPLED = 256
 """Number of timestamps from which the number of due timers is estimated."""
+
+FEW_TIMERS = 8
+"""Number of timers of one timestamp up to which each is deleted when it fires. The first entry of a
+dict is found by a search from its begin.
+"""
 
 _NONE: dict[Timer, int] = {}
 _ALONE = {tuple}
@@ -165,7 +170,11 @@ class TimerQueue:
             if self._added is not None:
                 self._added(timestamp, timer)
             self.order = order = self.order + 1
-            self._put(timestamp, (timestamp, key, namespace, order))
+            # As `_put`, without a call of its own.
+            self._buckets[timestamp] = (timestamp, key, namespace, order)
+            heappush(self._heap, timestamp)
+            if timestamp < self.next_time:
+                self.next_time = timestamp
             return True
         if isinstance(bucket, tuple):
             held = {bucket[1:3]: bucket[3]}
@@ -212,8 +221,7 @@ class TimerQueue:
         """Removes and returns the first timer (timestamp, key, namespace) up to `limit`, or returns
         None.
         """
-        while self.next_time <= limit:
-            timestamp = self.next_time
+        while (timestamp := self.next_time) <= limit:
             bucket = self._buckets[timestamp]
             if isinstance(bucket, tuple):
                 if bucket[3] <= self.mark and self._removed is not None:
@@ -222,6 +230,15 @@ class TimerQueue:
                 self.popped += 1
                 return bucket[:3]
             if isinstance(bucket, dict):
+                if len(bucket) <= FEW_TIMERS:
+                    timer, order = next(iter(bucket.items()))
+                    if order <= self.mark:
+                        self._report(timestamp, timer, order)
+                    del bucket[timer]
+                    if not bucket:
+                        self._drop(timestamp)
+                    self.popped += 1
+                    return timestamp, timer[0], timer[1]
                 bucket = self._buckets[timestamp] = Firing(bucket)
             for timer, order in bucket.left:
                 if order:
@@ -395,7 +412,7 @@ class TimerQueue:
 
     def _put(self, timestamp: int, bucket: Bucket) -> None:
         self._buckets[timestamp] = bucket
-        heapq.heappush(self._heap, timestamp)
+        heappush(self._heap, timestamp)
         if timestamp < self.next_time:
             self.next_time = timestamp
 
@@ -427,9 +444,9 @@ class TimerQueue:
             self.grown.discard(timestamp)
         if len(heap) > 2 * len(buckets) + 64:
             heap[:] = buckets
-            heapq.heapify(heap)
+            heapify(heap)
         while heap and heap[0] not in buckets:
-            heapq.heappop(heap)
+            heappop(heap)
         self.next_time = heap[0] if heap else NO_TIMER
 
 

@@ -187,6 +187,27 @@ STATE_MUTANTS: list[Mutant] = [
         (AGAINST_DICTS,),
     ),
     Mutant(
+        "few timers of one instant fire in reverse",
+        "aioflow/state/timers.py",
+        "next(iter(bucket.items()))",
+        "next(reversed(bucket.items()))",
+        ("tests/state/test_timers.py::test_queue_agrees_with_a_naive_list",),
+    ),
+    Mutant(
+        "few timers of one instant that have fired are in the checkpoint",
+        "aioflow/state/timers.py",
+        "                    if order <= self.mark:\n                        self._report",
+        "                    if order < 0:\n                        self._report",
+        (f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",),
+    ),
+    Mutant(
+        "a timer that is deleted while others of its instant fire fires, too",
+        "aioflow/state/timers.py",
+        "                if order:\n                    self.popped += 1\n",
+        "                if order is not None:\n                    self.popped += 1\n",
+        ("tests/state/test_timers.py::test_timer_deleted_while_its_timestamp_fires_does_not_fire",),
+    ),
+    Mutant(
         "timers that fire while their file is written are not in it",
         "aioflow/state/heap_timers.py",
         "    for gone in removed:\n",

@@ -1051,6 +1051,8 @@ def agrees(name: Any, steps: list[Any]) -> None:
         patch.multiple("aioflow.state.heap_snapshot", **small),
         patch.multiple("aioflow.state.heap_keys", **few),
         patch.multiple("aioflow.state.heap_churn", **plain, **unnoted),
+        patch.multiple("aioflow.state.heap_archive", **often),
+        patch("aioflow.state.timers.FEW_TIMERS", 1),
+        closing_backends(),
     ):
-        with patch.multiple("aioflow.state.heap_archive", **often), closing_backends():
-            asyncio.run(run())
+        asyncio.run(run())

@@ -4,8 +4,9 @@ event time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +17,23 @@ from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.state.backend import NO_KEY, KeyedStateBackend, create_keyed_backend
 from aioflow.state.snapshot import KeyedStateHandle
-from aioflow.state.timers import FIRED_PER_MAIL, NO_TIMER, InternalTimerService, TimerQueue
+from aioflow.state.timers import (
+    FEW_TIMERS,
+    FIRED_PER_MAIL,
+    NO_TIMER,
+    InternalTimerService,
+    TimerQueue,
+)
 from tests.state.snapshots import restore, taken
 
 MAX_PARALLELISM = 16
+
+
+@pytest.fixture(autouse=True, scope="module", params=[0, FEW_TIMERS])
+def few(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fires few timers of one instant as many fire, and then as few."""
+    with patch("aioflow.state.timers.FEW_TIMERS", request.param):
+        yield
 
 
 class Physical:

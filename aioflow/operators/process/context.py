@@ -76,9 +76,9 @@ class OperatorProcessContext:
         "_metadata",
         "_side_rows",
         "_sides",
-        "_timers",
         "broadcast_writable",
         "mark",
+        "timer_service",
         "timestamp",
         "watermark",
     )
@@ -91,7 +91,7 @@ class OperatorProcessContext:
     ) -> None:
         self._ctx = ctx
         self._keyed = keyed
-        self._timers = KeyedTimers(self, ctx, keyed, timers)
+        self.timer_service = KeyedTimers(self, ctx, keyed, timers)
         self._broadcast: dict[str, Any] = {}
         self._metadata: Mapping[str, Any] | None = None
         self._side_rows: dict[OutputTag[Any], _SideRows] = {}
@@ -134,10 +134,6 @@ class OperatorProcessContext:
         """The watermark: None before the first watermark, MAX_WATERMARK at the end of the input."""
         watermark = self.watermark
         return None if watermark == MIN_WATERMARK else watermark
-
-    @property
-    def timer_service(self) -> KeyedTimers:
-        return self._timers
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -233,7 +229,15 @@ class KeyedTimers:
     attribute.
     """
 
-    __slots__ = ("_context", "_ctx", "_ending", "_keyed", "_timers", "next_due")
+    __slots__ = (
+        "_context",
+        "_ctx",
+        "_ending",
+        "_has_event_time",
+        "_keyed",
+        "_timers",
+        "next_due",
+    )
 
     def __init__(
         self,
@@ -246,6 +250,7 @@ class KeyedTimers:
         self._ctx = ctx
         self._keyed = keyed
         self._timers = timers
+        self._has_event_time = ctx.has_event_time
         self._ending: Iterator[tuple[int, Any, Any]] | None = None
         self.next_due = MIN_WATERMARK  # Low, so that the first check finds restored timers.
 
@@ -265,7 +270,7 @@ class KeyedTimers:
         A second registration has no effect.
         """
         timers, key = self._of_key()
-        if not self._ctx.has_event_time:
+        if not self._has_event_time:
             raise GraphError(
                 f"operator {self._ctx.name!r} registered an event-time timer for {timestamp}, "
                 "which could never fire: no watermark "
@@ -316,18 +321,19 @@ class KeyedTimers:
         return None if timer is None else timer[:2]
 
     def _of_key(self) -> tuple[InternalTimerService, Any]:
-        if self._timers is None or self._keyed is None:
+        timers, keyed = self._timers, self._keyed
+        if timers is None or keyed is None:
             raise StateError(
                 f"operator {self._ctx.name!r} used a timer, but is not keyed: put key_by(...) "
                 "directly before it"
             )
-        key = self._keyed.current_key
+        key = keyed.current_key
         if key is NO_KEY:
             raise StateError(
                 f"operator {self._ctx.name!r} used a timer without a current key: a broadcast "
                 "element has none"
             )
-        return self._timers, key
+        return timers, key
 
 
 def no_tag(given: object) -> TypeError:

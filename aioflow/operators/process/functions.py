@@ -79,11 +79,16 @@ class Rows:
         self.marks: list[int] = []
 
     def add(self, elements: Any, stamp: int | None, mark: int) -> None:
-        values = self.values
-        values.extend(elements)
-        missing = len(values) - len(self.stamps)
-        self.stamps.extend([stamp] * missing)
-        self.marks.extend([mark] * missing)
+        values, stamps, marks = self.values, self.stamps, self.marks
+        if type(elements) is list and len(elements) > FEW_RESULTS:
+            values.extend(elements)
+            stamps.extend(repeat(stamp, len(elements)))
+            marks.extend(repeat(mark, len(elements)))
+            return
+        for element in elements:
+            values.append(element)
+            stamps.append(stamp)
+            marks.append(mark)
 
     def batch(self, before: int, watermark: int) -> RecordBatch:
         """Returns all collected rows as a batch.
@@ -136,7 +141,7 @@ class ProcessOperator(Operator):
 
     async def open(self) -> None:
         ctx, function = self.ctx, self._user.function
-        self._perf_ns = ctx.host.clock.perf_ns
+        self._perf_ns, self._has_event_time = ctx.host.clock.perf_ns, ctx.has_event_time
         self._context = OperatorProcessContext(ctx, self._keyed, self._timers)
         if self._timers is not None:
             reached, next_due = self._timers.current_watermark, self._timers.next_event_time
@@ -405,30 +410,39 @@ class ProcessOperator(Operator):
         """
         timers, context = self._timers, self._context
         assert timers is not None
-        service, perf_ns = context.timer_service, self._perf_ns
-        timers.current_watermark = max(timers.current_watermark, context.watermark)
+        if context.watermark > timers.current_watermark:
+            timers.current_watermark = context.watermark
+        watermark = max(watermark, timers.current_watermark)
         writable, context.broadcast_writable = context.broadcast_writable, False
-        while (timer := timers.pop_due(watermark)) is not None:
-            timestamp = timer[0]
+        is_first = True
+        # A record often makes one timer due. No call then finds out that it was the only one.
+        while (next_due := timers.next_event_time) <= watermark:
+            if is_first:
+                is_first = False
+            elif self._perf_ns() >= deadline or len(rows.values) >= max_records:
+                return False
+            timestamp, key, _ = timers.pop_due(watermark)  # type: ignore[misc]
             if timestamp - 1 > self._mark:
                 self._mark = timestamp - 1
             context.watermark = timers.current_watermark
-            self._call_on_timer(timestamp, timer[1], rows, self._mark)
-            if (
-                perf_ns() >= deadline or len(rows.values) >= max_records
-            ) and timers.next_event_time <= watermark:
-                return False
-        service.next_due = timers.next_event_time
+            self._call_on_timer(timestamp, key, rows, self._mark)
+        timers.current_watermark = watermark
+        context.timer_service.next_due = next_due
         context.broadcast_writable = writable
         return True
 
     def _call_on_timer(self, timestamp: int, key: Any, rows: Rows, mark: int) -> None:
-        stamp = self._context.timestamp = timestamp if self.ctx.has_event_time else None
-        self._context.mark = mark
+        context = self._context
+        stamp = context.timestamp = timestamp if self._has_event_time else None
+        context.mark = mark
         try:
-            result = self._timer_function()(timestamp, self._context)
+            result = (self._on_timer or self._timer_function())(timestamp, context)
             if result is not None:
-                rows.add(elements_of(result, "on_timer"), stamp, mark)
+                rows.add(
+                    result if type(result) in PLAIN_RESULTS else elements_of(result, "on_timer"),
+                    stamp,
+                    mark,
+                )
         except BaseException as error:
             note_once(
                 error,
@@ -437,7 +451,7 @@ class ProcessOperator(Operator):
             )
             raise
         finally:
-            self._context.mark = None
+            context.mark = None
 
     def _on_processing_time(self, timestamp: int, key: Any, namespace: Any) -> None:
         self._context.collect_sides()
@@ -491,7 +505,7 @@ class ProcessOperator(Operator):
         finish = self._finish
         if finish is None:
             return
-        stamp = self._mark if self.ctx.has_event_time else None
+        stamp = self._mark if self._has_event_time else None
         try:
             rows.add(elements_of(finish(), "finish"), stamp, self._mark)
         except BaseException as error:
