@@ -650,6 +650,26 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a record without event time has the key of one before",
+        "aioflow/operators/process/functions.py",
+        "            keyed.current_key = key\n            result = call",
+        "            pass\n            result = call",
+        (
+            "tests/operators/test_process.py::"
+            "test_without_event_time_each_record_has_its_key_however_the_input_is_cut",
+        ),
+    ),
+    Mutant(
+        "timers wait for the end of a batch of records without timestamps",
+        "aioflow/operators/process/functions.py",
+        "                and not self._has_event_time\n",
+        "",
+        (
+            "tests/operators/test_process.py::"
+            "test_a_timer_in_the_past_fires_before_the_next_record_that_has_no_timestamp",
+        ),
+    ),
+    Mutant(
         "the current key stays after a batch",
         "aioflow/operators/process/functions.py",
         "            keyed.current_key = NO_KEY\n            context.timestamp = None\n           "

@@ -385,6 +385,50 @@ async def test_without_event_time_there_is_no_timestamp_and_event_time_timers_ar
     assert "at record [5]" in caught.value.__notes__[0]
 
 
+async def test_a_timer_in_the_past_fires_before_the_next_record_that_has_no_timestamp() -> None:
+    class Told(Timers):
+        def process_element(self, value: list[int], ctx: ProcessContext) -> Any:
+            super().process_element(value, ctx)
+            return [value]
+
+    operator = await opened(KeyedProcessOperator(Told()), Context())
+    push(operator, empty_batch(100))
+    (out,) = push(operator, keyed_batch("ab", [[50], [60]]))
+    assert out.values == [[50], ("a", 50), [60], ("b", 60)]
+
+
+@given(
+    records=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 6)), max_size=30),
+    cuts=st.lists(st.integers(0, 30)),
+)
+async def test_without_event_time_each_record_has_its_key_however_the_input_is_cut(
+    records: list[tuple[str, int]], cuts: list[int]
+) -> None:
+    class Sums(KeyedProcessFunction[str, int, Any]):
+        def open(self, ctx: RuntimeContext) -> None:
+            self.sum = ctx.get_state(ValueStateDescriptor("sum", default=0))
+
+        def process_element(self, value: int, ctx: ProcessContext) -> Any:
+            self.sum.update(self.sum.value() + value)
+            row = (ctx.current_key, self.sum.value(), ctx.timestamp)
+            forms = (None, [row] * value, (row,) * value, iter([row] * value))
+            return forms[value % len(forms)]
+
+    sums, expected = dict.fromkeys("abc", 0), []
+    for key, value in records:
+        sums[key] += value
+        expected += [(key, sums[key], None)] * (value if value % 4 else 0)
+    operator = await opened(KeyedProcessOperator(Sums()), Context(has_event_time=False))
+    got: list[Any] = []
+    for start, end in pairwise([0, *sorted({min(cut, len(records)) for cut in cuts}), None]):
+        some = records[start:end]
+        batch = keyed_batch([key for key, _ in some], [value for _, value in some])
+        for out in push(operator, batch):
+            assert not out.values or (out.timestamps, out.watermarks) == (None, None)
+            got += out.values
+    assert got == expected
+
+
 async def test_timers_and_keys_without_key_by_are_refused() -> None:
     """H2.2"""
     with pytest.raises(StateError, match="key_by"):

@@ -320,11 +320,23 @@ class ProcessOperator(Operator):
         current, marked = context.watermark, self._mark
         start = self._position
         rest = iter(values[start:] if start or type(values) is not list else values)
+        of_keys = repeat(NO_KEY) if keys is None else islice(keys, start, None)
         try:
             context.broadcast_writable = side.broadcast
+            if (
+                stamps is None
+                and watermarks is None
+                and not self._has_event_time
+                and service.next_due > current
+            ):
+                # No timer becomes due before the end of the batch, and `rest` is empty then.
+                self._mark = marked = max(marked, current)
+                self._call_with_keys(call, rest, of_keys, out)
+                rows.stamps.extend(repeat(None, len(out)))
+                rows.marks.extend(repeat(current, len(out)))
             for value, key, stamp, mark in zip(  # noqa: B905
                 rest,
-                repeat(NO_KEY) if keys is None else islice(keys, start, None),
+                of_keys,
                 repeat(None) if stamps is None else islice(stamps, start, None),
                 repeat(current) if watermarks is None else islice(watermarks, start, None),
             ):
@@ -385,6 +397,27 @@ class ProcessOperator(Operator):
             return self._given(rows, self._mark)
         self._batch = None
         return self._given(rows, self._news(batch))
+
+    def _call_with_keys(
+        self,
+        call: Callable[..., Any],
+        values: Iterator[Any],
+        keys: Iterator[Any],
+        out: list[Any],
+    ) -> None:
+        """Calls the function for elements without event time, each with its key."""
+        context, keyed, append, plain = self._context, self._keyed, out.append, PLAIN_RESULTS
+        assert keyed is not None
+        for value, key in zip(values, keys):  # noqa: B905
+            keyed.current_key = key
+            result = call(value, context)
+            if result is not None:
+                for made in (
+                    result
+                    if type(result) in plain
+                    else elements_of(result, self._described(self._input))
+                ):
+                    append(made)
 
     def _given(self, rows: Rows, watermark: int) -> RecordBatch:
         """Returns `rows` as a batch with `watermark`, which the next operator then knows."""
