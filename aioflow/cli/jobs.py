@@ -188,7 +188,7 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int:
     job_id = SystemHost().ids.new("job")
-    await client.submit(job_id, job)
+    await client.submit(job_id, job, RETURN_TIMEOUT_S)
     print(job_id, flush=True)
     if detach:
         return FINISHED

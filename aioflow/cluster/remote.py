@@ -21,7 +21,7 @@ from aioflow.cluster.job_history import WorkerReport, decode_report, statistics_
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.leadership import DATA, LeaderRetrieval, NoLeader, parse_addresses
 from aioflow.cluster.remote_home import RemoteHome, RemoteJobMaster
-from aioflow.cluster.submission import ClusterClient, submission_of
+from aioflow.cluster.submission import RETRY_S, ClusterClient, submission_of
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import AioflowError, Broken, Closed, RescaleError, StaleLeader
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
@@ -176,15 +176,18 @@ class RemoteRun(RunningJob):
                 if self.job_master.cancel_asked:
                     self.job_master.set_status(JobStatus.CANCELED)
                     return JobStatus.CANCELED
-                await self._client.submit(
-                    self.job_id,
-                    self._submission,
-                    attach=True,
-                    location=location,
-                    taps=self._home.told_taps(),
-                )
+                try:
+                    await self._client.submit_attached(
+                        self.job_id,
+                        self._submission,
+                        location=location,
+                        taps=self._home.told_taps(),
+                    )
+                    self.job_master.submitted(self._ask, self._call)
+                except (Broken, StaleLeader, NoLeader) as error:
+                    self._client.hang_up(error)
+                    await self._return()
                 self._submitted = True
-                self.job_master.submitted(self._ask, self._call)
                 logger.info(
                     "job %s (%s) is submitted to %s",
                     self._submission.name,
@@ -219,14 +222,16 @@ class RemoteRun(RunningJob):
     async def _return(self) -> None:
         """Finds the current leader, and the job there.
 
-        Raises OSError or AioflowError if one of them is gone.
+        A job that is not submitted yet is submitted, unless the leader has it. Raises OSError or
+        AioflowError if no leader is found, or if it does not know a job that was submitted.
         """
         logger.warning(
             "the connection to the cluster at %s ended; job %s is looked for under its next leader",
             self._where,
             self.job_id,
         )
-        self.job_master.set_status(JobStatus.RESTARTING)
+        if self._submitted:
+            self.job_master.set_status(JobStatus.RESTARTING)
         await self._home.close()  # Tasks here belonged to the leader that is gone.
         self._has_returned = True
         deadline = self.host.clock.monotonic() + RETURN_TIMEOUT_S
@@ -234,21 +239,30 @@ class RemoteRun(RunningJob):
             await self._client.connect_again(deadline - self.host.clock.monotonic())
             self._lost = asyncio.get_running_loop().create_future()
             try:
-                location = await self._home.open()
-                await self._client.attach(
-                    self.job_id, location=location, taps=self._home.told_taps()
-                )
+                await self._attach()
                 break
             except (Broken, StaleLeader, NoLeader):  # It no longer led when it got the request.
                 if self.host.clock.monotonic() >= deadline or self.job_master.terminated.done():
                     raise
                 self._client.hang_up(Closed("this jobmanager leads no more"))
                 await self._home.close()
+                await asyncio.sleep(RETRY_S)
         logger.info(
             "job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address
         )
         # No leader has received the requests made meanwhile.
         self.job_master.submitted(self._ask, self._call)
+
+    async def _attach(self) -> None:
+        location, taps = await self._home.open(), self._home.told_taps()
+        try:
+            await self._client.attach(self.job_id, location=location, taps=taps)
+        except UnknownJob:
+            if self._submitted:
+                raise
+            await self._client.submit_attached(
+                self.job_id, self._submission, location=location, taps=taps
+            )
 
     def _on_cancel(self) -> None:
         if self._giving_up is None:

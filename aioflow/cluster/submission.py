@@ -218,16 +218,46 @@ class ClusterClient:
         assert self._connection is not None, "a client is used inside its async with"
         return self._connection
 
-    async def submit(
+    async def submit(self, job_id: str, job: Submission, timeout_s: float) -> None:
+        """Submits a job. On return it is stored and runs.
+
+        If the leader goes away meanwhile, the next leader gets the job, unless it has the job
+        already. It looks for a next leader for `timeout_s`.
+        """
+        deadline = self._host.clock.monotonic() + timeout_s
+        may_be_known = False
+        while True:
+            try:
+                if may_be_known and job_id in [line.job_id for line in await self.jobs()]:
+                    return
+                await self._submit(job_id, job)
+                return
+            except (Broken, StaleLeader, NoLeader) as error:
+                if self._host.clock.monotonic() >= deadline:
+                    raise
+                logger.warning("job %s is submitted to the next leader: %s", job_id, error)
+            may_be_known = True
+            self.hang_up(Closed("this jobmanager leads no more"))
+            await asyncio.sleep(RETRY_S)
+            await self.connect_again(deadline - self._host.clock.monotonic())
+
+    async def submit_attached(
+        self, job_id: str, job: Submission, *, location: str, taps: dict[int, tuple[TapPlace, bool]]
+    ) -> int:
+        """Submits a job and attaches to it. On return it is stored and runs.
+
+        Returns the token of its JobMaster.
+        """
+        return await self._submit(job_id, job, True, location, taps)
+
+    async def _submit(
         self,
         job_id: str,
         job: Submission,
-        *,
         attach: bool = False,
         location: str = "",
         taps: dict[int, tuple[TapPlace, bool]] | None = None,
     ) -> int:
-        """Submits a job. On return it is stored and runs. Returns the token of its JobMaster."""
         answer = self.connection.call(
             "submit", job_id, job.name, job.content, job.config, attach, location, taps or {}
         )

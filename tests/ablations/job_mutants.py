@@ -845,6 +845,26 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a job whose leader goes away at its submission is not submitted to the next",
+        "aioflow/cluster/remote.py",
+        "            if self._submitted:\n                raise\n",
+        "            raise\n",
+        (
+            "tests/cluster/test_remote.py::"
+            "test_a_job_whose_leader_goes_away_at_its_submission_runs_once_under_the_next",
+        ),
+    ),
+    Mutant(
+        "a job from the shell is submitted again to a leader that has it",
+        "aioflow/cluster/submission.py",
+        "if may_be_known and job_id in [line.job_id for line in await self.jobs()]:",
+        "if may_be_known and not await self.jobs():",
+        (
+            "tests/cluster/test_remote.py::"
+            "test_a_job_submitted_from_the_shell_runs_once_under_the_next_leader",
+        ),
+    ),
+    Mutant(
         "a handle waits for a jobmanager that is silent",
         "aioflow/cluster/submission.py",
         ("            except TimeoutError:\n                connection.abort(\n"),

@@ -53,6 +53,7 @@ class Scripted:
             "stop": lambda *_: None,
             "cancel": lambda *_: None,
             "wait": lambda *_: None,
+            "jobs": list,
         }
         return {
             "leader": lambda: self.answers.get("leader", lambda: "here")(),
@@ -248,3 +249,50 @@ async def test_a_leader_that_is_none_any_more_when_a_job_returns_is_looked_for_a
             await until(lambda: manager.asked == ["submit", "attach", "attach"])
             manager.ended("FINISHED")
             await job.wait()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_job_whose_leader_goes_away_at_its_submission_runs_once_under_the_next(
+    is_stored: bool,
+) -> None:
+    """The caller cannot know whether the leader stored the job before it went away."""
+    async with jobmanagers(2) as (first, second):
+        second.answers["leader"] = lambda: f"127.0.0.1:{first.port}"
+
+        def goes_away(*_: Any) -> None:
+            first.answers["leader"] = lambda: f"127.0.0.1:{second.port}"
+            del second.answers["leader"]
+            raise StaleLeader("this leader goes away while the job is INITIALIZING")
+
+        def unknown(job_id: str, *_: Any) -> None:
+            raise UnknownJob(f"job {job_id} is not known")
+
+        first.answers["submit"] = goes_away
+        if not is_stored:
+            second.answers["attach"] = unknown
+        async with asyncio.timeout(60), flow().run(on=cluster([first, second])) as job:
+            second.ended("FINISHED")
+            await job.wait()
+        assert first.asked == ["submit"]
+        assert second.asked == ["attach"] if is_stored else ["attach", "submit"]
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_job_submitted_from_the_shell_runs_once_under_the_next_leader(
+    is_stored: bool,
+) -> None:
+    async with jobmanagers() as (manager,):
+        line = ("job", "remote", "RUNNING", 0, None, "", "")
+        manager.answers["jobs"] = lambda: [line] if is_stored else []
+
+        def goes_away(*_: Any) -> None:
+            manager.answers["submit"] = lambda *_: 1
+            raise StaleLeader("this leader goes away while the job is INITIALIZING")
+
+        manager.answers["submit"] = goes_away
+        async with (
+            asyncio.timeout(60),
+            submission.ClusterClient(SystemHost(), cluster([manager]).where, SECRET) as client,
+        ):
+            await client.submit("job", submission.Submission("remote", b"", {}), timeout_s=30.0)
+        assert manager.asked == ["submit", "jobs"] + ["submit"] * (not is_stored)

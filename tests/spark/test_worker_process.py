@@ -127,7 +127,9 @@ async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(
     async with job_manager_for(provider, 60) as (host, job_manager):
         async with ClusterClient(host, LeaderRetrieval((job_manager.address,)), SECRET) as client:
             await client.submit(
-                "job", submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions())
+                "job",
+                submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions()),
+                timeout_s=30.0,
             )
         await eventually(lambda: Path(place).exists())
         assert not provider.is_over()
