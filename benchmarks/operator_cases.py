@@ -48,6 +48,7 @@ from benchmarks.operator_loops import (
     csv_of,
     csv_sales,
     dealt,
+    dealt_in_four,
     distinct,
     doubled,
     each_second,
@@ -59,6 +60,7 @@ from benchmarks.operator_loops import (
     flipped,
     greater,
     grouped,
+    in_order,
     interval_pairs,
     is_large,
     is_odd,
@@ -84,6 +86,7 @@ from benchmarks.operator_loops import (
     stateless_chain,
     summed,
     summed_for_a_day,
+    summed_from_three,
     threads,
     to_both,
     top_three,
@@ -297,6 +300,17 @@ def split(value: Row, ctx: Any) -> Iterator[Any]:
         yield value
 
 
+SIDES = [af.OutputTag[Row](f"side-{i}") for i in range(3)]
+
+
+def split_in_four(value: Row, ctx: Any) -> Iterator[Any]:
+    side = value[1] % 4
+    if side < 3:
+        ctx.output(SIDES[side], value)
+    else:
+        yield value
+
+
 class SplitByKey(af.KeyedProcessFunction[str, Row, Row]):
     def process_element(self, value: Row, ctx: Any) -> Iterator[Row]:
         return split(value, ctx)
@@ -331,6 +345,40 @@ class Ruled(af.BroadcastProcessFunction[Row, tuple[str, int], Any]):
         yield value[0], value[1] * ctx.get_broadcast_state(RULES).get("factor")
 
 
+class Limited(af.KeyedBroadcastProcessFunction[str, Row, tuple[str, int], Any]):
+    """A running sum of what is at least a broadcast limit."""
+
+    def open(self, ctx: Any) -> None:
+        self.total = ctx.get_state(af.ValueStateDescriptor("total", default=0))
+
+    def process_broadcast_element(self, value: tuple[str, int], ctx: Any) -> None:
+        ctx.get_broadcast_state(RULES).put(*value)
+
+    def process_element(self, value: Row, ctx: Any) -> Iterator[Any]:
+        if value[1] >= ctx.get_broadcast_state(RULES).get("factor"):
+            total = self.total.value() + value[1]
+            self.total.update(total)
+            yield value[0], total
+
+
+class Sorted(af.KeyedProcessFunction[str, Row, Row]):
+    """The rows of each key in the order of their times, by a timer for each."""
+
+    def open(self, ctx: Any) -> None:
+        self.rows = ctx.get_map_state(af.MapStateDescriptor("rows"))
+
+    def process_element(self, value: Row, ctx: Any) -> None:
+        same = self.rows.get(value[2], [])
+        same.append(value)
+        self.rows.put(value[2], same)
+        ctx.timer_service.register_event_time_timer(value[2])
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Row]:
+        same = self.rows.get(timestamp)
+        self.rows.remove(timestamp)
+        yield from same
+
+
 class Numbered(af.MapFunction[Row, Any], af.CheckpointedFunction):
     """Operator state."""
 
@@ -360,6 +408,16 @@ def bad_ratios(flow: af.Flow, rows: Rows) -> Any:
 def broadcast_rules(flow: af.Flow, rows: Rows) -> Any:
     rules = flow.source([("factor", 3)]).broadcast(RULES)
     return flow.source(rows).connect(rules, read_first="right").process(Ruled())
+
+
+def broadcast_limits(flow: af.Flow, rows: Rows) -> Any:
+    limits = flow.source([("factor", 3)]).broadcast(RULES)
+    return keyed(flow, rows).connect(limits, read_first="right").process(Limited())
+
+
+def four_streams(flow: af.Flow, rows: Rows) -> Any:
+    made = flow.source(rows).process(split_in_four)
+    return made.union(*(made.side(tag) for tag in SIDES))
 
 
 def two_subtasks(deal: Callable[[Any], Any]) -> Callable[[af.Flow, Rows], Any]:
@@ -619,6 +677,7 @@ CASES: list[Case] = [
         broadcast_rules,
         tripled,
     ),
+    Case("connect, broadcast, keyed", broadcast_limits, summed_from_three),
     # State.
     Case("value state", lambda f, rows: keyed(f, rows).process(Bumped()), summed),
     Case(
@@ -636,6 +695,8 @@ CASES: list[Case] = [
         lambda f, rows: both(f, keyed(f, rows).process(SplitByKey())),
         kept_apart,
     ),
+    Case("side outputs, three", four_streams, dealt_in_four),
+    Case("sort by timers", lambda f, rows: timed_keyed(f, rows).process(Sorted()), in_order),
     # Partitioners, to two subtasks of one process.
     Case("key_by, two", lambda f, rows: keyed(f, rows).count(parallelism=2), count_in_two),
     Case("rebalance", two_subtasks(lambda s: s.rebalance()), dealt(lambda row, i: i & 1)),

@@ -624,6 +624,40 @@ def kept_apart(rows: Rows) -> Rows:
     return small + large
 
 
+def dealt_in_four(rows: Rows) -> Rows:
+    sides: tuple[Rows, Rows, Rows, Rows] = ([], [], [], [])
+    for row in rows:
+        sides[row[1] % 4].append(row)
+    return [row for side in sides for row in side]
+
+
+def in_order(rows: Rows) -> Rows:
+    """The rows in the order of their times, each once no earlier one can come."""
+    held: list[tuple[int, int, Row]] = []
+    out: Rows = []
+    highest = -1
+    for i, row in enumerate(rows):
+        heappush(held, (row[2], i, row))
+        if row[2] > highest:
+            highest = row[2]
+            while held[0][0] <= highest - DELAY_MS - 1:
+                out.append(heappop(held)[2])
+    while held:
+        out.append(heappop(held)[2])
+    return out
+
+
+def summed_from_three(rows: Rows) -> Rows:
+    limits = {"factor": 3}
+    totals: dict[Any, int] = {}
+    out: Rows = []
+    for row in rows:
+        if row[1] >= limits["factor"]:
+            totals[row[0]] = total = totals.get(row[0], 0) + row[1]
+            out.append((row[0], total))
+    return out
+
+
 def ratios(rows: Rows) -> Rows:
     good, bad = [], []
     for row in rows:
