@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,9 @@ from aioflow.expressions.nodes import Column, Expr
 from aioflow.expressions.rows import compile_row
 from aioflow.operators.window.assigners import TumblingWindows
 from aioflow.sql import joins
-from aioflow.sql.aggregates import compile_aggregate
+from aioflow.sql.aggregates import Aggregate, compile_aggregate
 from aioflow.sql.bound import LEGACY, Compiler, Keys, aggregates_in, is_key, replaced
+from aioflow.sql.casts import Scalar
 from aioflow.sql.dialect import DURATIONS, WINDOWS
 from aioflow.sql.errors import SqlError
 from aioflow.sql.keyed import First, Groups
@@ -176,99 +177,173 @@ def aggregate(
     keys, rest = nodes[: len(keys)], nodes[len(keys) :]
     items = [(name, one) for (name, _), one in zip(items, rest, strict=False)]
     having = rest[len(items) :]
-    start_of = None
-    if windows is not None and windows.size is not None:
-        # The end says which window it is, so a start beside it need not be in the key.
-        bounds = [one for one in keys if is_key(one, (windows.start or "", windows.end))]
-        if len({one.name for one in bounds}) == 2:
-            start_of = next(one for one in bounds if one.name == windows.start)
-            keys = [one for one in keys if one.name != windows.start]
+    start, keys = _without_start(keys, windows)
     if windows is not None and windows.regroup is None:
         relation = relation.as_rows()  # Whose fields name the window.
     relation = relation.in_place()
-    scalars = [compiler.compile(one, relation) for one in keys]
-    found: list[exp.Expr] = []
+    calls: list[exp.Expr] = []
     for one in (*(one for _, one in items), *having):
-        found += [a for a in aggregates_in(one) if a not in found]
+        calls += [call for call in aggregates_in(one) if call not in calls]
     scope = Keys(relation.fields, relation.is_open)
-    computed = [compile_aggregate(one, scope, compiler.functions) for one in found]
-    parts = {name: part for one in computed for name, part in one.parts.items()}
-    assigner: Any = None
-    if pending:
-        assert relation.pending is not None
-        assigner = relation.pending.assigner
-    elif windows is not None:
-        assigner = windows.assigner
-    if bounded and assigner.is_event_time:
+    grouping = _Grouping(
+        relation=relation,
+        bounded=bounded,
+        windows=windows,
+        changes=changes,
+        keys=keys,
+        start=start,
+        scalars=[compiler.compile(one, relation) for one in keys],
+        calls=calls,
+        computed=[compile_aggregate(one, scope, compiler.functions) for one in calls],
+    )
+    if bounded and grouping.assigner.is_event_time:
         joins.require_event_time(relation, "a window", node.args.get("group") or node)
-    whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
-    key = joins.key_of(scalars)
-    # Subqueries that group alike share the operator.
-    shared = tuple(map(repr, (*relation.stream.upstreams, key, assigner, sorted(parts))))
-    results = compiler.shared.get(shared)
-    if results is None:
-        if bounded:
+    trees = grouping.trees()
+    return (
+        grouping.results(grouping.operator(compiler)),
+        [(name, replaced(one, trees, legacy)) for name, one in items],
+        [replaced(one, trees, legacy) for one in having],
+    )
+
+
+def _without_start(
+    keys: list[exp.Expr], windows: Windows | None
+) -> tuple[exp.Expr | None, list[exp.Expr]]:
+    """Returns the start of the window and the keys without it, if the end is a key as well.
+
+    The end of a window of known size says which window it is. In all other cases the start is None.
+    """
+    if windows is not None and windows.size is not None:
+        bounds = [one for one in keys if is_key(one, (windows.start or "", windows.end))]
+        if len({one.name for one in bounds}) == 2:
+            start = next(one for one in bounds if one.name == windows.start)
+            return start, [one for one in keys if one.name != windows.start]
+    return None, keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grouping:
+    """The relation that a query groups, its keys and windows, and the aggregates of each group.
+
+    The fields of the results are `$k0` and so on for keys, and `$a0` and so on for aggregates.
+    """
+
+    relation: Relation
+    bounded: bool
+    """Whether a window bounds each group."""
+    windows: Windows | None
+    """Windows whose bounds are fields of the records; None: the windows are pending."""
+    changes: bool
+    """Whether rows of the relation are replaced or go."""
+    keys: list[exp.Expr]
+    start: exp.Expr | None
+    """Start of the window, if the query has it but its end alone is a key."""
+    scalars: list[Scalar]
+    """The compiled keys."""
+    calls: list[exp.Expr]
+    """The different calls of aggregates in the query."""
+    computed: list[Aggregate]
+    """The compiled calls."""
+
+    @property
+    def assigner(self) -> Any:
+        """Assigner of the windows, or None without windows."""
+        if self.windows is not None:
+            return self.windows.assigner
+        return self.relation.pending.assigner if self.bounded and self.relation.pending else None
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Parts of all aggregates by name. Equal parts are computed once."""
+        return {name: part for one in self.computed for name, part in one.parts.items()}
+
+    def operator(self, compiler: Compiler) -> Any:
+        """Returns the stream of the results. Subqueries that group alike share it."""
+        parts, relation = self.parts, self.relation
+        key = joins.key_of(self.scalars)
+        alike = tuple(map(repr, (*relation.stream.upstreams, key, self.assigner, sorted(parts))))
+        if alike in compiler.shared:
+            return compiler.shared[alike]
+        whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
+        results: Any
+        if self.bounded:
             keyed = _with_time(relation).stream.key_by(key)
-            results = keyed.window(assigner).aggregate(whole or af.count())
-        elif changes:
+            results = keyed.window(self.assigner).aggregate(whole or af.count())
+        elif self.changes:
             results = relation.stream.key_by(key).process(Groups(parts), name="aggregate")
         else:
             keyed = relation.stream.key_by(key)
             results = keyed.aggregate(whole) if whole else keyed.process(First(False, compiler.ttl))
-        compiler.shared[shared] = results
-    of_key, value = (af.col.key, af.col.value) if bounded else (Column(0), Column(1))
-    read_part = {n: value if len(parts) == 1 else value[n] for n in parts}
-    of_keys = joins.reads_of_key(of_key, scalars)
-    if not bounded and not whole and not changes:
-        of_keys = [one.expression for one in scalars]  # The first record of the group.
-    reads: dict[str, Expr[Any]] = {f"$k{i}": one for i, one in enumerate(of_keys)}
-    reads |= {f"$a{i}": substitute(a.result, read_part) for i, a in enumerate(computed)}
-    fields = [
-        Field(one.name or one.sql(), s.type, s.nullable, f"$k{i}")
-        for i, (one, s) in enumerate(zip(keys, scalars, strict=True))
-    ]
-    fields += [Field(f"$a{i}", a.type, a.nullable, f"$a{i}") for i, a in enumerate(computed)]
-    trees = [(one, f"$k{i}") for i, one in enumerate(keys)]
-    trees += [(one, f"$a{i}") for i, one in enumerate(found)]
-    times: Mapping[str, int] = {}
-    after: Windows | None = None
-    identity = None
-    if not bounded:
-        identity = tuple(f"$k{i}" for i in range(len(keys))) if whole or changes else None
-    elif windows is None:
-        assert relation.pending is not None
-        reads |= bounds_of(af.col.start, af.col.end)
-        fields += WINDOW_FIELDS
-        by_event_time = assigner.is_event_time
-        if by_event_time:
-            times = {TIME: 0, END: 1}
-        after = relation.pending.windows(relation.pending.ends) if by_event_time else None
-    else:
-        own = {one.name: f"$k{i}" for i, one in enumerate(keys) if isinstance(one, exp.Column)}
-        if start_of is not None:
-            own[start_of.name] = "$start"
-            trees.append((start_of, "$start"))
-            fields.append(Field("$start", TIMESTAMP, False, "$start"))
+        compiler.shared[alike] = results
+        return results
+
+    def trees(self) -> list[tuple[exp.Expr, str]]:
+        """Returns pairs of an expression of the query and the field of the results it becomes."""
+        trees = [(one, f"$k{i}") for i, one in enumerate(self.keys)]
+        trees += [(one, f"$a{i}") for i, one in enumerate(self.calls)]
+        if self.start is not None:
+            trees.append((self.start, "$start"))
+        return trees
+
+    def results(self, stream: Any) -> Relation:
+        """Returns the relation of the groups, whose records are `stream`."""
+        parts = self.parts
+        fields = [
+            Field(one.name or one.sql(), s.type, s.nullable, f"$k{i}")
+            for i, (one, s) in enumerate(zip(self.keys, self.scalars, strict=True))
+        ]
+        fields += [
+            Field(f"$a{i}", a.type, a.nullable, f"$a{i}") for i, a in enumerate(self.computed)
+        ]
+        of_key, value = (af.col.key, af.col.value) if self.bounded else (Column(0), Column(1))
+        read_part = {n: value if len(parts) == 1 else value[n] for n in parts}
+        of_keys = joins.reads_of_key(of_key, self.scalars)
+        if not self.bounded and not parts and not self.changes:
+            of_keys = [one.expression for one in self.scalars]  # The first record of the group.
+        reads: dict[str, Expr[Any]] = {f"$k{i}": one for i, one in enumerate(of_keys)}
+        reads |= {f"$a{i}": substitute(a.result, read_part) for i, a in enumerate(self.computed)}
+        groups = Relation(
+            stream=stream,
+            fields=tuple(fields),
+            reads=reads,
+            times={},
+            passes=Column(2) > 0 if self.changes else None,
+        )
+        if not self.bounded:
+            keys = tuple(f"$k{i}" for i in range(len(self.keys)))
+            return replace(groups, identity=keys if parts or self.changes else None)
+        if self.windows is None:
+            return self._with_bounds(groups)
+        return self._with_key_windows(groups, self.windows)
+
+    def _with_bounds(self, groups: Relation) -> Relation:
+        """Returns `groups` with the bounds of the windows that were pending as fields."""
+        pending = self.relation.pending
+        assert pending is not None
+        by_event_time = self.assigner.is_event_time
+        return replace(
+            groups,
+            fields=groups.fields + WINDOW_FIELDS,
+            reads={**groups.reads, **bounds_of(af.col.start, af.col.end)},
+            times={TIME: 0, END: 1} if by_event_time else {},
+            windows=pending.windows(pending.ends) if by_event_time else None,
+        )
+
+    def _with_key_windows(self, groups: Relation, windows: Windows) -> Relation:
+        """Returns `groups` with the windows whose bounds are keys."""
+        fields, reads = groups.fields, dict(groups.reads)
+        own = {one.name: f"$k{i}" for i, one in enumerate(self.keys) if isinstance(one, exp.Column)}
+        if self.start is not None:
+            assert windows.size is not None, "only a known size leaves the start out of the keys"
+            own[self.start.name] = "$start"
+            fields = (*fields, Field("$start", TIMESTAMP, False, "$start"))
             reads["$start"] = reads[own[windows.end]] - windows.size
         end, start = own.get(windows.end), own.get(windows.start or "")
         times = {} if end is None else {end: 1}
         if TIME in own:
-            times = {**times, own[TIME]: 0}
+            times[own[TIME]] = 0
         after = None if end is None else windows.after(start, end)
-    relation = Relation(
-        stream=results,
-        fields=tuple(fields),
-        reads=reads,
-        times=times,
-        windows=after,
-        identity=identity,
-        passes=Column(2) > 0 if changes else None,
-    )
-    return (
-        relation,
-        [(name, replaced(one, trees, legacy)) for name, one in items],
-        [replaced(one, trees, legacy) for one in having],
-    )
+        return replace(groups, fields=fields, reads=reads, times=times, windows=after)
 
 
 def _with_time(relation: Relation) -> Relation:
