@@ -80,6 +80,12 @@ STOP_TIMEOUT_S = 15.0
 
 def add_commands(commands: Any) -> None:
     """Adds the commands to an argparse subparsers object."""
+    _add_jobmanager(commands)
+    _add_taskmanager(commands)
+    _add_cluster(commands)
+
+
+def _add_jobmanager(commands: Any) -> None:
     jobmanager = commands.add_parser(
         "jobmanager",
         help="run a JobManager",
@@ -119,8 +125,15 @@ def add_commands(commands: Any) -> None:
         "--slots", type=positive, default=1, help="slots of each of these TaskManagers (1)"
     )
     add_monitor_options(jobmanager)
+    _add_process_options(jobmanager)
+    _add_request_timeout(jobmanager)
+    _add_network_memory(jobmanager)
+    add_configuration(jobmanager)
+    add_tls_options(jobmanager)
     jobmanager.set_defaults(carry_out=_jobmanager)
 
+
+def _add_taskmanager(commands: Any) -> None:
     taskmanager = commands.add_parser(
         "taskmanager",
         help="run a TaskManager",
@@ -155,17 +168,14 @@ def add_commands(commands: Any) -> None:
         metavar="HOST:PORT",
         help="serve /healthz and /readyz there, for probes; port 0: any free one",
     )
+    _add_process_options(taskmanager)
+    _add_network_memory(taskmanager)
+    add_configuration(taskmanager)
+    add_tls_options(taskmanager)
     taskmanager.set_defaults(carry_out=_taskmanager)
 
-    for process in (jobmanager, taskmanager):
-        add_log_options(process)
-        process.add_argument(
-            "--allow-plaintext",
-            action=argparse.BooleanOptionalAction,
-            default=False,
-            help="listen off loopback without TLS: others may read along",
-        )
 
+def _add_cluster(commands: Any) -> None:
     cluster = commands.add_parser(
         "cluster", help="start or stop a cluster on this machine, or show one"
     )
@@ -189,6 +199,9 @@ def add_commands(commands: Any) -> None:
     )
     add_monitor_options(start)
     add_log_options(start)
+    _add_request_timeout(start)
+    _add_network_memory(start)
+    add_configuration(start)
     start.set_defaults(carry_out=partial(_in_directory, _start))
     status = actions.add_parser("status", help="show the processes, slots and jobs of a cluster")
     status.set_defaults(carry_out=_status)
@@ -197,21 +210,6 @@ def add_commands(commands: Any) -> None:
         "stop", help="end all its processes; jobs that run are taken up again at the next start"
     )
     stop.set_defaults(carry_out=partial(_in_directory, _stop_cluster))
-    for command in (jobmanager, start):
-        short = "how long a job waits for all its slots before it runs with fewer (30s)"
-        command.add_argument(
-            "--request-timeout", type=duration, default="30s", metavar="TIME", help=short
-        )
-    for command in (jobmanager, taskmanager, start):
-        short = "memory of each TaskManager for data between tasks, of all its jobs (64MiB)"
-        command.add_argument(
-            "--network-memory",
-            type=network_memory,
-            default=NETWORK_MEMORY_BYTES,
-            metavar="SIZE",
-            help=short,
-        )
-        add_configuration(command)
     for action in (start, stop):
         action.add_argument(
             "--data",
@@ -220,8 +218,38 @@ def add_commands(commands: Any) -> None:
             metavar="DIR",
             help=f"everything about it is there ({DATA})",
         )
-    for command in (jobmanager, taskmanager, start, stop):
-        add_tls_options(command)
+        add_tls_options(action)
+
+
+def _add_process_options(process: argparse.ArgumentParser) -> None:
+    """Adds the options of a process of a cluster that runs in the foreground."""
+    add_log_options(process)
+    process.add_argument(
+        "--allow-plaintext",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="listen off loopback without TLS: others may read along",
+    )
+
+
+def _add_request_timeout(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--request-timeout",
+        type=duration,
+        default="30s",
+        metavar="TIME",
+        help="how long a job waits for all its slots before it runs with fewer (30s)",
+    )
+
+
+def _add_network_memory(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--network-memory",
+        type=network_memory,
+        default=NETWORK_MEMORY_BYTES,
+        metavar="SIZE",
+        help="memory of each TaskManager for data between tasks, of all its jobs (64MiB)",
+    )
 
 
 # Processes of a cluster.

@@ -110,7 +110,29 @@ def _parser(command: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"aioflow {aioflow.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_sql(commands)
+    _add_graph(commands)
+    demo = commands.add_parser(
+        "demo",
+        help="see it work on a year of flights",
+        description="Replay the flights out of New York in 2013.",
+    )
+    _add_run_options(demo)
+    demo.set_defaults(carry_out=_demo)
+    _add_config(commands)
+    if command == "config" or command not in commands.choices:
+        from aioflow.cli import cluster, jobs, state
+        from aioflow.cli.top import add_top
 
+        cluster.add_commands(commands)
+        jobs.add_commands(commands)
+        state.add_commands(commands)
+        add_top(commands)
+    return parser
+
+
+def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run a flow",
@@ -120,6 +142,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     _add_job_options(run)
     run.set_defaults(carry_out=_run)
 
+
+def _add_sql(commands: Any) -> None:
     sql = commands.add_parser(
         "sql",
         help="run a script in SQL, or type statements",
@@ -131,6 +155,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     _add_job_options(sql)
     sql.set_defaults(carry_out=_sql, after_options="file")
 
+
+def _add_graph(commands: Any) -> None:
     graph = commands.add_parser(
         "graph",
         aliases=["info"],
@@ -150,14 +176,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     )
     graph.set_defaults(carry_out=_graph)
 
-    demo = commands.add_parser(
-        "demo",
-        help="see it work on a year of flights",
-        description="Replay the flights out of New York in 2013.",
-    )
-    _add_run_options(demo)
-    demo.set_defaults(carry_out=_demo)
 
+def _add_config(commands: Any) -> None:
     config = commands.add_parser(
         "config",
         help="show the settings of a command, each with its origin",
@@ -171,16 +191,6 @@ def _parser(command: str) -> argparse.ArgumentParser:
         help="a command with arguments (run, jobmanager and taskmanager)",
     )
     config.set_defaults(carry_out=_config)
-
-    if command == "config" or command not in commands.choices:
-        from aioflow.cli import cluster, jobs, state
-        from aioflow.cli.top import add_top
-
-        cluster.add_commands(commands)
-        jobs.add_commands(commands)
-        state.add_commands(commands)
-        add_top(commands)
-    return parser
 
 
 def _add_job_options(parser: argparse.ArgumentParser) -> None:

@@ -61,7 +61,26 @@ OWN_ERRORS = ("CheckpointError:", "RestoreError:")
 
 def add_commands(commands: Any) -> None:
     """Adds the commands to an argparse subparsers object."""
-    submit = commands.add_parser(
+    submit = _add_submit(commands)
+    listing = commands.add_parser("list", help="list the jobs of a cluster")
+    listing.set_defaults(carry_out=_list)
+    cancel = commands.add_parser("cancel", help="end a job of a cluster at once")
+    _add_job(cancel)
+    cancel.set_defaults(carry_out=_cancel)
+    stop_job = _add_stop(commands)
+    checkpoint = commands.add_parser(
+        "checkpoint", help="take a checkpoint of a job now, and print its number"
+    )
+    _add_job(checkpoint)
+    checkpoint.set_defaults(carry_out=_checkpoint)
+    savepoint = _add_savepoint(commands)
+    rescale = _add_rescale(commands)
+    for command in (submit, listing, cancel, stop_job, checkpoint, savepoint, rescale):
+        add_access_options(command)
+
+
+def _add_submit(commands: Any) -> argparse.ArgumentParser:
+    submit: argparse.ArgumentParser = commands.add_parser(
         "submit",
         help="run a flow on a cluster",
         description="Run a flow on a cluster and wait for its end.",
@@ -82,11 +101,11 @@ def add_commands(commands: Any) -> None:
     )
     add_checkpoint_options(submit)
     submit.set_defaults(carry_out=_submit)
-    listing = commands.add_parser("list", help="list the jobs of a cluster")
-    listing.set_defaults(carry_out=_list)
-    cancel = commands.add_parser("cancel", help="end a job of a cluster at once")
-    cancel.set_defaults(carry_out=_cancel)
-    stop_job = commands.add_parser(
+    return submit
+
+
+def _add_stop(commands: Any) -> argparse.ArgumentParser:
+    stop_job: argparse.ArgumentParser = commands.add_parser(
         "stop", help="end the sources of a job; what is under way reaches the sinks"
     )
     stop_job.add_argument(
@@ -103,12 +122,13 @@ def add_commands(commands: Any) -> None:
         action="store_true",
         help="make none: the job goes on from its last checkpoint",
     )
+    _add_job(stop_job)
     stop_job.set_defaults(carry_out=_stop_job)
-    checkpoint = commands.add_parser(
-        "checkpoint", help="take a checkpoint of a job now, and print its number"
-    )
-    checkpoint.set_defaults(carry_out=_checkpoint)
-    savepoint = commands.add_parser(
+    return stop_job
+
+
+def _add_savepoint(commands: Any) -> argparse.ArgumentParser:
+    savepoint: argparse.ArgumentParser = commands.add_parser(
         "savepoint",
         help="write the state of a job, which goes on, where it stays until you delete it",
         description="Write the state of a job to DIR; or delete a savepoint: "
@@ -117,21 +137,22 @@ def add_commands(commands: Any) -> None:
     savepoint.add_argument(
         "--key-file", metavar="FILE", help="with dispose: the key that it was written with"
     )
-    savepoint.set_defaults(carry_out=_savepoint, after_options="directory")
-    rescale = commands.add_parser(
-        "rescale", help="let a job with checkpoints go on at another parallelism"
-    )
-    rescale.set_defaults(carry_out=_rescale)
-    for command in (cancel, stop_job, checkpoint, savepoint, rescale):
-        command.add_argument(
-            "job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning"
-        )
+    _add_job(savepoint)
     savepoint.add_argument(
         "directory",
         metavar="DIR",
         nargs="?",
         help="where it goes (the store of the job's checkpoints); with dispose: the savepoint",
     )
+    savepoint.set_defaults(carry_out=_savepoint, after_options="directory")
+    return savepoint
+
+
+def _add_rescale(commands: Any) -> argparse.ArgumentParser:
+    rescale: argparse.ArgumentParser = commands.add_parser(
+        "rescale", help="let a job with checkpoints go on at another parallelism"
+    )
+    _add_job(rescale)
     rescale.add_argument(
         "parallelism", type=int, metavar="N", help="new number of subtasks of each task"
     )
@@ -140,8 +161,14 @@ def add_commands(commands: Any) -> None:
         metavar="UID",
         help="only the task with this operator (all without a parallelism of their own)",
     )
-    for command in (submit, listing, cancel, stop_job, checkpoint, savepoint, rescale):
-        add_access_options(command)
+    rescale.set_defaults(carry_out=_rescale)
+    return rescale
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning"
+    )
 
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
