@@ -239,62 +239,13 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
 
     Raises TypeError for an unknown one, naming the most similar that exists.
     """
-    known = [f.name for f in fields(RunOptions)]
-    for name in given:
-        if name not in known:
-            hint = (
-                f"; it is spelled {FOREIGN[name]}"
-                if name in FOREIGN
-                else did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
-            )
-            raise TypeError(f"run option {name}= is not known{hint}")
+    _check_names(given)
     options = RunOptions(**given)
-    if isinstance(options.workers, Autoscaler):
-        if options.checkpoints is None:
-            raise ValueError(
-                "workers=af.Autoscaler(...) needs checkpoints=: the job goes on from one with more "
-                "or fewer processes"
-            )
-    elif (
-        not isinstance(options.workers, int)
-        or isinstance(options.workers, bool)
-        or options.workers < 0
-    ):
-        raise ValueError(
-            f"workers must be a number of processes, got {options.workers!r}: without processes "
-            "of its own it is workers=0"
-        )
-    policy: object = options.restart  # Callers may pass other types than the annotation says.
-    if not isinstance(policy, RestartPolicy):
-        what = f"{type(policy).__name__}: {policy!r}"
-        hint = did_you_mean(policy, POLICIES, "af.{}(...)") if isinstance(policy, str) else ""
-        raise TypeError(
-            'restart= takes a policy, like af.fixed_delay(attempts=3, delay="1s"), got '
-            f"{what}{hint}"
-        )
+    _check_workers(options)
+    _check_restart(options)
     check_backend(options.state)
-    streams: object = options.subscribe  # Callers may pass other types than it says.
-    if not hasattr(streams, "upstreams") and not isinstance(streams, Iterable):
-        what = f"{type(streams).__name__}: {streams!r}"
-        raise TypeError(f"subscribe= takes a list of streams, like subscribe=[stream], got {what}")
-    if hasattr(options.subscribe, "upstreams"):
-        raise TypeError(
-            "subscribe= takes a list of streams, got one: write subscribe=[stream] of "
-            f"{options.subscribe!r}"
-        )
-    place: object = options.on  # Callers may pass other types than it says.
-    if isinstance(place, str):
-        written = (
-            f"af.Spark({place.partition('=')[2] or 'local[*]'!r})"
-            if place.startswith(("spark", "local"))
-            else f"af.RemoteCluster({place!r}, secret=...)"
-        )
-        raise TypeError(f"on= takes a place to run, got the text {place!r}: write on={written}")
-    if options.on is not None and (options.workers or not hasattr(options.on, "start")):
-        raise ValueError(
-            "on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; "
-            f"got {options.on!r}"
-        )
+    _check_subscribe(options)
+    _check_place(options)
     if options.stop_timeout_s < 0:
         raise ValueError(f"stop_timeout must not be negative, got {options.stop_timeout!r}")
     if options.cancellation_timeout_s < 0:
@@ -318,3 +269,72 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         # With checkpoints, state survives a failure, so the default is to restart.
         options = replace(options, restart=once_running())
     return options
+
+
+def _check_names(given: Iterable[str]) -> None:
+    known = [f.name for f in fields(RunOptions)]
+    for name in given:
+        if name not in known:
+            hint = (
+                f"; it is spelled {FOREIGN[name]}"
+                if name in FOREIGN
+                else did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
+            )
+            raise TypeError(f"run option {name}= is not known{hint}")
+
+
+def _check_workers(options: RunOptions) -> None:
+    if isinstance(options.workers, Autoscaler):
+        if options.checkpoints is None:
+            raise ValueError(
+                "workers=af.Autoscaler(...) needs checkpoints=: the job goes on from one with more "
+                "or fewer processes"
+            )
+    elif (
+        not isinstance(options.workers, int)
+        or isinstance(options.workers, bool)
+        or options.workers < 0
+    ):
+        raise ValueError(
+            f"workers must be a number of processes, got {options.workers!r}: without processes "
+            "of its own it is workers=0"
+        )
+
+
+def _check_restart(options: RunOptions) -> None:
+    policy: object = options.restart  # Callers may pass other types than the annotation says.
+    if not isinstance(policy, RestartPolicy):
+        what = f"{type(policy).__name__}: {policy!r}"
+        hint = did_you_mean(policy, POLICIES, "af.{}(...)") if isinstance(policy, str) else ""
+        raise TypeError(
+            'restart= takes a policy, like af.fixed_delay(attempts=3, delay="1s"), got '
+            f"{what}{hint}"
+        )
+
+
+def _check_subscribe(options: RunOptions) -> None:
+    streams: object = options.subscribe  # Callers may pass other types than it says.
+    if not hasattr(streams, "upstreams") and not isinstance(streams, Iterable):
+        what = f"{type(streams).__name__}: {streams!r}"
+        raise TypeError(f"subscribe= takes a list of streams, like subscribe=[stream], got {what}")
+    if hasattr(options.subscribe, "upstreams"):
+        raise TypeError(
+            "subscribe= takes a list of streams, got one: write subscribe=[stream] of "
+            f"{options.subscribe!r}"
+        )
+
+
+def _check_place(options: RunOptions) -> None:
+    place: object = options.on  # Callers may pass other types than it says.
+    if isinstance(place, str):
+        written = (
+            f"af.Spark({place.partition('=')[2] or 'local[*]'!r})"
+            if place.startswith(("spark", "local"))
+            else f"af.RemoteCluster({place!r}, secret=...)"
+        )
+        raise TypeError(f"on= takes a place to run, got the text {place!r}: write on={written}")
+    if options.on is not None and (options.workers or not hasattr(options.on, "start")):
+        raise ValueError(
+            "on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; "
+            f"got {options.on!r}"
+        )
