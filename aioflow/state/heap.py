@@ -221,7 +221,7 @@ class _Tracked(MutableMapping[Any, Any]):
         return key in self._table.peek(self._namespace)
 
 
-class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace]):
+class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace, HeapSnapshot]):
     """All keyed state of one operator's subtask in dicts of this process."""
 
     def __init__(
@@ -244,7 +244,6 @@ class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace
         self._log.on_change = self._bind_states
         self._generations: list[Generation] = []
         self._archive = Archive()
-        self._snapshots: dict[int, HeapSnapshot] = {}
         self._retired = Retired()
         self._churn = Churn()
         self._pace = Pace()
@@ -310,9 +309,7 @@ class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace
 
         A savepoint is no such base, because it may be moved away.
         """
-        snapshot = self._snapshots.get(checkpoint_id)
-        for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
-            del self._snapshots[earlier]
+        snapshot = self._completed_snapshot(checkpoint_id)
         if snapshot is None or snapshot.plan.result is None or snapshot.plan.format == CANONICAL:
             return
         plan = snapshot.plan
@@ -331,12 +328,6 @@ class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace
         ]
         if plan.full:
             self._has_converted = False
-
-    def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Leaves the changes of the aborted checkpoint to the next one."""
-        snapshot = self._snapshots.pop(checkpoint_id, None)
-        if snapshot is not None:
-            snapshot.cancel()
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
         """Restores the own key groups from `handles`, see `KeyedStateBackend`."""

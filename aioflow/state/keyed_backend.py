@@ -49,8 +49,15 @@ class TimerSpace(Protocol):
     def queue(self) -> TimerQueue: ...
 
 
+class Snapshot(Protocol):
+    """A view of the state that can be given up."""
+
+    def cancel(self) -> None: ...
+
+
 T = TypeVar("T", bound=Table)
 S = TypeVar("S", bound=TimerSpace)
+V = TypeVar("V", bound=Snapshot)
 
 
 @dataclass(slots=True)
@@ -79,11 +86,11 @@ class Restored:
         return self.timers.setdefault(table, {}).setdefault(timestamp, [])
 
 
-class AbstractKeyedStateBackend(ABC, Generic[T, S]):
+class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
     """All keyed state of one operator's subtask: its named tables, the states that read and write
     them, and its timers.
 
-    T is the type of the tables, S the type of the timers of one time domain.
+    T is the type of the tables, S the type of the timers of one time domain, V that of snapshots.
     """
 
     def __init__(
@@ -113,6 +120,8 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S]):
         self._raw: dict[str, bool] = {}
         """The raw tables that the operator has requested, and whether each was restored."""
         self._timers: dict[str, ServiceTimers[S]] = {}
+        self._snapshots: dict[int, V] = {}
+        """Checkpoint -> its snapshot, until it or a later checkpoint is complete or aborted."""
 
     @abstractmethod
     def _make_table(self, name: str, meta: TableMeta) -> T:
@@ -121,6 +130,19 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S]):
     @abstractmethod
     def _make_timers(self, table: str) -> S:
         """Returns the space of the timers whose name in snapshots is `table`."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Cancels the snapshot of the checkpoint. The next checkpoint then covers its changes."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is not None:
+            snapshot.cancel()
+
+    def _completed_snapshot(self, checkpoint_id: int) -> V | None:
+        """Returns the snapshot of a complete checkpoint, and forgets it and all earlier ones."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
+            del self._snapshots[earlier]
+        return snapshot
 
     def set_current_key(self, key: Any) -> None:
         self.current_key = key

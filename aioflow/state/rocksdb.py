@@ -135,7 +135,9 @@ class RocksDB:
         )
 
 
-class RocksKeyedStateBackend(AbstractKeyedStateBackend[RocksTable, TimerSpace]):
+class RocksKeyedStateBackend(
+    AbstractKeyedStateBackend[RocksTable, TimerSpace, RocksSnapshot | PlainSnapshot]
+):
     """All keyed state of one operator's subtask, in a RocksDB database."""
 
     def __init__(
@@ -163,7 +165,6 @@ class RocksKeyedStateBackend(AbstractKeyedStateBackend[RocksTable, TimerSpace]):
             self._rows, key_group_range, limits, operator, lambda: Database(directory.database())
         )
         self._base: dict[str, StateFile] = {}
-        self._snapshots: dict[int, RocksSnapshot | PlainSnapshot] = {}
         self._churn = Churn()
         self._is_counted = False
         """Whether the dirty keys are those that changed since the last snapshot."""
@@ -212,17 +213,9 @@ class RocksKeyedStateBackend(AbstractKeyedStateBackend[RocksTable, TimerSpace]):
 
         A savepoint is no such base, because it may be moved away.
         """
-        snapshot = self._snapshots.get(checkpoint_id)
-        for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
-            del self._snapshots[earlier]
+        snapshot = self._completed_snapshot(checkpoint_id)
         if snapshot is not None and snapshot.files is not None:
             self._base = snapshot.files
-
-    def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Cancels the snapshot of the checkpoint: no later checkpoint refers to its files."""
-        snapshot = self._snapshots.pop(checkpoint_id, None)
-        if snapshot is not None:
-            snapshot.cancel()
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
         """Restores the own key groups from `handles`, see `KeyedStateBackend`."""

@@ -97,14 +97,6 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "files of an aborted checkpoint are referred to",
-        "aioflow/state/rocksdb.py",
-        "        snapshot = self._snapshots.pop(checkpoint_id, None)\n        if snapshot is not "
-        "None:\n            snapshot.cancel()\n",
-        "        self.checkpoint_completed(checkpoint_id)\n",
-        (f"{ROCKSDB}test_files_of_an_aborted_checkpoint_are_uploaded_again",),
-    ),
-    Mutant(
         "what a cancelled snapshot was to write is clean",
         "aioflow/state/rocksdb_snapshot.py",
         "                heirs[space] = keys\n",

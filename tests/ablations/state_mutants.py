@@ -159,11 +159,14 @@ STATE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an increment rests on a checkpoint that was aborted",
-        "aioflow/state/heap.py",
+        "aioflow/state/keyed_backend.py",
         "        snapshot = self._snapshots.pop(checkpoint_id, None)\n        if snapshot is not "
         "None:\n            snapshot.cancel()\n",
         "        self.checkpoint_completed(checkpoint_id)\n",
-        (f"{SNAPSHOTS}test_an_increment_never_refers_to_an_aborted_checkpoint",),
+        (
+            f"{SNAPSHOTS}test_an_increment_never_refers_to_an_aborted_checkpoint",
+            "tests/state/test_rocksdb.py::test_files_of_an_aborted_checkpoint_are_uploaded_again",
+        ),
     ),
     Mutant(
         "an increment rests on a savepoint",
