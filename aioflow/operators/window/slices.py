@@ -325,23 +325,9 @@ class SliceWindowOperator(AddingWindowOperator):
                 yield from self._slices.fold_columns(values, timestamps, keys, self._fold)
             return
         if least < live_from or self._is_ahead:
-            live = [timestamp >= live_from for timestamp in timestamps]
-            if self._is_ahead:
-                live = [
-                    flag and self._reached(key) == self._watermark
-                    for flag, key in zip(live, keys, strict=True)
-                ]
-            for i, flag in enumerate(live):
-                if not flag:
-                    # After a restore the input may still be behind what was reached.
-                    watermark = (
-                        self._watermark
-                        if watermarks is None
-                        else max(watermarks[i], self._watermark)
-                    )
-                    yield from self._add_late(values[i], timestamps[i], keys[i], watermark)
-            values, keys = list(compress(values, live)), list(compress(keys, live))
-            timestamps = list(compress(timestamps, live))
+            values, timestamps, keys = yield from self._add_late_records(
+                values, timestamps, keys, watermarks
+            )
             if not timestamps:
                 return
             least, latest = min(timestamps), max(timestamps)
@@ -362,8 +348,14 @@ class SliceWindowOperator(AddingWindowOperator):
             ):
                 fold(slice_start, slice_keys, slice_values)
             return
+        self._fold_by_slice(values, timestamps, keys)
+
+    def _fold_by_slice(
+        self, values: Sequence[Any], timestamps: Sequence[int], keys: Sequence[Any]
+    ) -> None:
+        """Adds records of any number of slices, all of which are in memory."""
         groups: dict[int, tuple[list[Any], list[Any]]] = {}
-        offset = self._offset
+        width, offset = self._width, self._offset
         for timestamp, key, value in zip(timestamps, keys, values, strict=True):
             slice_start = timestamp - (timestamp - offset) % width
             group = groups.get(slice_start)
@@ -372,7 +364,31 @@ class SliceWindowOperator(AddingWindowOperator):
             group[0].append(key)
             group[1].append(value)
         for slice_start, (slice_keys, slice_values) in groups.items():
-            fold(slice_start, slice_keys, slice_values)
+            self._fold(slice_start, slice_keys, slice_values)
+
+    def _add_late_records(
+        self, values: Any, timestamps: Any, keys: Any, watermarks: Any
+    ) -> Generator[None, None, tuple[list[Any], list[int], list[Any]]]:
+        """Adds the records of a batch that may be late, one by one; returns the rest."""
+        live_from = self._live_from
+        live = [timestamp >= live_from for timestamp in timestamps]
+        if self._is_ahead:
+            live = [
+                flag and self._reached(key) == self._watermark
+                for flag, key in zip(live, keys, strict=True)
+            ]
+        for i, flag in enumerate(live):
+            if not flag:
+                # After a restore the input may still be behind what was reached.
+                watermark = (
+                    self._watermark if watermarks is None else max(watermarks[i], self._watermark)
+                )
+                yield from self._add_late(values[i], timestamps[i], keys[i], watermark)
+        return (
+            list(compress(values, live)),
+            list(compress(timestamps, live)),
+            list(compress(keys, live)),
+        )
 
     def _add_late_rows(
         self, values: Any, timestamps: Any, keys: Any, watermarks: Any
@@ -506,19 +522,7 @@ class SliceWindowOperator(AddingWindowOperator):
         # A table on disk cannot be read on after a checkpoint.
         can_rest = all(type(table) is dict for table in tables)
         if len(tables) == 1 and not self._is_ahead and type(tables[0]) is dict:
-            # Keys and accumulators are kept separately, because splitting pairs costs three times
-            # as much.
-            keys_left, held_left = iter(tables[0]), iter(tables[0].values())
-            while keys := list(islice(keys_left, max(1, out.room))):
-                self._emit(
-                    end,
-                    last_instant(end) - 1,
-                    keys,
-                    aggregate.results(islice(held_left, len(keys))),
-                )
-                self._given.append(keys)
-                if out.full:
-                    yield from self._rest(can_rest)
+            yield from self._fire_table(end, tables[0], can_rest)
             return
         for j, table in enumerate(tables):
             earlier = tables[:j]
@@ -546,6 +550,18 @@ class SliceWindowOperator(AddingWindowOperator):
                 out.tried(len(chunk))
                 if out.full:
                     yield from self._rest(can_rest)
+
+    def _fire_table(self, end: int, table: dict[Any, Any], can_rest: bool) -> Iterator[None]:
+        """Emits the results of a window that has all its accumulators in one dict."""
+        out, results = self._out, self._aggregate.results
+        # Keys and accumulators are kept separately, because splitting pairs costs three times as
+        # much.
+        keys_left, held_left = iter(table), iter(table.values())
+        while keys := list(islice(keys_left, max(1, out.room))):
+            self._emit(end, last_instant(end) - 1, keys, results(islice(held_left, len(keys))))
+            self._given.append(keys)
+            if out.full:
+                yield from self._rest(can_rest)
 
     def _rest(self, can_rest: bool) -> Iterator[None]:
         """Yields once. Until then a checkpoint can store the keys that are left of a window."""
