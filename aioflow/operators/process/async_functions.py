@@ -303,11 +303,7 @@ class AsyncProcessOperator(ProcessOperator):
             )
             check_own_task()
         except BaseException as error:
-            note_once(
-                error,
-                f"in {describe_place(self.ctx)}, at the timer {timestamp} of key "
-                f"{describe_record(key)}",
-            )
+            self._note_timer(error, timestamp, key)
             raise
         finally:
             self._context.mark = None

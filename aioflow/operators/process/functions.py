@@ -291,6 +291,10 @@ class ProcessOperator(Operator):
                 error, f"in {describe_place(self.ctx)}, at record {describe_record(values[at])}"
             )
 
+    def _note_timer(self, error: BaseException, timestamp: int, key: Any) -> None:
+        timer = f"the timer {timestamp} of key {describe_record(key)}"
+        note_once(error, f"in {describe_place(self.ctx)}, at {timer}")
+
     # Input with keys.
 
     def _process_keyed(self, max_records: int) -> RecordBatch:
@@ -477,11 +481,7 @@ class ProcessOperator(Operator):
                     mark,
                 )
         except BaseException as error:
-            note_once(
-                error,
-                f"in {describe_place(self.ctx)}, at the timer {timestamp} of key "
-                f"{describe_record(key)}",
-            )
+            self._note_timer(error, timestamp, key)
             raise
         finally:
             context.mark = None

@@ -276,6 +276,16 @@ class _ProcessingTimeout(Trigger[Any]):
         _disarm(ctx)
 
 
+def _fire_again(ctx: TriggerContext, time: int, interval: int) -> TriggerResult:
+    """Fires at the timer `time` if it is the next one, and sets the timer after it."""
+    next_fire = ctx.get_partitioned_state(NEXT_FIRE)
+    if next_fire.get() != time:
+        return TriggerResult.CONTINUE
+    next_fire.clear()
+    _arm(ctx, time + interval)
+    return TriggerResult.FIRE
+
+
 def _arm(ctx: TriggerContext, time: int) -> None:
     """Registers a processing-time timer at `time` unless a timer is running.
 
@@ -314,12 +324,7 @@ class _ContinuousProcessingTime(Trigger[Any]):
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
-        if next_fire.get() != time:
-            return TriggerResult.CONTINUE
-        next_fire.clear()
-        _arm(ctx, time + self.interval)
-        return TriggerResult.FIRE
+        return _fire_again(ctx, time, self.interval)
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
         _merge_armed(ctx)
@@ -403,12 +408,7 @@ class _Early(Trigger[Any]):
         return TriggerResult.FIRE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        next_fire = ctx.get_partitioned_state(NEXT_FIRE)
-        if next_fire.get() != time:
-            return TriggerResult.CONTINUE
-        next_fire.clear()
-        _arm(ctx, time + self.interval)
-        return TriggerResult.FIRE
+        return _fire_again(ctx, time, self.interval)
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
         _ON_WATERMARK.on_merge(window, ctx)
