@@ -60,6 +60,7 @@ from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
+    from aioflow.graph.job_graph import JobEdge
 
 __all__ = [
     "CancelTask",
@@ -665,54 +666,6 @@ class ExecutionGraph:
 
     def _descriptor(self, vertex: JobVertex, index: int) -> TaskDeploymentDescriptor:
         attempt = self.executions[vertex.id, index].attempt
-        outputs = []
-        for edge in self.graph.outputs_of(vertex.id):
-            consumers = self.graph.vertex(edge.target).parallelism
-            reached = connected_subtasks(
-                edge.partitioning.strategy, index, vertex.parallelism, consumers
-            )
-            partition = PartitionId(edge.id, attempt)
-            outputs.append(
-                ResultPartitionDescriptor(
-                    partition,
-                    edge.partitioning,
-                    edge.operator_index,
-                    edge.side,
-                    reached,
-                    announces=self.graph.awaits_behind(edge.target),
-                )
-            )
-        inputs = []
-        for edge in self.graph.inputs_of(vertex.id):
-            producer = self.graph.vertex(edge.source)
-            channels = []
-            for producer_index in range(producer.parallelism):
-                reached = connected_subtasks(
-                    edge.partitioning.strategy,
-                    producer_index,
-                    producer.parallelism,
-                    vertex.parallelism,
-                )
-                if index in reached:
-                    partition = PartitionId(
-                        edge.id, self.executions[producer.id, producer_index].attempt
-                    )
-                    location = self.locations.get((producer.id, producer_index), "")
-                    channels.append(
-                        InputChannelDescriptor(partition, index - reached.start, location)
-                    )
-            strategy = edge.partitioning.strategy
-            keyed = strategy is ShipStrategy.HASH
-            inputs.append(
-                InputGateDescriptor(
-                    edge.id,
-                    edge.input_index,
-                    keyed,
-                    tuple(channels),
-                    strategy.may_be_overtaken,
-                    producer.name,
-                )
-            )
         splits = self._restored_splits.get((vertex.id, index))
         if splits is None:
             splits = self._splits.get(vertex.id, ())[index :: vertex.parallelism]
@@ -720,10 +673,57 @@ class ExecutionGraph:
             job_name=self.graph.name,
             attempt=attempt,
             vertex=vertex,
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
+            inputs=tuple(
+                self._gate(edge, vertex, index) for edge in self.graph.inputs_of(vertex.id)
+            ),
+            outputs=tuple(
+                self._partition(edge, vertex, attempt) for edge in self.graph.outputs_of(vertex.id)
+            ),
             splits=tuple(splits),
             restore=self._restores.get((vertex.id, index)),
+        )
+
+    def _partition(
+        self, edge: JobEdge, vertex: JobVertex, attempt: ExecutionAttemptId
+    ) -> ResultPartitionDescriptor:
+        """Describes what the subtask of `attempt` produces for `edge`."""
+        reached = connected_subtasks(
+            edge.partitioning.strategy,
+            attempt.subtask_index,
+            vertex.parallelism,
+            self.graph.vertex(edge.target).parallelism,
+        )
+        return ResultPartitionDescriptor(
+            PartitionId(edge.id, attempt),
+            edge.partitioning,
+            edge.operator_index,
+            edge.side,
+            reached,
+            announces=self.graph.awaits_behind(edge.target),
+        )
+
+    def _gate(self, edge: JobEdge, vertex: JobVertex, index: int) -> InputGateDescriptor:
+        """Describes what subtask `index` of `vertex` reads from `edge`."""
+        producer = self.graph.vertex(edge.source)
+        strategy = edge.partitioning.strategy
+        channels = []
+        for producer_index in range(producer.parallelism):
+            reached = connected_subtasks(
+                strategy, producer_index, producer.parallelism, vertex.parallelism
+            )
+            if index in reached:
+                partition = PartitionId(
+                    edge.id, self.executions[producer.id, producer_index].attempt
+                )
+                location = self.locations.get((producer.id, producer_index), "")
+                channels.append(InputChannelDescriptor(partition, index - reached.start, location))
+        return InputGateDescriptor(
+            edge.id,
+            edge.input_index,
+            strategy is ShipStrategy.HASH,
+            tuple(channels),
+            strategy.may_be_overtaken,
+            producer.name,
         )
 
 
