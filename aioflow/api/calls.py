@@ -6,7 +6,7 @@ has full access to the element.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -157,14 +157,7 @@ def _asynchronous_factory(
 
     Returns None if the function runs inline, fused with its neighbours.
     """
-    for name in options:
-        if name not in OPTIONS:
-            known = (*OPTIONS, "name", "uid", "parallelism")
-            takes = ", ".join(f"{option}=" for option in known)
-            raise TypeError(
-                f"{kind.value}() has no argument {name}={did_you_mean(name, known, '{}=')}; it "
-                f"takes fn, {takes}"
-            )
+    _check_names(kind, options)
     waits = is_async(function, kind.value)
     blocking = bool(options.get("blocking", False))
     on_error = options.get("on_error")
@@ -179,21 +172,42 @@ def _asynchronous_factory(
             f"{kind.value}: blocking=True is for plain functions, this one is async; leave "
             "blocking= out"
         )
-    if not waits and not blocking:
-        useless = [
-            name
-            for name in ("concurrency", "ordered", "timeout", "retry", "on_timeout")
-            if options.get(name) is not None
-        ]
-        if useless:
-            need = (
-                f"{', '.join(f'{name}=' for name in useless)} "
-                f"{'needs' if len(useless) == 1 else 'need'}"
+    if waits or blocking:
+        return partial(make_async_wait, kind, function, _wait_settings(kind, options))
+    _refuse_wait_options(kind, options)
+    return None if on_error is None else partial(make_guarded_rows, kind, function, on_error)
+
+
+def _check_names(kind: StatelessKind, options: Iterable[str]) -> None:
+    for name in options:
+        if name not in OPTIONS:
+            known = (*OPTIONS, "name", "uid", "parallelism")
+            takes = ", ".join(f"{option}=" for option in known)
+            raise TypeError(
+                f"{kind.value}() has no argument {name}={did_you_mean(name, known, '{}=')}; it "
+                f"takes fn, {takes}"
             )
-            raise GraphError(
-                f"{kind.value}: {need} an async function or blocking=True; this one runs inline"
-            )
-        return None if on_error is None else partial(make_guarded_rows, kind, function, on_error)
+
+
+def _refuse_wait_options(kind: StatelessKind, options: dict[str, Any]) -> None:
+    """Raises GraphError for options that a function which runs inline cannot have."""
+    useless = [
+        name
+        for name in ("concurrency", "ordered", "timeout", "retry", "on_timeout")
+        if options.get(name) is not None
+    ]
+    if useless:
+        need = (
+            f"{', '.join(f'{name}=' for name in useless)} "
+            f"{'needs' if len(useless) == 1 else 'need'}"
+        )
+        raise GraphError(
+            f"{kind.value}: {need} an async function or blocking=True; this one runs inline"
+        )
+
+
+def _wait_settings(kind: StatelessKind, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the operator that awaits the calls. Raises GraphError."""
     concurrency = options.get("concurrency", CONCURRENCY)
     if type(concurrency) is not int or concurrency < 1:
         raise GraphError(f"{kind.value}: concurrency must be at least 1, got {concurrency!r}")
@@ -211,16 +225,15 @@ def _asynchronous_factory(
     check_without_state(on_timeout, f"{kind.value}: on_timeout=")
     if callable(on_timeout):
         check_takes(on_timeout, f"{kind.value}: on_timeout=", "value")
-    settings = {
+    return {
         "concurrency": concurrency,
         "ordered": options.get("ordered", True),
         "timeout_s": timeout_s,
         "retry": retry,
-        "on_error": on_error,
+        "on_error": options.get("on_error"),
         "on_timeout": on_timeout,
-        "blocking": blocking,
+        "blocking": bool(options.get("blocking", False)),
     }
-    return partial(make_async_wait, kind, function, settings)
 
 
 def connected_factory(fn: Any, *, keyed: bool, broadcast: bool) -> Callable[[], Operator]:

@@ -501,18 +501,8 @@ def row_converter(
     """
     names = field_names(type_)
     hints = hints_of(type_)
-    given = columns
+    given, columns = columns, _field_names_of(type_, columns)
     renames = is_model(type_) and _renames(type_)
-    if is_model(type_):
-        known = {
-            other: accepted[0]
-            for accepted in starmap(partial(_input_names, type_), type_.model_fields.items())
-            for other in accepted
-        }
-        columns = [known.get(column, column) for column in columns]
-    elif _is_attrs(type_):
-        known = {name: alias for alias, name in _attrs_inputs(type_).items()}
-        columns = [known.get(column, column) for column in columns]
     missing = [name for name in names if name not in columns and name not in _with_default(type_)]
     if missing and not renames:
         raise TypeError(
@@ -525,7 +515,6 @@ def row_converter(
     defaulted = _with_default(type_)
     plain = [(name, i) for name, i in index.items() if name in textual]
     special = [(name, i, name in nullable) for name, i in index.items() if name not in textual]
-    convert = msgspec.convert
 
     def make_dict(row: Sequence[str]) -> dict[str, Any]:
         values: dict[str, Any] = {name: row[i] for name, i in plain}
@@ -550,9 +539,40 @@ def row_converter(
         make = renaming_maker(type_, strict=False)
         if make is not None:
             return lambda row: make(make_dict(row))
-        return lambda row: convert(make_dict(row), type_, strict=False)
+        return lambda row: msgspec.convert(make_dict(row), type_, strict=False)
+    order = list(index.values()) if len(index) == len(names) else None
+    return _namedtuple_converter(type_, make_dict, order)
 
-    field_types = {name: _as_field(hints.get(name, Any)) for name in names}
+
+def _field_names_of(type_: Any, columns: Sequence[str]) -> Sequence[str]:
+    """Returns `columns` with the alias of a field in place of its other names."""
+    if is_model(type_):
+        known = {
+            other: accepted[0]
+            for accepted in starmap(partial(_input_names, type_), type_.model_fields.items())
+            for other in accepted
+        }
+    elif _is_attrs(type_):
+        known = {name: alias for alias, name in _attrs_inputs(type_).items()}
+    else:
+        return columns
+    return [known.get(column, column) for column in columns]
+
+
+def _namedtuple_converter(
+    type_: Any,
+    make_dict: Callable[[Sequence[str]], dict[str, Any]],
+    order: Sequence[int] | None,
+) -> Callable[[Sequence[str]], Any]:
+    """Returns the converter of rows to a NamedTuple.
+
+    `order` has the column of each field, or is None if a field has no column.
+    """
+    convert, hints = msgspec.convert, hints_of(type_)
+    all_hints = [hints.get(name, Any) for name in field_names(type_)]
+    field_types = {
+        name: _as_field(hint) for name, hint in zip(field_names(type_), all_hints, strict=True)
+    }
 
     def make_namedtuple(row: Sequence[str]) -> Any:
         made: dict[str, Any] = {}
@@ -564,10 +584,9 @@ def row_converter(
                 raise msgspec.ValidationError(str(error).replace("`$[...]", f"`$.{name}")) from None
         return type_(**made)
 
-    if len(index) < len(names):
+    if order is None:
         return make_namedtuple
-    order = list(index.values())
-    whole = tuple[tuple(hints.get(name, Any) for name in names)]  # type: ignore[misc, valid-type]
+    whole = tuple[tuple(all_hints)]  # type: ignore[misc, valid-type]
 
     def make_whole(row: Sequence[str]) -> Any:
         """Converts all fields at once. Empty and wrong texts are converted by field."""

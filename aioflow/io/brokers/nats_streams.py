@@ -250,26 +250,12 @@ class _NatsReader(StreamReader):
                         return
                     continue
                 backoff.reset()
-                messages: list[Message] = []
-                last = lost = False
-                for one in fetched:
-                    metadata = one.metadata
-                    if lost := metadata.sequence.consumer != expected:
-                        break
-                    expected += 1
-                    number = metadata.sequence.stream
-                    last = end is not None and (number >= end or metadata.num_pending == 0)
-                    if end is not None and number > end:
-                        break
-                    where = f"nats stream {split.id!r}, message {number}"
-                    messages.append(
-                        Message(one.data, number, int(metadata.timestamp.timestamp() * 1000), where)
-                    )
-                    self._behind, self._ahead = number, metadata.num_pending
+                messages, last = self._following(fetched, split, expected, end)
                 await self.put(split.id, messages, last=last)
                 if last:
                     return
-                if lost:
+                expected += len(messages)
+                if len(messages) < len(fetched):
                     raise Broken(f"message {expected} of the consumer was lost on the way")
         except NotFoundError:  # The next attempt checks whether the stream still exists.
             raise Broken(
@@ -278,6 +264,29 @@ class _NatsReader(StreamReader):
         finally:
             if client.is_connected:
                 await self._forget(jetstream, split, made.name)
+
+    def _following(
+        self, fetched: Sequence[Any], split: Split, expected: int, end: int | None
+    ) -> tuple[list[Message], bool]:
+        """Returns the messages up to a gap or to the number `end`, and whether the end is reached.
+
+        `expected` is the number of the first one in the order of the consumer.
+        """
+        messages: list[Message] = []
+        for one in fetched:
+            metadata = one.metadata
+            if metadata.sequence.consumer != expected + len(messages):
+                return messages, False
+            number = metadata.sequence.stream
+            if end is not None and number > end:
+                return messages, True
+            where = f"nats stream {split.id!r}, message {number}"
+            time_ms = int(metadata.timestamp.timestamp() * 1000)
+            messages.append(Message(one.data, number, time_ms, where))
+            self._behind, self._ahead = number, metadata.num_pending
+            if end is not None and (number >= end or metadata.num_pending == 0):
+                return messages, True
+        return messages, False
 
     async def _consumer(self, jetstream: Any, split: Split) -> Any:
         """Returns a consumer of this reader, which begins at its position."""
